@@ -128,7 +128,7 @@ def find_mistake(module: str, argv: list[str]) -> str:
     Finds unknown flags, files and folders that do not exist, unknown languages, and reporters that are not installed.
 
     Args:
-        module: module of the command, such as `snugbert.convert`.
+        module: module of the command, such as `snugbert.checkpoints.conversion`.
         argv: the arguments after the name of the command.
     """
     if HELP_FLAGS & set(argv):

@@ -25,17 +25,31 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "vocabulary": Command("snugbert.trainers.vocabulary.command", "train", "train a tokenizer on text, or extend one"),
-    "prepare": Command("snugbert.trainers.corpus.command", "train", "tokenize a corpus once, for many runs"),
-    "pretrain": Command("snugbert.trainers.pretraining.command", "train", "pretrain a model on a corpus"),
-    "glue": Command("snugbert.trainers.glue.command", "train", "fine-tune and score a classifier for texts or pairs"),
-    "squad": Command("snugbert.trainers.squad.command", "train", "fine-tune and score question answering"),
-    "ner": Command("snugbert.trainers.ner.command", "train", "fine-tune and score named-entity recognition"),
-    "predict": Command("snugbert.prediction.command", "train", "predict every row of a file of any size"),
-    "evaluate": Command("snugbert.evaluation.command", "train", "score a masked language model without fine-tuning"),
-    "convert": Command("snugbert.convert", "train", "convert checkpoints of BERT and its relatives, and back"),
-    "export": Command("snugbert.export.command", "train", "export a model to ONNX, OpenVINO, CTranslate2 or BERT"),
-    "demo": Command("snugbert.demo.command", "demo", "try a checkpoint on a web page"),
+    "vocabulary": Command(
+        "snugbert.vocabulary.vocabulary_command", "train", "train a tokenizer on text, or extend one"
+    ),
+    "prepare": Command(
+        "snugbert.trainers.pretraining.prepare_command", "train", "tokenize a corpus once, for many runs"
+    ),
+    "pretrain": Command("snugbert.trainers.pretraining.pretrain_command", "train", "pretrain a model on a corpus"),
+    "glue": Command(
+        "snugbert.trainers.finetuning.glue_command", "train", "fine-tune and score a classifier for texts or pairs"
+    ),
+    "squad": Command("snugbert.trainers.finetuning.squad_command", "train", "fine-tune and score question answering"),
+    "ner": Command(
+        "snugbert.trainers.finetuning.ner_command", "train", "fine-tune and score named-entity recognition"
+    ),
+    "predict": Command("snugbert.prediction.predict_command", "train", "predict every row of a file of any size"),
+    "evaluate": Command(
+        "snugbert.evaluation.evaluate_command", "train", "score a masked language model without fine-tuning"
+    ),
+    "convert": Command(
+        "snugbert.checkpoints.conversion", "train", "convert checkpoints of BERT and its relatives, and back"
+    ),
+    "export": Command(
+        "snugbert.export.export_command", "train", "export a model to ONNX, OpenVINO, CTranslate2 or BERT"
+    ),
+    "demo": Command("snugbert.demo.serve", "demo", "try a checkpoint on a web page"),
 }
 
 # The modules that the extras `train` and `demo` install.

@@ -35,9 +35,9 @@ from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import snugbert  # noqa: F401  registers the tokenizer
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.reports.results import write_atomically
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from demo import write_text_and_task

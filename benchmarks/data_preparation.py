@@ -28,12 +28,12 @@ from typing import Any
 from side_by_side import describe_machine, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.documents import find_files, read_documents, split_sentences
+from snugbert.data.preparation import prepare_corpus
+from snugbert.data.tokenizing import DocumentTokenizer
 from snugbert.errors import InputError
-from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.corpus.corpus import Corpus, open_corpus
-from snugbert.trainers.corpus.document_tokenizer import DocumentTokenizer
-from snugbert.trainers.corpus.preparation import prepare_corpus
-from snugbert.trainers.documents import find_files, read_documents, split_sentences
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

@@ -41,10 +41,10 @@ from side_by_side import describe_machine, positive
 from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining
 
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.students import choose_student_layers, make_student
-from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.reports.results import write_atomically
 from snugbert.trainers.output_folder import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")

@@ -45,17 +45,17 @@ from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table, run_snugbert
 
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_tokenizer
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, load_config, load_tokenizer
-from snugbert.trainers.finetuning.results import write_atomically
+from snugbert.reports.results import write_atomically
 from snugbert.trainers.output_folder import list_checkpoints
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.electra import shrink_config
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.throughput import training_flops
 
 REPOSITORY = Path(__file__).parents[1]

@@ -30,16 +30,16 @@ from side_by_side import describe_machine, positive
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints import CLASSES, read_checkpoint
+from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
+from snugbert.checkpoints.reading import CLASSES, read_checkpoint
+from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
-from snugbert.export.check import TOLERANCE, find_difference, run_in_torch
 from snugbert.export.engine import Batch, Run
 from snugbert.export.export import ENGINES, export, list_model_files, load_pooling
 from snugbert.export.scores import make_score
 from snugbert.export.texts import make_batches, tokenize
-from snugbert.plots import COLORS, GREY, TITLE, new_figure, tidy
-from snugbert.sentence_transformers_files import find_model_folder
+from snugbert.reports.plots import COLORS, GREY, TITLE, new_figure, tidy
 
 REFERENCE = "BERT in torch, float32"
 # Engine, dtype, whether activations are calibrated -> name.

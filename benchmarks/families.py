@@ -43,8 +43,8 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig
-from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 
 TASK = "mrpc"
 # The configurations of the released checkpoints, where they differ from their classes' defaults.

@@ -54,12 +54,12 @@ from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModel, AutoTokenizer
 
 import snugbert
+from snugbert.data.glue import TASKS as GLUE_TASKS
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.results import write_atomically
-from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.glue.benchmark import TASKS as GLUE_TASKS
-from snugbert.trainers.glue.data import load_splits
-from snugbert.trainers.glue.task import make_score, score_baseline
+from snugbert.reports.results import write_atomically
+from snugbert.tasks.classification import make_score, score_baseline
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_data import load_splits
 
 FIRST_SEED = 42  # the default of --seed
 MAX_LENGTH = 128  # tokens of a text, as in `snugbert glue`

@@ -30,18 +30,18 @@ from side_by_side import (
 )
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.data import conll as ner_data
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.question_answering import windows as squad_windows
-from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.glue.data import load_splits
-from snugbert.trainers.glue.labels import choose_labels
-from snugbert.trainers.glue.task import make_features
-from snugbert.trainers.ner import data as ner_data
-from snugbert.trainers.ner import windows as ner_windows
-from snugbert.trainers.ner.arguments import NerDataArguments
-from snugbert.trainers.squad.data import check_answers, read_questions
+from snugbert.tasks import question_windows as squad_windows
+from snugbert.tasks import tag_windows as ner_windows
+from snugbert.tasks.classification import make_features
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_data import load_splits
+from snugbert.tasks.labels import choose_labels
+from snugbert.tasks.tagging_arguments import NerDataArguments
 
 HEADS = {
     "sst2": "SequenceClassification",

@@ -29,15 +29,15 @@ from transformers import (
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.run import make_trainer
-from snugbert.trainers.glue import task as glue
-from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.ner import task as ner
-from snugbert.trainers.ner.arguments import NerDataArguments
+from snugbert.tasks import classification as glue
+from snugbert.tasks import question_answering as squad
+from snugbert.tasks import tagging as ner
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.question_answering_arguments import SquadDataArguments, SquadTrainingArguments
+from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.trainers.finetuning.fine_tune import make_trainer
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.run_setup import set_up
-from snugbert.trainers.squad import task as squad
-from snugbert.trainers.squad.arguments import SquadDataArguments, SquadTrainingArguments
 
 COMMANDS = {
     "glue": (glue.make_task, GlueDataArguments, FineTuningArguments, BertForSequenceClassification),

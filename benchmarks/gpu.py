@@ -80,11 +80,11 @@ from transformers import PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertPreTrainedModel
 from snugbert.cuda_graphs import CudaGraphs, note_waits
+from snugbert.data.packed_batches import pad_row
+from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kernels, ragged_attention
-from snugbert.packed_batches import pad_row
 from snugbert.trainers.compilation import compile_model
 from snugbert.trainers.pretraining.throughput import TRAINING_COST, peak_flops
-from snugbert.trainers.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 
 Rows = Iterator[tuple[str, Callable[[], dict[str, Any]]]]  # names, and functions that measure
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.

@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from snugbert import SnugBertTokenizer
-from snugbert.evaluation.text import pad_batch
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.evaluation.held_out_text import pad_batch
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 
 # Tokens of a sequence at each 5 % of the distribution, from the shortest to the longest. BERT's uncased vocabulary.

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from finetuning import HEADS, glue_features, load, make_padding_collator
 from side_by_side import Work, argument_parser, default_checkpoint, make_batches, report
 
-from snugbert.models import ModelArguments, load_tokenizer
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.checkpoints.loading import ModelArguments, load_tokenizer
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from snugbert.plots import GREY, new_figure, tidy
+from snugbert.reports.plots import GREY, new_figure, tidy
 
 RUNS_NAME, REPORT_NAME, PLOT_NAME = "ladder.jsonl", "pretraining_ladder.md", "pretraining_ladder.png"
 HEADER = (

@@ -27,8 +27,8 @@ from typing import Any
 
 from side_by_side import describe_machine, positive
 
-from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.squad.arguments import SquadTrainingArguments
+from snugbert.tasks.question_answering_arguments import SquadTrainingArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from minicons.scorer import MaskedLMScorer
 from side_by_side import describe_machine, positive
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from snugbert.checkpoints.loading import ModelArguments
+from snugbert.data.documents import match_files
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import read_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
-from snugbert.models import ModelArguments
-from snugbert.trainers.documents import match_files
 
 TOLERANCE = 1e-5  # relative, in float32, for sums of about ten log-probabilities
 

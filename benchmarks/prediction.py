@@ -31,16 +31,16 @@ from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
 
-from snugbert.convert import convert
+from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.sentence_transformers_files import TRANSFORMER
+from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.export import load_pooling
 from snugbert.json_files import read_json
-from snugbert.prediction.arguments import PredictionArguments
 from snugbert.prediction.formats import make_format
-from snugbert.prediction.predictors import make_predictor
-from snugbert.prediction.run import write_predictions
-from snugbert.sentence_transformers_files import TRANSFORMER
-from snugbert.trainers.rows import read_rows
+from snugbert.prediction.predict_file import write_predictions
+from snugbert.prediction.prediction_arguments import PredictionArguments
+from snugbert.prediction.predictor import make_predictor
 
 TOLERANCE = 1e-4  # of scores and embeddings
 MOST_DIFFERENT = 0.002  # share of rows with another label or other entities: ties

@@ -27,17 +27,17 @@ import transformers
 from side_by_side import SIDES, choose_device, describe_machine, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.configuration_snugbert import SIZES
+from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError
-from snugbert.evaluation.text import pad_batch
+from snugbert.evaluation.held_out_text import pad_batch
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.corpus.preparation import prepare_corpus
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.throughput import training_flops
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
 COLORS = {"ours": "#d9480f", "stock": "#2b6cb0"}

@@ -25,11 +25,11 @@ from side_by_side import (
 )
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError
-from snugbert.evaluation.text import pad_batch
-from snugbert.models import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.trainers.corpus.preparation import prepare_corpus
+from snugbert.evaluation.held_out_text import pad_batch
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

@@ -26,22 +26,22 @@ from finetuning import MAX_LENGTH
 from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
-from snugbert.question_answering import windows as squad_windows
-from snugbert.trainers.corpus.preparation import prepare_corpus
-from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.glue.benchmark import TASKS
-from snugbert.trainers.glue.data import load_splits
-from snugbert.trainers.glue.labels import choose_labels
-from snugbert.trainers.glue.task import make_features
-from snugbert.trainers.ner import data as ner_data
-from snugbert.trainers.ner import windows as ner_windows
-from snugbert.trainers.ner.arguments import NerDataArguments
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.data import conll as ner_data
+from snugbert.data.glue import TASKS
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
+from snugbert.data.preparation import prepare_corpus
+from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
+from snugbert.data.squad import check_answers, read_questions
+from snugbert.tasks import question_windows as squad_windows
+from snugbert.tasks import tag_windows as ner_windows
+from snugbert.tasks.classification import make_features
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_data import load_splits
+from snugbert.tasks.labels import choose_labels
+from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
-from snugbert.trainers.squad.data import check_answers, read_questions
 
 # Examples of a batch, their length, and whether they are pairs.
 PRETRAINING = (

@@ -39,11 +39,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.data.corpus import Corpus
+from snugbert.data.documents import find_files, read_documents, split_sentences
+from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError
-from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.corpus.corpus import Corpus
-from snugbert.trainers.corpus.preparation import prepare_corpus
-from snugbert.trainers.documents import find_files, read_documents, split_sentences
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 SPECIAL_TOKENS = 3

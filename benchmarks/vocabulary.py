@@ -36,11 +36,11 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.data.documents import find_files, read_lines
 from snugbert.errors import InputError
-from snugbert.models import TokenizerArguments, load_tokenizer
-from snugbert.trainers.documents import find_files, read_lines
-from snugbert.trainers.vocabulary.extension import extend_tokenizer, learn_extension, tokens_per_word
-from snugbert.trainers.vocabulary.learning import (
+from snugbert.vocabulary.extension import extend_tokenizer, learn_extension, tokens_per_word
+from snugbert.vocabulary.learning import (
     ALPHABET_SIZE,
     KINDS,
     SPECIAL_TOKENS,

@@ -27,15 +27,15 @@ from snugbert.modeling_snugbert import (
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
-    from snugbert.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
-    from snugbert.question_answering.answerer import QuestionAnswerer
-    from snugbert.trainers.corpus.corpus import open_corpus
-    from snugbert.trainers.corpus.preparation import prepare_corpus
-    from snugbert.trainers.pretraining.arguments import PretrainingArguments
+    from snugbert.data.corpus import open_corpus
+    from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
+    from snugbert.data.preparation import prepare_corpus
+    from snugbert.prediction.question_answerer import QuestionAnswerer
     from snugbert.trainers.pretraining.batches import plan_phases
     from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
     from snugbert.trainers.pretraining.examples import PretrainingDataset
-    from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+    from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+    from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 __version__ = "0.1.0"
 
@@ -61,16 +61,16 @@ transformers.MODEL_FOR_PRETRAINING_MAPPING.register(
 
 # Imported on demand: the training packages take seconds to import and may not be installed.
 LAZY_NAMES = {
-    "PretrainingArguments": "trainers.pretraining.arguments",
+    "PretrainingArguments": "trainers.pretraining.pretraining_arguments",
     "PretrainingDataset": "trainers.pretraining.examples",
-    "PretrainingTrainer": "trainers.pretraining.trainer",
-    "QuestionAnswerer": "question_answering.answerer",
+    "PretrainingTrainer": "trainers.pretraining.pretraining_trainer",
+    "QuestionAnswerer": "prediction.question_answerer",
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
-    "SnugBertDataCollatorWithPacking": "packed_batches",
-    "TokenBudgetDataset": "packed_batches",
-    "open_corpus": "trainers.corpus.corpus",
+    "SnugBertDataCollatorWithPacking": "data.packed_batches",
+    "TokenBudgetDataset": "data.packed_batches",
+    "open_corpus": "data.corpus",
     "plan_phases": "trainers.pretraining.batches",
-    "prepare_corpus": "trainers.corpus.preparation",
+    "prepare_corpus": "data.preparation",
 }
 
 

@@ -32,9 +32,9 @@ LONG_FILES = (
     "invariants/test_gpu_path.py",
     "integrations/test_export.py",
     "trainers/pretraining/test_sentence_pairs.py",
-    "test_convert.py",
+    "checkpoints/test_conversion.py",
     "test_tokenization_snugbert.py",
-    "trainers/pretraining/test_run.py",
+    "trainers/pretraining/test_pretrain.py",
     "trainers/pretraining/test_resume.py",
     "export/test_export.py",
     "serving/test_serve_page.py",
@@ -45,7 +45,7 @@ LONG_FILES = (
     "integrations/test_stock_scripts.py",
     "trainers/test_host_waits.py",
     "test_init.py",
-    "demo/test_command.py",
+    "demo/test_serve.py",
     "integrations/test_without_snugbert.py",
 )
 

@@ -1,9 +1,19 @@
 """Helpers for the tests on CoNLL-2003."""
 
-from snugbert.trainers.ner.data import NerSplit, Sentence
+import pytest
+
+from snugbert.data.conll import NerSplit, Sentence, load_splits
+from snugbert.tasks.tagging_arguments import NerDataArguments
 
 PARTS = ("train", "validation", "test")
 FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
+
+
+@pytest.fixture(scope="session")
+def conll(data_dir) -> dict[str, NerSplit]:
+    """The sentences of CoNLL-2003."""
+    files = {f"{part}_file": str(data_dir / "conll2003" / f"{name}.txt.gz") for part, name in FILES.items()}
+    return load_splits(NerDataArguments(**files), PARTS)
 
 
 def all_tags(split: NerSplit) -> list[list[str]]:

@@ -11,14 +11,14 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
-from snugbert.students import hash_model
-from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.finetuning.card import write_finetuning_card
+from snugbert.checkpoints.students import hash_model
+from snugbert.data.sources import DataSource
+from snugbert.reports.finetuned_card import write_finetuning_card
+from snugbert.tasks.base import Baseline, EvaluationSet, FineTuningTask
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer, SoftTargets
-from snugbert.trainers.finetuning.task import Baseline, EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.teacher import compute_items, count_items
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
-from snugbert.trainers.splits import DataSource
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 TAGS = dict(zip(HEADS, ("text-classification", "token-classification", "question-answering"), strict=True))

@@ -1,9 +1,9 @@
 """Helpers that prepare corpora and list their content."""
 
-from snugbert.trainers.corpus.corpus import open_corpus
-from snugbert.trainers.corpus.preparation import prepare_parts
-from snugbert.trainers.corpus.text_parts import plan_parts
-from snugbert.trainers.text_arguments import TextArguments
+from snugbert.data.corpus import open_corpus
+from snugbert.data.preparation import prepare_parts
+from snugbert.data.text_arguments import TextArguments
+from snugbert.data.text_parts import plan_parts
 
 
 def text_arguments(*files) -> TextArguments:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 import snugbert
-from snugbert.trainers.corpus.corpus import Block, Corpus
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
+from snugbert.data.corpus import Block, Corpus
 from snugbert.trainers.pretraining.electra import ElectraPair, shrink_config
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 VOCAB_SIZE, MASK = 200, 4
 MAX_SEQ_LENGTH = 20

@@ -10,8 +10,8 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import httpx
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from snugbert.checkpoints.loading import check_repository
 from snugbert.errors import InputError
-from snugbert.models import check_repository
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert_arguments import (
     REPORTERS,

@@ -24,11 +24,11 @@ import snugbert
 from snugbert.card_heads_snugbert import HEADS as CARDS
 from snugbert.card_heads_snugbert import how_to_load
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
-from snugbert.trainers.finetuning.plots import CAPTIONS
-from snugbert.trainers.finetuning.results import write_results
-from snugbert.trainers.pretraining.card import write_pretraining_card
-from snugbert.trainers.pretraining.plot import PLOT_NAME
-from snugbert.trainers.splits import DataSource
+from snugbert.data.sources import DataSource
+from snugbert.reports.pretrained_card import write_pretraining_card
+from snugbert.reports.results import write_results
+from snugbert.reports.score_plots import CAPTIONS
+from snugbert.reports.training_plots import PLOT_NAME
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from snugbert.checkpoints.loading import TokenizerArguments
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.models import TokenizerArguments
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tables import write_csv
 
 import snugbert
 import snugbert_cli
-from snugbert.checkpoints import STOCK_NAMES
+from snugbert.checkpoints.reading import STOCK_NAMES
 from snugbert.demo import answers
 from snugbert.demo.page import build_page
 from snugbert.families_snugbert import FAMILY_TYPES

@@ -18,12 +18,12 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from snugbert.checkpoints import Checkpoint
+from snugbert.checkpoints.conversion import _convert_tokenizer
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.reading import Checkpoint
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.convert import _convert_tokenizer
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
-from snugbert.models import TokenizerArguments, load_tokenizer
 
 LOCALES = {
     "Latin": ("en", "fr", "de", "pl", "vi", "tr"),
@@ -221,7 +221,7 @@ def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"source: merges\.txt is missing\. vocab\.json needs it\."):
         load()
     (source / "vocab.json").rename(source / "spiece.model")
-    monkeypatch.setattr("snugbert.models.is_sentencepiece_available", lambda: False)
+    monkeypatch.setattr("snugbert.checkpoints.loading.is_sentencepiece_available", lambda: False)
     with pytest.raises(InputError, match=r"needs SentencePiece\. Run `pip install 'snugbert\[sentencepiece\]'`\."):
         load()
 

@@ -44,7 +44,7 @@ USE = f"""
 import snugbert, torch
 config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=9)
 print(snugbert.SnugBertForMaskedLM(config)(torch.tensor([[2, 5, 4, 3]])).logits.shape)
-from snugbert.convert import convert
+from snugbert.checkpoints.conversion import convert
 try:
     snugbert.PretrainingTrainer
 except ImportError as error:
@@ -98,7 +98,7 @@ def test_importing_imports_nothing_heavy():
     package, commands = (set(line.split()) for line in process.stdout.splitlines())
     # No further parts of heavy packages either.
     assert "snugbert" in package and not {name.partition(".")[0] for name in package} & {*HEAVY, "pandas"}
-    assert "snugbert.trainers.pretraining.arguments" in commands
+    assert "snugbert.trainers.pretraining.pretraining_arguments" in commands
     assert not commands & {*HEAVY, "joblib", "pandas", "transformers.trainer"}
 
 

@@ -3,13 +3,13 @@
 import pytest
 from datasets import Dataset
 
+from snugbert.data.squad import check_answers, read_questions
+from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.json_files import parse_json
-from snugbert.trainers.glue.data import GlueSplit
-from snugbert.trainers.glue.labels import choose_labels, encode_labels
-from snugbert.trainers.glue.layout import Layout
-from snugbert.trainers.rows import read_rows
-from snugbert.trainers.squad.data import check_answers, read_questions
+from snugbert.tasks.classification_data import GlueSplit
+from snugbert.tasks.labels import choose_labels, encode_labels
+from snugbert.tasks.layout import Layout
 
 HOSTILE_JSON = {
     "[" * 100_000 + "]" * 100_000: "nested too deeply",

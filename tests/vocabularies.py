@@ -3,8 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
-from snugbert.trainers.vocabulary.command import main
-from snugbert.trainers.vocabulary.learning import learn_tokens
+from snugbert.vocabulary.learning import learn_tokens
+from snugbert.vocabulary.vocabulary_command import main
 
 # Accents, tabs, a no-break space, a control character, a combining mark, Chinese and punctuation affect words.
 DOCUMENTS = [

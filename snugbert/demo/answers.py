@@ -12,13 +12,20 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
-from snugbert.checkpoints import CLASSES, HEADS
-from snugbert.entity_tags import TAG, decode_tags
+from snugbert.checkpoints.loading import (
+    ModelArguments,
+    is_regression,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_tokens,
+)
+from snugbert.checkpoints.reading import CLASSES, HEADS
+from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.errors import InputError
-from snugbert.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.modeling_snugbert import SnugBertForPreTraining
-from snugbert.models import ModelArguments, is_regression, load_config, load_model, load_tokenizer, max_tokens
-from snugbert.question_answering.answerer import ExtractedAnswer, QuestionAnswerer
+from snugbert.prediction.question_answerer import ExtractedAnswer, QuestionAnswerer
+from snugbert.tasks.entity_tags import TAG, decode_tags
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]

@@ -19,10 +19,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snugbert.card_snugbert import escape
+from snugbert.data.languages import DEFAULT
 from snugbert.demo import answers
 from snugbert.demo.answers import LoadedCheckpoint
 from snugbert.errors import InputError
-from snugbert.languages import DEFAULT
 from snugbert.modeling_snugbert import (
     SnugBertForMaskedLM,
     SnugBertForMultipleChoice,
@@ -34,8 +34,8 @@ from snugbert.modeling_snugbert import (
     SnugBertForTokenClassification,
     SnugBertModel,
 )
-from snugbert.plots import GREY, TITLE, new_figure
-from snugbert.question_answering.answerer import QuestionAnswerer
+from snugbert.prediction.question_answerer import QuestionAnswerer
+from snugbert.reports.plots import GREY, TITLE, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

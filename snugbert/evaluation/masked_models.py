@@ -19,6 +19,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from snugbert.checkpoints.loading import (
+    SPECIAL_TOKEN_NAMES,
+    MissingWeightsError,
+    ModelArguments,
+    check_repository,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.families_snugbert import convert_family_config
@@ -27,15 +36,6 @@ from snugbert.modeling_snugbert import (
     SnugBertForMaskedLM,
     SnugBertForPreTraining,
     SnugBertForReplacedTokenDetection,
-)
-from snugbert.models import (
-    SPECIAL_TOKEN_NAMES,
-    MissingWeightsError,
-    ModelArguments,
-    check_repository,
-    load_config,
-    load_model,
-    load_tokenizer,
 )
 
 

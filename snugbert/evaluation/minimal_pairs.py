@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from snugbert.checkpoints.loading import max_tokens
+from snugbert.data.sources import describe_file, uncompressed_name
+from snugbert.data.tables import read_rows
+from snugbert.data.text_lines import content_error, read_numbered_lines
 from snugbert.errors import InputError
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 from snugbert.json_files import check_unicode
-from snugbert.models import max_tokens
-from snugbert.trainers.rows import read_rows
-from snugbert.trainers.splits import describe_file, uncompressed_name
-from snugbert.trainers.text_lines import content_error, read_numbered_lines
 
 # BLiMP's columns.
 GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"

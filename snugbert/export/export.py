@@ -13,17 +13,11 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints import CLASSES, Checkpoint, build_model, read_checkpoint
-from snugbert.convert import check_output_dir, convert, put_in_place
-from snugbert.errors import InputError
-from snugbert.export.card import write_card
-from snugbert.export.check import TOLERANCE, find_difference, run_in_torch
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
-from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
-from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
-from snugbert.json_files import read_json
-from snugbert.models import max_tokens
-from snugbert.sentence_transformers_files import (
+from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
+from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
+from snugbert.checkpoints.loading import max_tokens
+from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, read_checkpoint
+from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
     SETTINGS,
     TRANSFORMER,
@@ -31,7 +25,13 @@ from snugbert.sentence_transformers_files import (
     has_pooling,
     read_modules,
 )
-from snugbert.stock_models import choose_family, keep_encoder
+from snugbert.checkpoints.stock_models import choose_family, keep_encoder
+from snugbert.errors import InputError
+from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
+from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
+from snugbert.json_files import read_json
+from snugbert.reports.exported_card import write_card
 from snugbert.writing import writing
 
 # Target -> its module.

@@ -12,20 +12,20 @@ import numpy as np
 from scipy.stats import spearmanr
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints import Checkpoint
+from snugbert.checkpoints.reading import Checkpoint
+from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.engine import Run
 from snugbert.export.texts import pad
 from snugbert.json_files import check_unicode
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.task import FineTuningTask
-from snugbert.trainers.glue.arguments import GlueDataArguments
-from snugbert.trainers.glue.task import make_task as make_glue_task
-from snugbert.trainers.ner.arguments import NerDataArguments
-from snugbert.trainers.ner.task import make_task as make_ner_task
-from snugbert.trainers.rows import read_rows
-from snugbert.trainers.squad.arguments import SquadDataArguments
-from snugbert.trainers.squad.task import make_task as make_squad_task
+from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks.classification import make_task as make_glue_task
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.question_answering import make_task as make_squad_task
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.tagging import make_task as make_ner_task
+from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 
 BATCH_SIZE = 32
 TASKS: dict[str, tuple[type, Callable[..., FineTuningTask]]] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 import transformers
 from transformers import AutoConfig
 
-from snugbert.checkpoints import CLASSES
-from snugbert.export.check import run_in_torch
+from snugbert.checkpoints.comparing import run_in_torch
+from snugbert.checkpoints.reading import CLASSES
 from snugbert.export.engine import Batch, Dtype, ExportSource, Run
 
 

@@ -15,11 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snugbert.entity_tags import SCHEMES, TAG, convert_tags
-from snugbert.errors import InputError
-from snugbert.prediction.arguments import PredictionArguments
-from snugbert.trainers.ner.arguments import NerDataArguments
-from snugbert.trainers.ner.data import (
+from snugbert.data.conll import (
     ONLY_IDS,
     NerSplit,
     Sentence,
@@ -28,9 +24,13 @@ from snugbert.trainers.ner.data import (
     reads_ids,
     split_cells,
 )
-from snugbert.trainers.ner.predictions import tag_lines
-from snugbert.trainers.rows import NO_SEPARATOR, choose_separator, find_separator, read_rows
-from snugbert.trainers.text_lines import ReadingLog, find_encoding, read_numbered_lines
+from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator, read_rows
+from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
+from snugbert.errors import InputError
+from snugbert.prediction.prediction_arguments import PredictionArguments
+from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags
+from snugbert.tasks.tag_predictions import tag_lines
+from snugbert.tasks.tagging_arguments import NerDataArguments
 
 logger = logging.getLogger(__name__)
 

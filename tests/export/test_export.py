@@ -14,9 +14,9 @@ from parity import HEADS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from snugbert.card_heads_snugbert import classifier, how_to_load
+from snugbert.checkpoints.comparing import TOLERANCE, find_difference
 from snugbert.errors import InputError
 from snugbert.export import ctranslate2_engine, graph, stock_engine
-from snugbert.export.check import TOLERANCE, find_difference
 from snugbert.export.export import export
 from snugbert.export.texts import make_batches, make_texts, tokenize
 from snugbert_cli import main

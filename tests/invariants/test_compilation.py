@@ -19,8 +19,8 @@ from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
 from snugbert.trainers.compilation import compile_model
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 pytestmark = pytest.mark.usefixtures("new_compiler")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import family_checkpoints
 import pytest
 
-import snugbert.prediction.run as run
-from snugbert.entity_tags import convert_tags
-from snugbert.trainers.rows import read_rows
+import snugbert.prediction.predict_file as run
+from snugbert.data.tables import read_rows
+from snugbert.tasks.entity_tags import convert_tags
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

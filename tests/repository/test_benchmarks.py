@@ -572,7 +572,7 @@ def test_distillation(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     assert [command[-1].rpartition("/")[2] for command in commands] == ["teacher", "alone", "student"]
     distillation.main([*argv, "--report"])
     assert capsys.readouterr().out.splitlines()[-7:] == table.splitlines()[-7:] and len(commands) == 3
-    monkeypatch.setattr("snugbert.trainers.finetuning.trainer.FineTuningTrainer.train", None)
+    monkeypatch.setattr("snugbert.trainers.finetuning.finetuning_trainer.FineTuningTrainer.train", None)
     distillation.main(argv)
     without_speeds = [
         [line.split(" | ")[:7] for line in text.splitlines()] for text in (table, capsys.readouterr().out)

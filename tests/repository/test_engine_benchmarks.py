@@ -9,7 +9,7 @@ from markdown_tables import cells
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from snugbert.convert import convert
+from snugbert.checkpoints.conversion import convert
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 LABELS = {0: "negative", 1: "positive"}

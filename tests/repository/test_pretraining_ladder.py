@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from snugbert import SnugBertTokenizer
+from snugbert.checkpoints.loading import ModelArguments
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.models import ModelArguments
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from snugbert.checkpoints.loading import ModelArguments
 from snugbert.command_line import parse_arguments
-from snugbert.models import ModelArguments
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.trainers.documents import read_lines
-from snugbert.trainers.vocabulary.command import main
+from snugbert.data.documents import read_lines
+from snugbert.vocabulary.vocabulary_command import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

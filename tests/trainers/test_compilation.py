@@ -11,13 +11,14 @@ from torch._dynamo.exc import TorchDynamoException
 import snugbert
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.trainers import compilation, shared_trainer
+from snugbert.trainers import compilation
+from snugbert.trainers import run_trainer as shared_trainer
 from snugbert.trainers.compilation import COMPILE_PASSES, Compilation, compile_model, find_compiler_problem
-from snugbert.trainers.finetuning.arguments import FineTuningArguments
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import get_mlm_logits
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PROBLEM = "Triton is missing. Install the package triton."

@@ -13,8 +13,8 @@ from torch._dynamo.utils import counters
 import snugbert
 from snugbert import cuda_graphs
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
-from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -11,7 +11,7 @@ from host_waits import count_host_waits
 from reference_kernels import acting_as_gpu
 from transformers import TrainerCallback
 
-from snugbert.packed_batches import pack
+from snugbert.data.packed_batches import pack
 
 STEPS = 4
 DISTILLED = {f"distilled {head}": head for head in HEADS}

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 import snugbert
 from snugbert.errors import RunStopped
 from snugbert.trainers import stopping
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.run import fine_tune
+from snugbert.trainers.finetuning.fine_tune import fine_tune
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.sweep import run_sweep
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.stopping import DivergedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,23 +15,27 @@ from typing import Any, Protocol
 import numpy as np
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.checkpoints.students import hash_model
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
-from snugbert.students import hash_model
-from snugbert.trainers.finetuning.arguments import ExampleLimits, FineTunedModelArguments, FineTuningArguments
+from snugbert.reports.results import RESULTS
+from snugbert.tasks.base import FineTuningTask
+from snugbert.trainers.finetuning.fine_tune import make_trainer
+from snugbert.trainers.finetuning.finetuning_arguments import (
+    ExampleLimits,
+    FineTunedModelArguments,
+    FineTuningArguments,
+)
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.plan import check_plan
-from snugbert.trainers.finetuning.results import RESULTS
-from snugbert.trainers.finetuning.run import make_trainer
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
-from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.finetuning.teacher import (
     compute_items,
     compute_logits,
     count_items,
     count_parameters,
 )
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
 from snugbert.trainers.stopping import DivergedError
 

@@ -3,7 +3,7 @@
 import logging
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 
 logger = logging.getLogger(__name__)
 

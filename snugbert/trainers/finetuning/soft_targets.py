@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import nn
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 
 UNLABELED = -1  # label of an item without a gold label; unlike -100, the item counts
 ROW = "soft_target_row"  # column with the number of the example

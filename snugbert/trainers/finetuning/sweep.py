@@ -21,19 +21,19 @@ from huggingface_hub import HfApi
 
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.card import write_finetuning_card
-from snugbert.trainers.finetuning.guidance import describe_wide_intervals
-from snugbert.trainers.finetuning.intervals import Interval, estimate_mean_interval
+from snugbert.reports.finetuned_card import write_finetuning_card
+from snugbert.reports.intervals import Interval, estimate_mean_interval
+from snugbert.reports.results import RESULTS, RunResults, format_summary, write_atomically, write_results
+from snugbert.reports.score_tables import format_with_interval, sweep_tables
+from snugbert.tasks.base import FineTuningTask
+from snugbert.trainers.finetuning.fine_tune import choose_metric, fine_tune
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
-from snugbert.trainers.finetuning.results import RESULTS, RunResults, format_summary, write_atomically, write_results
-from snugbert.trainers.finetuning.run import choose_metric, fine_tune
-from snugbert.trainers.finetuning.tables import format_with_interval, sweep_tables
-from snugbert.trainers.finetuning.task import FineTuningTask
 from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_lock import LOCK_NAME
-from snugbert.trainers.shared_trainer import NOT_UPLOADED
+from snugbert.trainers.run_trainer import NOT_UPLOADED
 from snugbert.trainers.stopping import DivergedError
 
 logger = logging.getLogger(__name__)

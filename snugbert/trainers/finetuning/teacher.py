@@ -17,13 +17,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
+from snugbert.data.cache import TEACHERS, cache_folder
+from snugbert.data.digests import hash_json
+from snugbert.data.packed_batches import count_tokens
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packed_batches import count_tokens
-from snugbert.trainers.corpus.cache import TEACHERS, cache_folder
-from snugbert.trainers.corpus.digests import hash_json
-from snugbert.trainers.finetuning.run import digest_features
-from snugbert.trainers.finetuning.task import Logits
-from snugbert.trainers.finetuning.trainer import PADDING, FineTuningTrainer
+from snugbert.tasks.base import Logits
+from snugbert.trainers.finetuning.fine_tune import digest_features
+from snugbert.trainers.finetuning.finetuning_trainer import PADDING, FineTuningTrainer
 from snugbert.trainers.processes import wait_for_all
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.data.corpus import Corpus
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS, Objective
 

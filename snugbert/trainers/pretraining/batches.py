@@ -22,8 +22,8 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedConfig
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer

@@ -30,8 +30,8 @@ from accelerate.utils import broadcast
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.data.corpus import Corpus
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.baselines import count_tokens
 from snugbert.trainers.pretraining.bigrams import Bigrams, count_bigrams, factorize, fit_side, weigh_bigrams
 

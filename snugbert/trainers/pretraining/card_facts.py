@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import Subset
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.data.corpus import Corpus
+from snugbert.data.languages import primary_language
+from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
-from snugbert.languages import primary_language
-from snugbert.trainers.corpus.corpus import Corpus
-from snugbert.trainers.pretraining.arguments import PretrainingDataArguments, PretrainingModelArguments
+from snugbert.reports.pretrained_card import write_pretraining_card
 from snugbert.trainers.pretraining.batches import Phase
-from snugbert.trainers.pretraining.card import write_pretraining_card
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
-from snugbert.trainers.pretraining.distillation import list_student_layers
 from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.masked_distillation import list_student_layers
 from snugbert.trainers.pretraining.objectives import (
     COSINE_WEIGHT,
     DISCRIMINATOR_WEIGHT,
@@ -25,10 +25,10 @@ from snugbert.trainers.pretraining.objectives import (
     SOFT_WEIGHT,
     TEMPERATURE,
 )
-from snugbert.trainers.splits import describe_dataset, hub_id
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments, PretrainingModelArguments
 
 if TYPE_CHECKING:
-    from snugbert.trainers.pretraining.trainer import PretrainingTrainer
+    from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 
 
 def write_run_card(

@@ -11,12 +11,12 @@ import torch
 from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.data.packed_batches import pack, pad_row
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packed_batches import pack, pad_row
+from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
-from snugbert.trainers.ranges import Range, check_ranges
 
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so

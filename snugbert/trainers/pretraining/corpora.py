@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.data.cache import prepare_in_cache
+from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.documents import find_files, read_lines
+from snugbert.data.sources import describe_dataset
+from snugbert.data.text_arguments import TextArguments
+from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.cache import prepare_in_cache
-from snugbert.trainers.corpus.corpus import Corpus, open_corpus
-from snugbert.trainers.documents import find_files, read_lines
-from snugbert.trainers.pretraining.arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
-from snugbert.trainers.splits import describe_dataset
-from snugbert.trainers.text_arguments import TextArguments
-from snugbert.trainers.text_lines import ReadingLog
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 
 logger = logging.getLogger(__name__)
 

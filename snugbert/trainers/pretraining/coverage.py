@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from snugbert.trainers.corpus.corpus import Corpus
+from snugbert.data.corpus import Corpus
 from snugbert.trainers.pretraining.batches import Phase, find_epoch, find_phase
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS

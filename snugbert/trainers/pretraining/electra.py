@@ -17,17 +17,17 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from snugbert.checkpoints.loading import ModelArguments, load_config, load_model
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
+from snugbert.data.languages import read_language, store_language
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import has_own_kernels
-from snugbert.languages import read_language, store_language
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,
     SnugBertForMaskedLM,
     SnugBertForReplacedTokenDetection,
     SnugBertPreTrainedModel,
 )
-from snugbert.models import ModelArguments, load_config, load_model
 from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
 

@@ -26,11 +26,11 @@ import torch
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.data.cache import EPOCHS_FOLDER
+from snugbert.data.corpus import Block, Corpus
+from snugbert.data.digests import hash_tokenizer
+from snugbert.data.parallel_map import map_in_order
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.cache import EPOCHS_FOLDER
-from snugbert.trainers.corpus.corpus import Block, Corpus
-from snugbert.trainers.corpus.digests import hash_tokenizer
-from snugbert.trainers.corpus.parallel_map import map_in_order
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     LABELED_ROWS,

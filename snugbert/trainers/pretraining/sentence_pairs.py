@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from snugbert.trainers.corpus.corpus import Block, Corpus
+from snugbert.data.corpus import Block, Corpus
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_splits import IN_WORD, rank_places, split_long_sentences
 

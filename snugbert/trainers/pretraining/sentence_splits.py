@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers.decoders import ByteLevel, Metaspace
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.trainers.corpus.corpus import Block
+from snugbert.data.corpus import Block
 
 SENTENCE_MARKS = frozenset(".!?…。！？｡؟۔।॥።")  # noqa: RUF001
 CLAUSE_MARKS = frozenset(",;:—–，；：、､،؛")  # noqa: RUF001

@@ -8,9 +8,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora, log_first_epoch, make_dataset
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 
 
 def show_examples(

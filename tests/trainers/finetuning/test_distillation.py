@@ -17,11 +17,11 @@ from transformers import TrainerCallback
 
 import snugbert_cli
 from snugbert import SnugBertTokenizer
+from snugbert.checkpoints.students import hash_model
 from snugbert.errors import InputError
-from snugbert.students import hash_model
 from snugbert.trainers.finetuning import distillation
-from snugbert.trainers.finetuning.trainer import FineTuningTrainer
-from snugbert.trainers.glue import command as glue
+from snugbert.trainers.finetuning import glue_command as glue
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.stopping import RunStopped
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

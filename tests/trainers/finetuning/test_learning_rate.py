@@ -8,9 +8,9 @@ from glue_examples import SMALL, VOCABULARY
 
 import snugbert_cli
 from snugbert import SnugBertConfig, SnugBertTokenizer
-from snugbert.trainers.finetuning.arguments import FineTuningArguments
+from snugbert.tasks.question_answering_arguments import SquadTrainingArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
-from snugbert.trainers.squad.arguments import SquadTrainingArguments
 
 
 def chosen(size: str | SnugBertConfig, folder, cls=FineTuningArguments, **settings) -> float | None:

@@ -6,11 +6,11 @@ import pytest
 from finetuning_examples import arguments, make_task
 
 from snugbert.errors import InputError
+from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
-from snugbert.trainers.finetuning.arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.fine_tune import collect_data_settings
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.plan import PLAN, check_plan, make_plan, prepare_folders
-from snugbert.trainers.finetuning.run import collect_data_settings
-from snugbert.trainers.glue.arguments import GlueDataArguments
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -14,8 +14,8 @@ from huggingface_hub.utils import filter_repo_objects
 import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
-from snugbert.trainers.finetuning.run import fine_tune
-from snugbert.trainers.finetuning.trainer import DivergedError, FineTuningTrainer
+from snugbert.trainers.finetuning.fine_tune import fine_tune
+from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from snugbert.trainers.corpus.corpus import Corpus
-from snugbert.trainers.corpus.part_files import Block
+from snugbert.data.corpus import Corpus
+from snugbert.data.part_files import Block
 from snugbert.trainers.pretraining.baselines import detection_baseline, unigram_baseline
 
 

@@ -7,8 +7,8 @@ from forked import run
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, plan_phases
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, parse_phases
 
 
 def test_the_examples_of_a_step_do_not_depend_on_the_processes():

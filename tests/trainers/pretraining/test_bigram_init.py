@@ -12,9 +12,9 @@ from pretraining_command import run
 from synthetic import make_corpus
 
 import snugbert
+from snugbert.data.corpus import Corpus
+from snugbert.data.part_files import Block
 from snugbert.errors import InputError
-from snugbert.trainers.corpus.corpus import Corpus
-from snugbert.trainers.corpus.part_files import Block
 from snugbert.trainers.pretraining.bigram_init import initialize_from_bigrams, share_weights
 
 MASK, SPECIAL, WORDS, LENGTH, HELD_OUT = 4, 5, 60, 40, 200

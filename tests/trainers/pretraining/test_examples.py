@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chisquare
 from synthetic import make_corpus
 
-from snugbert.trainers.corpus.corpus import Corpus, open_corpus
+from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining import examples
 from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffle_position
 

@@ -12,8 +12,8 @@ from transformers import get_wsd_schedule
 from snugbert import kernels_snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import optimizers
-from snugbert.trainers.pretraining.arguments import PretrainingArguments
 from snugbert.trainers.pretraining.optimizers import BatchedMuon, MuonWithAdamW
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 
 
 def with_random_gradients(model, steps):

@@ -10,8 +10,8 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import cross_val_score
 from synthetic import make_corpus
 
-from snugbert.trainers.corpus.corpus import Block, Corpus
-from snugbert.trainers.documents import read_documents, split_sentences
+from snugbert.data.corpus import Block, Corpus
+from snugbert.data.documents import read_documents, split_sentences
 from snugbert.trainers.pretraining.coverage import measure_coverage
 from snugbert.trainers.pretraining.sentence_pairs import (
     cut_pairs,

@@ -6,7 +6,7 @@ from synthetic import make_pair
 from torch.utils.flop_counter import FlopCounterMode
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertForPreTraining
-from snugbert.packed_batches import pack
+from snugbert.data.packed_batches import pack
 from snugbert.trainers.pretraining.throughput import peak_flops, training_flops
 
 

@@ -1,0 +1,1 @@
+"""Opens, converts and shrinks checkpoints of every family."""

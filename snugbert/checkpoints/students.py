@@ -1,0 +1,142 @@
+"""Distillation: arguments that name teacher and student, and students built from some layers of a checkpoint."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from snugbert.checkpoints.loading import ModelArguments, check_folder
+from snugbert.errors import InputError
+
+IGNORED_FIELDS = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
+LAYER_CHOICES = ("spread", "first", "last")
+
+
+@dataclass
+class StudentArguments(ModelArguments):
+    """Which model to train, and which teacher it learns from.
+
+    Raises:
+        InputError: as in [`ModelArguments`], or the folder of the teacher does not exist.
+    """
+
+    teacher_name_or_path: str | None = field(
+        default=None, metadata={"help": "Checkpoint to distill, trained for the same task: a folder or Hub name."}
+    )
+    num_student_layers: int | None = field(
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Keep this many layers of --model_name_or_path. Default checkpoint: the teacher.",
+        },
+    )
+    student_layers: str = field(
+        default="spread",
+        metadata={"advanced": True, "help": "Layers to keep: spread, first, last, or numbers from 0 such as 0,2,5."},
+    )
+
+    def __post_init__(self):
+        check_folder("teacher_name_or_path", self.teacher_name_or_path)
+        if self.num_student_layers is None and self.student_layers != type(self).student_layers:
+            raise InputError("--student_layers needs --num_student_layers.")
+        if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
+            self.model_name_or_path = self.teacher_name_or_path
+        super().__post_init__()
+
+    def as_teacher(self) -> "StudentArguments":
+        """Returns the arguments that load the teacher, with its own tokenizer and configuration."""
+        return dataclasses.replace(
+            self,
+            model_name_or_path=self.teacher_name_or_path,
+            # The revision belongs to the other checkpoint, if there is one.
+            model_revision=self.model_revision if self.model_name_or_path == self.teacher_name_or_path else "main",
+            teacher_name_or_path=None,
+            num_student_layers=None,
+            student_layers=type(self).student_layers,
+            tokenizer_name=None,
+            config_name=None,
+            config_overrides=None,
+        )
+
+
+def hash_model(model: PreTrainedModel) -> str:
+    """Returns a digest of the weights and the configuration of a model, as 32 hexadecimal digits.
+
+    Ignores the name of its folder and the version of transformers.
+    """
+    config = {name: value for name, value in model.config.to_dict().items() if name not in IGNORED_FIELDS}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {list(weight.shape)}".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def choose_student_layers(num_layers: int, num_student_layers: int, which: str) -> list[int]:
+    """Chooses the layers of a teacher that a student starts from.
+
+    Args:
+        num_layers: number of layers of the teacher.
+        num_student_layers: number of layers of the student.
+        which: `"spread"` for evenly spaced layers, including the first and the last one. For 6 of 12 layers, these are
+            the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one
+            layer, this is the first. `"first"` and `"last"` for the first and the last layers. Or the numbers
+            themselves, counted from 0: `"0,2,5"`.
+
+    Returns:
+        Numbers of layers in ascending order, counted from 0.
+
+    Raises:
+        InputError: the teacher has too few layers, or `which` is invalid or lists another number of layers.
+    """
+    if not 1 <= num_student_layers <= num_layers:
+        raise InputError(
+            f"--num_student_layers {num_student_layers}: expected 1 to {num_layers}, the number of layers of the "
+            "checkpoint."
+        )
+    if which == "spread":
+        step = (num_layers - 1) / max(num_student_layers - 1, 1)
+        return [round(number * step) for number in range(num_student_layers)]
+    if which == "first":
+        return list(range(num_student_layers))
+    if which == "last":
+        return list(range(num_layers - num_student_layers, num_layers))
+    if not re.fullmatch(r"\d+(,\d+)*", which.replace(" ", ""), re.ASCII):
+        raise InputError(
+            f"--student_layers: expected {', '.join(LAYER_CHOICES)} or layer numbers such as 0,2,5, not {which!r}."
+        )
+    layers = [int(number) for number in which.split(",")]
+    if layers != sorted(set(layers)) or layers[-1] >= num_layers:
+        raise InputError(
+            f"--student_layers {which}: expected different numbers from 0 to {num_layers - 1} in ascending order."
+        )
+    if len(layers) != num_student_layers:
+        raise InputError(
+            f"--student_layers {which} has {len(layers)} layers, but --num_student_layers is {num_student_layers}."
+        )
+    return layers
+
+
+def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    """Builds a copy of a model with some of its layers. Embeddings and heads are copied, too.
+
+    Args:
+        teacher: a SnugBERT model with a head, of any family. It is not changed.
+        layers: numbers of its layers, counted from 0.
+
+    Returns:
+        A model of the same class and dtype, on the CPU, in evaluation mode. It shares no memory with the teacher.
+    """
+    student: Any = copy.deepcopy(teacher)
+    encoder = student.base_model.encoder
+    encoder.layer = nn.ModuleList(encoder.layer[number] for number in layers)
+    student.config.num_hidden_layers = len(layers)
+    return student.cpu().eval()

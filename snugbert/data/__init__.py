@@ -1,0 +1,1 @@
+"""What is read: text, tables, the prepared corpus, packed batches."""

@@ -1,0 +1,196 @@
+"""The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
+
+The logits of teachers (`finetuning/teacher.py`) are in the folder `teachers`.
+
+~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from huggingface_hub.constants import HF_HOME
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.digests import hash_json, hash_tokenizer
+from snugbert.data.part_files import read_origin
+from snugbert.data.preparation import prepare_parts
+from snugbert.data.text_arguments import TextArguments
+from snugbert.data.text_parts import keep_all, plan_parts
+from snugbert.errors import InputError
+from snugbert.progress import format_bytes
+
+FOLDER = re.compile(r"[0-9a-f]{32}")
+PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+LOGITS = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
+LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
+TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
+EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
+TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """Returns the folder `snugbert` in `cache_dir`, by default in `HF_HOME`."""
+    return Path(cache_dir or HF_HOME) / "snugbert"
+
+
+def prepare_in_cache(
+    text: TextArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    language: str | None,
+    cache_dir: str | None,
+    num_workers: int | None = None,
+    keeps: Callable[[int], bool] = keep_all,
+    documents: str = "all",
+    show_progress: bool = True,
+) -> tuple[Path, Corpus]:
+    """Prepares a text in the cache, or reuses it from there if the text has not changed.
+
+    Args:
+        text: files or a dataset.
+        tokenizer, language, num_workers, documents, show_progress: see [`prepare_parts`].
+        cache_dir: the folder of the cache. Default: `HF_HOME`.
+        keeps: see [`plan_parts`].
+
+    Returns:
+        The folder in the cache, and the corpus in it. The folder's name is a digest of the file names or dataset, the
+        tokenizer and the settings.
+
+    Raises:
+        InputError: see [`plan_parts`] and [`prepare_parts`].
+    """
+    parts = plan_parts(text, keeps=keeps)
+    dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
+    names = [str(file.resolve()) for part in parts for file in part.files]
+    on_bad_text = [] if text.on_bad_text == "error" else [text.on_bad_text]
+    key = hash_json(
+        [dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents, *on_bad_text]
+    )
+    folder = cache_folder(cache_dir) / key
+    prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
+    with suppress(OSError):  # the cache may be read-only
+        os.utime(folder)  # `list_cache` prints when a folder was last used
+    return folder, open_corpus(folder, tokenizer)
+
+
+def list_cache(cache: Path) -> None:
+    """Prints a table of the prepared text in the folder `cache`. The most recently used text comes last."""
+    table = [("name", "size", "last used", "state", "text", "settings")]
+    total = 0
+    for folder in _cached_folders(cache):
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        total += size
+        used = datetime.fromtimestamp(folder.stat().st_mtime)
+        table.append((folder.name, format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
+    if len(table) > 1:
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+    print(f"prepared texts: {len(table) - 1}, {format_bytes(total)}, in {cache}")
+    if logits := _list_logits(cache):
+        print(f"logits of teachers: {format_bytes(sum(file.stat().st_size for file in logits))} (--clean {TEACHERS})")
+
+
+def clean_cache(cache: Path, names: Sequence[str]) -> None:
+    """Removes prepared text from the folder `cache`, and prints what was removed.
+
+    Args:
+        cache: the folder.
+        names: names of folders in it, `TEACHERS`, or `["all"]`.
+
+    Raises:
+        InputError: a name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
+            or because it holds a file that SnugBERT did not write; then the other folders are removed.
+    """
+    cached = {folder.name: folder for folder in _cached_folders(cache)}
+    logits = _list_logits(cache)
+    if list(names) == ["all"]:
+        names = [*cached, *([TEACHERS] if logits else [])]
+    if unknown := [name for name in names if name not in cached and (name != TEACHERS or not logits)]:
+        raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run `snugbert prepare --list`.")
+    freed, kept = 0, []
+    if TEACHERS in names:
+        freed = sum(file.stat().st_size for file in logits)
+        for file in logits:
+            file.unlink()
+        print(f"removed the logits of teachers, {format_bytes(freed)}")
+    for name in dict.fromkeys(name for name in names if name != TEACHERS):
+        try:
+            size = _remove(cached[name])
+        except InputError as error:
+            kept.append(f"{name} ({error})")
+        else:
+            freed += size
+            print(f"removed {name}, {format_bytes(size)}")
+    print(f"{format_bytes(freed)} freed in {cache}")
+    if kept:
+        raise InputError(f"--clean: could not remove {', '.join(kept)}. Remove it by hand, or wait for the process.")
+
+
+def _list_logits(cache: Path) -> list[Path]:
+    """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
+    return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS.fullmatch(file.name))
+
+
+def _cached_folders(cache: Path) -> Iterator[Path]:
+    """Yields folders of prepared text, most recently used last. Skips symlinks, so nothing elsewhere is removed."""
+    if cache.is_dir():
+        folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
+        for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
+            if FOLDER.fullmatch(folder.name):
+                yield Path(folder)
+
+
+def _describe(folder: Path) -> tuple[str, str, str]:
+    """Returns the state, the text and the settings of a folder of prepared text."""
+    parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
+    finished = [part for part in parts if not part[2]]
+    state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"
+    sources: list[str] = []
+    settings = ""
+    for part in parts:
+        try:
+            origin = read_origin(folder / part[0])
+        except InputError:
+            state = state if part[2] else "damaged"  # an unfinished part may not hold its origin yet
+        else:
+            sources += [Path(source["name"]).name for source in origin["sources"]]
+            used = origin["settings"]
+            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}, tokenizer {used['tokenizer'][:8]}"
+    text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
+    return state, _printable(text), _printable(settings)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _remove(folder: Path) -> int:
+    """Removes a folder of prepared text, and returns its size in bytes."""
+    entries = list(os.scandir(folder))
+    epochs = [entry for entry in entries if entry.name == EPOCHS_FOLDER and entry.is_dir(follow_symlinks=False)]
+    tables = [file for entry in epochs for file in os.scandir(entry)]
+    files = [entry for entry in entries if entry not in epochs] + tables
+    for file in files:
+        ours = LOCK.fullmatch(file.name) or (TABLE if file in tables else PART).fullmatch(file.name)
+        if not ours or not file.is_file(follow_symlinks=False):
+            raise InputError(f"contains {file.name}, which SnugBERT did not write")
+    size = sum(file.stat().st_size for file in files)
+    with ExitStack() as locks:
+        try:
+            for file in files:
+                if LOCK.fullmatch(file.name):
+                    locks.enter_context(FileLock(file.path, timeout=0))
+        except Timeout as error:
+            raise InputError("a process is preparing it") from error
+        for file in files:
+            os.unlink(file.path)
+    for entry in epochs:
+        os.rmdir(entry)
+    folder.rmdir()
+    return size

@@ -1,0 +1,240 @@
+"""Text files or a dataset -> documents -> sentences.
+
+A document is a list of lines. In text files, each line is a paragraph or a sentence, and a blank line ends a document.
+In .jsonl files, .parquet files and datasets, each row is a document. At most one document is in memory at a time.
+"""
+
+import glob
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet
+import sentencex
+
+from snugbert.data.languages import splitter_language
+from snugbert.data.tables import read_json_rows
+from snugbert.data.text_arguments import TextArguments
+from snugbert.data.text_lines import ReadingLog, read_numbered_lines
+from snugbert.errors import InputError
+from snugbert_arguments import explain_files
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
+
+LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+
+
+def find_files(patterns: Sequence[str]) -> list[Path]:
+    """Finds the text files that match paths and glob patterns. See [`match_files`].
+
+    Raises:
+        InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
+    """
+    files = match_files(patterns)
+    for file in files:
+        if not file.name.endswith(TEXT_SUFFIXES):
+            raise InputError(f"{file}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
+    return files
+
+
+def match_files(patterns: Sequence[str]) -> list[Path]:
+    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
+
+    Raises:
+        InputError: a pattern matches no file.
+    """
+    files: dict[Path, None] = {}
+    for pattern in patterns:
+        matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+        found = [Path(match) for match in matches if Path(match).is_file()]
+        if not found:
+            raise InputError(explain_files(pattern))
+        files |= dict.fromkeys(found)
+    return list(files)
+
+
+def read_lines(files: Iterable[Path], text_column: str = "text", log: ReadingLog | None = None) -> Iterator[str]:
+    """Reads the lines of all documents, without document boundaries. Streams text files line by line."""
+    for file in files:
+        if file.name.endswith(LINE_SUFFIXES):
+            lines = (line for _, line in read_numbered_lines(file, log=log))
+            yield from (stripped for line in lines if (stripped := line.strip()))
+        else:
+            yield from chain.from_iterable(read_documents([file], text_column, log))
+
+
+def read_documents(
+    files: Iterable[Path], text_column: str = "text", log: ReadingLog | None = None
+) -> Iterator[list[str]]:
+    """Reads the documents of text files, in order. The end of a file ends a document.
+
+    Args:
+        files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
+        text_column: the column of .jsonl and .parquet rows that holds the text.
+        log: follows the reading, and decides about bad text. By default it raises an error.
+
+    Yields:
+        The stripped lines of a document. Empty lines and empty documents are left out.
+
+    Raises:
+        InputError: bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
+            file and the line or row.
+    """
+    log = log or ReadingLog()
+    for file in files:
+        if file.name.endswith(LINE_SUFFIXES):
+            yield from _group_lines(line for _, line in read_numbered_lines(file, log=log))
+        elif file.name.endswith(".parquet"):
+            yield from _split_rows(_read_parquet_rows(file, text_column, log), text_column, file, log)
+        else:
+            yield from _split_rows(read_json_rows(file, log), text_column, file, log)
+
+
+def read_dataset_documents(text: TextArguments, log: ReadingLog | None = None) -> Iterator[list[str]]:
+    """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
+
+    Args:
+        text: names the dataset.
+        log: follows the reading, and decides about rows without text. By default they raise an error.
+
+    Raises:
+        InputError: the dataset, the configuration, the split or the column does not exist, or a row cannot be read.
+    """
+    log = log or ReadingLog()
+    rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
+    number = 0
+
+    def read_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
+        nonlocal number
+        try:
+            for row in rows:
+                number += 1
+                yield number, row
+        except ValueError as error:  # the datasets library stops at text that is not UTF-8 or not JSON
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"dataset {text.dataset_name}, after row {number}: {reason}. To skip bad text, download the files and "
+                "use --train_file with --on_bad_text skip."
+            ) from error
+
+    with log.follow(lambda: number):
+        yield from _split_rows(read_rows(), text.text_column_name, f"dataset {text.dataset_name}", log)
+
+
+def dataset_version(text: TextArguments) -> str:
+    """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files.
+
+    Raises:
+        InputError: see [`read_dataset_documents`].
+    """
+    # The path of the dataset in the cache: name, configuration, version and hash.
+    return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
+
+
+def count_dataset_rows(text: TextArguments) -> int | None:
+    """Returns the number of rows of the split, or None if the dataset does not state it.
+
+    Raises:
+        InputError: see [`read_dataset_documents`].
+    """
+    split = (_load_builder(text).info.splits or {}).get(text.dataset_split)
+    return (split and split.num_examples) or None
+
+
+def _load_builder(text: TextArguments) -> "DatasetBuilder":
+    import datasets  # imported here because it takes seconds, and text files do not need it
+
+    name, split = text.dataset_name, text.dataset_split
+    try:
+        builder = datasets.load_dataset_builder(name, text.dataset_config_name)
+        builder.as_streaming_dataset(split)
+    except (ValueError, OSError) as error:
+        raise InputError(f"--dataset_name: {name!r} with split {split!r} cannot be loaded: {error}") from error
+    return builder
+
+
+def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Splits the lines of a text file into documents at blank lines."""
+    document: list[str] = []
+    for line in lines:
+        if line := line.strip():
+            document.append(line)
+        elif document:
+            yield document
+            document = []
+    if document:
+        yield document
+
+
+def _split_rows(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: Path | str, log: ReadingLog
+) -> Iterator[list[str]]:
+    """Splits the text of each row into lines."""
+    for number, row in rows:
+        text = row.get(text_column)
+        if text_column not in row:
+            problem = f"no column {text_column!r}. Columns: {', '.join(row)}. Set --text_column_name."
+            log.leave_out(source, f"row {number}", problem)
+            continue
+        if text is not None and not isinstance(text, str):
+            problem = f"expected text in column {text_column!r}, found {type(text).__name__}."
+            log.leave_out(source, f"row {number}", problem)
+            continue
+        # JSON can hold half of a surrogate pair, which is not a character.
+        text = (text or "").encode("utf-8", "ignore").decode("utf-8")
+        document = [stripped for line in text.splitlines() if (stripped := line.strip())]
+        if document:
+            yield document
+
+
+def _read_parquet_rows(file: Path, text_column: str, log: ReadingLog) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        parquet = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+        rows_read, num_rows, size = 0, parquet.metadata.num_rows, file.stat().st_size
+        columns = [text_column] if text_column in parquet.schema_arrow.names else None
+        with log.follow(lambda: size * rows_read // max(num_rows, 1)):
+            for batch in parquet.iter_batches(batch_size=256, columns=columns):
+                yield from enumerate(_decode_rows(batch, file, rows_read, log), start=rows_read + 1)
+                rows_read += len(batch)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # from the operating system
+            raise
+        raise InputError(f"{file}: not a Parquet file, or damaged ({error}). Get a new copy of it.") from error
+
+
+def _decode_rows(batch: pyarrow.RecordBatch, file: Path, rows_before: int, log: ReadingLog) -> list[dict[str, Any]]:
+    """Returns rows as dictionaries. A string that is not UTF-8 and is left out becomes None."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = []
+    for number, row in enumerate(zip(*batch.columns, strict=True), start=rows_before + 1):
+        values = {}
+        for name, value in zip(batch.schema.names, row, strict=True):
+            try:
+                values[name] = value.as_py()
+            except UnicodeDecodeError:
+                values[name] = log.decode(file, f"row {number}", value.as_buffer().to_pybytes())
+        rows.append(values)
+    return rows
+
+
+def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:
+    """Splits a document into sentences. The end of a line ends a sentence.
+
+    Args:
+        document: the lines of the document, as [`read_documents`] yields them.
+        language: ISO 639-1 code of the language whose rules the sentencex library applies.
+        keep_spaces: whether a sentence that follows a space in its line begins with one.
+    """
+    sentences = []
+    for line in document:
+        space = ""
+        for segment in sentencex.segment(splitter_language(language), line):
+            if stripped := segment.strip():
+                sentences.append(space + stripped)
+            space = " " if keep_spaces and segment[-1:].isspace() else ""
+    return sentences

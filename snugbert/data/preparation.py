@@ -1,0 +1,351 @@
+"""Prepares a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
+
+Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
+killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
+batches of text and one block of about 4 million tokens. It does not grow with the corpus.
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import joblib
+import numpy as np
+import pyarrow as pa
+from filelock import FileLock
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.digests import hash_tokenizer
+from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
+from snugbert.data.parallel_map import map_in_order
+from snugbert.data.part_files import (
+    DAMAGE,
+    END_OF_STREAM,
+    FORMAT,
+    Origin,
+    Source,
+    corpus_schema,
+    read_blocks,
+    read_origin,
+    validate_block,
+)
+from snugbert.data.text_arguments import OnBadText, TextArguments
+from snugbert.data.text_lines import ReadingLog
+from snugbert.data.text_parts import Part, part_name, plan_parts
+from snugbert.data.tokenizing import DocumentTokenizer, TokenizedDocuments
+from snugbert.errors import InputError, format_count
+from snugbert.progress import PreparationProgress
+
+BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
+BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
+
+
+def prepare_corpus(
+    files: str | Path | Sequence[str | Path],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    text_column_name: str = "text",
+    lines_are_sentences: bool = False,
+    language: str | None = None,
+    on_bad_text: OnBadText = "error",
+    preprocessing_num_workers: int | None = None,
+    overwrite_output_dir: bool = False,
+    show_progress: bool = True,
+) -> Corpus:
+    """Tokenizes text files once, into a corpus to pretrain on. `snugbert prepare` does the same from the command line.
+
+    A second call with the same text, tokenizer and settings reuses the corpus in `folder`. A call after an
+    interruption continues where the first one stopped.
+
+        tokenizer = AutoTokenizer.from_pretrained("tokenizer")
+        corpus = snugbert.prepare_corpus(["corpus/*.txt.gz"], tokenizer, "prepared")
+
+    Args:
+        files: paths and glob patterns of .txt, .jsonl (both also .gz and .zst) and .parquet files. In .txt files, a
+            blank line ends a document. In the other files, each row is a document.
+        tokenizer: a fast tokenizer.
+        folder: where to write the corpus. It is created if it does not exist.
+        text_column_name: the column of .jsonl and .parquet files that holds the text.
+        lines_are_sentences: whether each line is one sentence. By default, lines are split into sentences.
+        language: code of the language whose rules split lines into sentences, such as "de". Default: the language
+            that the tokenizer stores, or "en".
+        on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
+            raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
+        preprocessing_num_workers: number of processes that tokenize. Default: one per core.
+        overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
+        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
+
+    Returns:
+        The corpus, as [`open_corpus`] opens it.
+
+    Raises:
+        InputError: the language is not a code, or contradicts the tokenizer's; a file does not exist, cannot be read,
+            or changes while it is read; the text is empty; `folder` holds a corpus with a different text, tokenizer or
+            settings; the disk is full; or a worker process was killed.
+    """
+    if language is not None:
+        check_language(language)
+    language = choose_language(language, [stored_in_tokenizer(tokenizer, tokenizer.name_or_path)])
+    patterns = [files] if isinstance(files, str | Path) else files
+    text = TextArguments(
+        train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name, on_bad_text=on_bad_text
+    )
+    folder = Path(folder)
+    prepare_parts(
+        folder,
+        plan_parts(text),
+        tokenizer,
+        None if lines_are_sentences else language or DEFAULT,
+        lines_language=language if lines_are_sentences else None,
+        num_workers=preprocessing_num_workers,
+        replace=overwrite_output_dir,
+        show_progress=show_progress,
+    )
+    return open_corpus(folder, tokenizer)
+
+
+def prepare_parts(
+    folder: Path,
+    parts: Sequence[Part],
+    tokenizer: PreTrainedTokenizerBase,
+    language: str | None = "en",
+    documents: str = "all",
+    num_workers: int | None = None,
+    replace: bool = False,
+    show_progress: bool = True,
+    lines_language: str | None = None,
+) -> None:
+    """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
+
+    Several processes may call this at the same time. Each part is written by one of them, and the others wait. If all
+    parts are prepared, nothing is written, so `folder` may be read-only.
+
+    Args:
+        folder: where to write the corpus. It is created if it does not exist.
+        parts: all parts from [`plan_parts`], or the parts of one shard.
+        tokenizer: a fast tokenizer.
+        language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
+            sentence.
+        documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
+        num_workers: number of processes that tokenize. Default: one per core that this process may use.
+        replace: whether to replace parts with a different text, division, tokenizer or settings in `folder`.
+        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
+        lines_language: the language of the text if each line is a sentence. None: unknown.
+
+    Raises:
+        InputError: the text cannot be read, changes while it is read, or is empty; `folder` holds a part with a
+            different text, tokenizer or settings; the disk is full; or a worker process was killed.
+    """
+    settings = {
+        "format": FORMAT,
+        "tokenizer": hash_tokenizer(tokenizer),
+        "language": language,
+        "sentence_splitter": None if language is None else f"sentencex {version('sentencex')}",
+        "documents": documents,
+        "source": [parts[0].text.text_column_name, parts[0].text.dataset_config_name, parts[0].text.dataset_split],
+    }
+    on_bad_text = parts[0].text.on_bad_text
+    if on_bad_text != "error":  # so corpora from before this setting stay valid
+        settings["on_bad_text"] = on_bad_text
+    if lines_language is not None:
+        settings["lines_language"] = lines_language
+    try:
+        if not _is_complete(folder, parts, settings):
+            worker = DocumentTokenizer(tokenizer, language)
+            _write_missing_parts(folder, parts, settings, worker, num_workers, replace, show_progress)
+        if documents == "all":
+            _check_not_empty(folder, parts)
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
+            "--preprocessing_num_workers. Finished parts are kept."
+        ) from error
+    except OSError as error:
+        if error.errno is None:  # not from the operating system
+            raise
+        raise InputError(
+            f"{error.filename or folder}: {os.strerror(error.errno)}. Fix this and run the same command again. "
+            "Partial output was kept."
+        ) from error
+
+
+def _is_complete(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> bool:
+    for part in parts:
+        known = _read_sources(folder / part.name, settings)
+        if not known or not _have_same_text(known, part.describe_sources(known)):
+            return False
+    return not _find_foreign_parts(folder, parts, settings)
+
+
+def _have_same_text(before: Sequence[Source], now: Sequence[Source]) -> bool:
+    return [source["digest"] for source in before] == [source["digest"] for source in now]
+
+
+def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
+    """Returns the sources of a part. Empty if the part does not exist, is damaged, or has different settings."""
+    try:
+        origin = read_origin(file)
+    except InputError:
+        return []
+    return origin["sources"] if origin["settings"] == settings else []
+
+
+def _find_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> list[Path]:
+    """Finds parts with a different text, division, tokenizer or settings."""
+    names = {part.name: part.source_names for part in parts}
+    foreign = []
+    for file in sorted(folder.glob("part-*.arrow")):
+        known = [source["name"] for source in _read_sources(file, settings)]
+        is_of_same_division = file.stem.endswith(f"-of-{parts[0].num_parts:05d}")
+        if not (is_of_same_division and known and known == names.get(file.name, known)):
+            foreign.append(file)
+    return foreign
+
+
+def _write_missing_parts(
+    folder: Path,
+    parts: Sequence[Part],
+    settings: dict[str, Any],
+    worker: DocumentTokenizer,
+    num_workers: int | None,
+    replace: bool,
+    show_progress: bool,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        for file in _find_foreign_parts(folder, parts, settings):
+            if not replace:
+                raise InputError(
+                    f"--output_dir: {file} was prepared with a different text, tokenizer or settings. Choose another "
+                    "folder, or set --overwrite_output_dir to replace it."
+                )
+            file.unlink()
+    sizes = [part.size for part in parts]
+    total = None if None in sizes else sum(size or 0 for size in sizes)
+    log = ReadingLog(parts[0].text.on_bad_text)
+    with PreparationProgress(total, "bytes" if parts[0].files else "rows", log, show_progress) as progress:
+        for part, size in zip(parts, sizes, strict=True):
+            with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
+                known = _read_sources(folder / part.name, settings)
+                sources = part.describe_sources(known)
+                if known and _have_same_text(known, sources):
+                    progress.skip_part(size)
+                    continue
+                origin: Origin = {"settings": settings, "sources": sources}
+                _write_part(folder, part, origin, worker, num_workers or joblib.cpu_count(), progress)
+                if part.describe_sources(sources) != sources:
+                    (folder / part.name).unlink()
+                    raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
+    if summary := log.summarize():
+        print(summary, file=sys.stderr)
+
+
+def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
+    """Raises an [`InputError`] if all parts of the corpus are prepared and none has a document. Removes them."""
+    num_parts = parts[0].num_parts
+    files = [folder / part_name(number, num_parts) for number in range(num_parts)]
+    if all(file.exists() for file in files) and not any(read_blocks(file, vocab_size=None) for file in files):
+        for file in files:
+            file.unlink()
+        sources = parts[0].source_names
+        more = f" and {format_count(len(sources) - 1, 'more file')}" if len(sources) > 1 else ""
+        raise InputError(f"{sources[0]}{more}: no documents.")
+
+
+def _write_part(
+    folder: Path,
+    part: Part,
+    origin: Origin,
+    worker: DocumentTokenizer,
+    num_workers: int,
+    progress: PreparationProgress,
+) -> None:
+    """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
+    schema = corpus_schema(worker.dtype, origin)
+    partial = folder / f"{part.name}.partial"
+    last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
+    positions: deque[int] = deque()  # in the text, after each batch that is being tokenized
+
+    def read_batches() -> Iterator[list[tuple[int, list[str]]]]:
+        for batch in _make_batches(part.read_documents(progress.log)):
+            if batch[0][0] > last_document:
+                positions.append(progress.log.position)
+                yield batch
+            else:
+                progress.skip_to(progress.log.position)
+
+    with partial.open("ab") as stream:
+        if stream.tell() == 0:
+            stream.write(schema.serialize())
+        block: list[TokenizedDocuments] = []
+        num_tokens = 0
+        for batch in map_in_order(worker, read_batches(), num_workers):
+            block.append(batch)
+            num_tokens += len(batch.tokens)
+            progress.update(positions.popleft(), batch.documents_read)
+            if num_tokens >= BLOCK_TOKENS:
+                _write_block(stream, block, schema)
+                block, num_tokens = [], 0
+        if num_tokens:
+            _write_block(stream, block, schema)
+        stream.write(END_OF_STREAM)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(folder / part.name)
+
+
+def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> int:
+    """Cuts an unfinished file after its last valid block.
+
+    Returns:
+        The index of the last document that is left, or -1.
+    """
+    last_document, end = -1, 0
+    try:
+        with pa.memory_map(str(partial)) as stream:
+            header = schema.serialize().to_pybytes()
+            if stream.read_at(len(header), 0) == header:
+                end = len(header)
+                for batch in pa.ipc.open_stream(stream):
+                    last_document = validate_block(batch, last_document, vocab_size)
+                    end = stream.tell()
+    except DAMAGE:
+        pass  # the file does not exist, or ends in the middle of a block
+    if partial.exists():
+        os.truncate(partial, end)
+    return last_document
+
+
+def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema: pa.Schema) -> None:
+    sentences = pa.ListArray.from_arrays(
+        _offsets([batch.sentence_lengths for batch in block]),
+        pa.array(np.concatenate([batch.tokens for batch in block])),
+    )
+    documents = pa.ListArray.from_arrays(_offsets([batch.document_lengths for batch in block]), sentences)
+    numbers = pa.array(np.concatenate([batch.numbers for batch in block]))
+    stream.write(pa.record_batch([numbers, documents], schema=schema).serialize())
+    stream.flush()
+
+
+def _offsets(lengths: Sequence[np.ndarray]) -> pa.Array:
+    return pa.array(np.concatenate([[0], *lengths]).cumsum(), type=pa.int32())
+
+
+def _make_batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
+    """Groups documents that are tokenized together. The groups depend on the text alone, not on the processes."""
+    batch, characters = [], 0
+    for number, document in documents:
+        batch.append((number, document))
+        characters += sum(map(len, document))
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,307 @@
+"""Reads questions about contexts from SQuAD's nested JSON, flat JSON, or a dataset, for SQuAD v1.1 and v2.0.
+
+Questions are kept in memory. SQuAD v2.0 has 130,000 training questions.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from snugbert.data.sources import SPLITS, choose_splits, load_dataset_splits
+from snugbert.data.tables import read_json_rows, read_rows
+from snugbert.data.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
+from snugbert.errors import InputError
+from snugbert.json_files import check_unicode, parse_json
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_windows import Question
+
+logger = logging.getLogger(__name__)
+
+# The words that transformers accepts for flags, and what databases write.
+BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True)
+BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "0", "0.0", ""), False)
+
+
+def load_questions(
+    data_args: SquadDataArguments, wanted: tuple[str, ...] | None, **download: Any
+) -> dict[str, list[Question]]:
+    """Reads the questions that the arguments select.
+
+    Args:
+        data_args: the data to read.
+        wanted: which of "train", "validation" and "test" to read. None: all files, or train and validation of a
+            dataset. "train" includes "unlabeled", the questions that only a teacher answers.
+        download: passed on to `datasets.load_dataset`.
+
+    Raises:
+        InputError: a split or a dataset does not exist, or validation or test ids repeat; or see [`read_questions`]
+            and [`check_answers`].
+    """
+    found: dict[str, Sequence[Path | Dataset]] = dict(data_args.files)
+    if not found and data_args.dataset_name is not None:
+        found.update(_load_dataset_splits(data_args, **download))
+    if data_args.unlabeled_file is not None:
+        found["unlabeled"] = [Path(data_args.unlabeled_file)]
+    wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
+    splits = {}
+    for split in wanted:
+        names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
+        sources = zip(found[split], names, strict=True)
+        answered = split != "unlabeled"
+        questions = [question for source, name in sources for question in read_questions(source, name, answered)]
+        questions = questions[: data_args.max_samples.get(split)]
+        if not answered:
+            splits[split] = questions
+            continue
+        if split != "train":
+            _check_ids(questions)
+        splits[split] = check_answers(
+            questions,
+            " and ".join(names),
+            training=split == "train",
+            version_2=data_args.version_2_with_negative,
+            skip=data_args.on_bad_answer == "skip",
+        )
+    return splits
+
+
+def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> Mapping[str, Sequence[Path | Dataset]]:
+    splits = load_dataset_splits(str(data_args.dataset_name), data_args.dataset_config_name, **download)
+    return {split: [splits[split]] for split in SPLITS if split in splits}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> list[Question]:
+    """Reads the questions of a file or a dataset, with unchecked answers.
+
+    JSON is nested, as in SQuAD, or flat. Nested:
+
+        {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [
+            {"id": ..., "question": ..., "answers": [{"text": ..., "answer_start": ...}]}]}]}]}
+
+    Flat, with one object per line, a list of objects, or a list under "data":
+
+        {"id": ..., "title": ..., "context": ..., "question": ...,
+         "answers": {"text": [...], "answer_start": [...]}}
+
+    Blank answers are dropped. The id of a question without one is its position, counted from 1.
+
+    Args:
+        source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
+        name: the source, for messages.
+        answered: whether to read answers.
+
+    Raises:
+        InputError: the source is not JSON, has another structure, or has no questions. The message names source and
+            row.
+    """
+    rows = enumerate(_read_rows(source, name), start=1)
+    dropped = {} if answered else {"answers": None, "is_impossible": False}
+    questions = [_make_question({**values, **dropped}, name, where, number) for number, (where, values) in rows]
+    if not questions:
+        raise InputError(f"{name}: no questions.")
+    empty = [question for question in questions if not (question.question.strip() and question.context.strip())]
+    if empty:
+        message = "%s: questions without text or context: %d. The first: %s. Without context, there is no answer."
+        logger.warning(message, name, len(empty), empty[0].row)
+    return questions
+
+
+def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the location of each question, for messages, and its values in the flat form."""
+    content = _read_object(source) if isinstance(source, Path) else None
+    if content is None:
+        rows = read_json_rows(source) if isinstance(source, Path) else read_rows(source)
+        yield from ((f"{name}, row {row}", values) for row, values in rows)
+        return
+    if not isinstance(content.get("data"), list):
+        yield f"{name}, row 1", content
+        return
+    for i, article in enumerate(content["data"]):
+        where = f"{name}, data[{i}]"
+        if isinstance(article, dict) and "paragraphs" not in article:  # flat, as run_qa.py reads it
+            yield where, article
+            continue
+        for paragraph_where, paragraph in _read_list(article, "paragraphs", where):
+            for question_where, question in _read_list(paragraph, "qas", paragraph_where):
+                if not isinstance(question, dict):
+                    raise InputError(
+                        f"{question_where}: expected a question object, found a {type(question).__name__}."
+                    )
+                yield question_where, {"title": article.get("title"), "context": paragraph.get("context"), **question}
+
+
+def _read_object(file: Path) -> dict[str, Any] | None:
+    """Reads a JSON file with a single object. Returns None for JSON lines or a list."""
+    text = "".join(read_text_lines(file, LONGEST_LINE_OF_JSON)).strip()
+    try:
+        content = parse_json(text or "null")
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":  # JSON lines
+            return None
+        raise InputError(f"{file}: not JSON ({error}). Expected SQuAD's JSON or JSON lines.") from error
+    return content if isinstance(content, dict) else None
+
+
+def _read_list(values: Any, name: str, where: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(values, dict) or not isinstance(values.get(name), list):
+        found = ", ".join(values) if isinstance(values, dict) else f"a {type(values).__name__}"
+        raise InputError(f"{where}: expected the list {name!r} of SQuAD's format. Found: {found}.")
+    for i, value in enumerate(values[name]):
+        yield f"{where}.{name}[{i}]", value
+
+
+def _make_question(values: Mapping[str, Any], source: str, where: str, number: int) -> Question:
+    for name in ("question", "context"):
+        if not isinstance(values.get(name), str):
+            found = ", ".join(values)
+            raise InputError(
+                f"{where}: {name!r} must be text. Expected id, question, context, answers. Found: {found}."
+            )
+    answers = [(text, start) for text, start in _read_answers(values.get("answers"), where) if text.strip()]
+    is_impossible = _read_boolean(values, "is_impossible", where)
+    if answers and is_impossible:
+        raise InputError(
+            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of them."
+        )
+    question = Question(
+        id=str(number if values.get("id") is None else values["id"]),
+        question=values["question"],
+        context=values["context"],
+        answers=tuple(text for text, _ in answers),
+        answer_starts=tuple(start for _, start in answers),
+        title=str(values.get("title") or ""),
+        source=source,
+        row=where,
+        is_impossible=is_impossible,
+    )
+    for name in ("id", "question", "context", "answers", "title"):
+        check_unicode("".join(getattr(question, name)), f"{where}: {name!r}")
+    return question
+
+
+def _read_boolean(values: Mapping[str, Any], name: str, where: str) -> bool:
+    """Reads true or false, also as a number or as text. None, missing and empty mean false."""
+    value = values.get(name)
+    text = "" if value is None else str(value).strip().lower()
+    if text not in BOOLEANS:
+        raise InputError(f"{where}: {name!r} must be true or false, not {value!r:.60}.")
+    return BOOLEANS[text]
+
+
+def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
+    """Reads text and start of each answer from a list of answers, or from a list of texts and a list of starts."""
+    if value is None:
+        return []
+    try:
+        if isinstance(value, dict):
+            answers = list(zip(value["text"], value["answer_start"], strict=True))
+        else:
+            answers = [(answer["text"], answer["answer_start"]) for answer in value]
+    except (KeyError, TypeError, ValueError):
+        answers = [(None, None)]
+    if not all(isinstance(text, str) and isinstance(start, int) for text, start in answers):
+        raise InputError(
+            f"{where}: cannot read 'answers': {str(value)[:80]}. Expected "
+            '{"text": [...], "answer_start": [...]} or [{"text": ..., "answer_start": ...}].'
+        )
+    return answers
+
+
+# --- checking ---------------------------------------------------------------------------------------------------
+
+
+def _check_ids(questions: list[Question]) -> None:
+    rows: dict[str, str] = {}
+    for question in questions:
+        if question.id in rows:
+            raise InputError(
+                f"{question.row}: {rows[question.id]} has the same id, {question.id}. Ids must be unique."
+            )
+        rows[question.id] = question.row
+
+
+def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
+    """Checks that answers exist and are in their context at the given position, ignoring white space.
+
+    Args:
+        questions: from [`read_questions`].
+        name: their source, for messages.
+        training: whether the questions are for training, so there must be answers.
+        version_2: whether questions may have no answer.
+        skip: whether to warn about an answer that is not at its position, instead of stopping. For training such an
+            answer is dropped, and so is a question whose answers are all dropped. For scoring, which compares only
+            texts, it is kept, as in the official scripts.
+
+    Returns:
+        The questions, with each answer written as in the context, without surrounding white space.
+
+    Raises:
+        InputError: required answers are missing, or an answer is not at its position.
+    """
+    unanswered = [question for question in questions if not question.answers]
+    logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
+    if training and len(unanswered) == len(questions):
+        raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
+    if not can_be_scored(questions):
+        logger.warning("%s: no reference answers. Predictions are not scored.", name)
+        return questions
+    if unanswered and not version_2:
+        raise InputError(
+            f"{unanswered[0].row}: question {unanswered[0].id} has no answer ({len(unanswered)} of "
+            f"{len(questions)} have none). Set --version_2_with_negative (SQuAD v2.0), or remove these questions."
+        )
+    checked, misplaced = [], []
+    for question in questions:
+        answers = []
+        for text, start in zip(question.answers, question.answer_starts, strict=True):
+            span = find_answer(question.context, text, start)
+            if span is not None:
+                answers.append((question.context[slice(*span)], span[0]))
+                continue
+            found = question.context[max(start, 0) : max(start, 0) + len(text)]
+            misplaced.append(f"{question.row}, question {question.id}: expected {text!r} at {start}, found {found!r}")
+            if not training:
+                answers.append((text, start))
+        if answers or not question.answers:
+            texts, starts = tuple(text for text, _ in answers), tuple(start for _, start in answers)
+            checked.append(question._replace(answers=texts, answer_starts=starts))
+    if misplaced:
+        message = f"Answers that are not at their position in the context: {len(misplaced)}"
+        if not skip:
+            raise InputError(f"{misplaced[0]}. {message}. Fix them, or set --on_bad_answer skip.")
+        dropped = f"They are skipped. Skipped questions: {len(questions) - len(checked)}"
+        outcome = dropped if training else "They are scored by their text"
+        logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
+    if training and not any(question.answers for question in checked):
+        raise InputError(f"{name}: no answer is at its position in the context. Check 'answer_start'.")
+    return checked
+
+
+def can_be_scored(questions: list[Question]) -> bool:
+    """Whether the questions can be scored: some have answers, or all are marked as impossible."""
+    return any(question.answers for question in questions) or all(question.is_impossible for question in questions)
+
+
+def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
+    """Finds an answer at character `start` of the context, ignoring white space.
+
+    Returns:
+        Start and end of the answer without surrounding white space: `context[start:end]`. None if it is not there.
+    """
+    if not 0 <= start <= len(context):
+        return None
+    begin = start + len(text) - len(text.lstrip())
+    if context.startswith(text.strip(), begin):
+        return begin, begin + len(text.strip())
+    # Like the original release's run_squad.py, accepts other white space between words, such as a line break.
+    words = r"\s+".join(map(re.escape, text.split()))
+    match = re.compile(rf"\s*({words})").match(context, start)
+    return match.span(1) if match else None

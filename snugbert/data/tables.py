@@ -1,0 +1,234 @@
+"""Reads rows from TSV, CSV and JSON files and from datasets.
+
+Errors name the file and the line or row.
+"""
+
+import csv
+import logging
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from datasets import ClassLabel, Dataset
+
+from snugbert.data.sources import uncompressed_name
+from snugbert.data.text_arguments import OnBadText
+from snugbert.data.text_lines import (
+    LONGEST_LINE,
+    LONGEST_LINE_OF_JSON,
+    ReadingLog,
+    content_error,
+    read_numbered_lines,
+)
+from snugbert.errors import InputError, format_count
+from snugbert.json_files import parse_json
+
+logger = logging.getLogger(__name__)
+
+# Of CSV files, by priority.
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
+SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
+NO_SEPARATOR = "\0"  # lines with this character are refused
+csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
+# All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
+WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
+INVISIBLE = "".join([char for char in map(chr, range(0x3001)) if char.isspace()] + [chr(n) for n in WITHOUT_WIDTH])
+
+
+def read_rows(
+    source: Path | Dataset,
+    headerless_columns: Sequence[str] = (),
+    skip_torn_rows: bool = False,
+    log: ReadingLog | None = None,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
+
+    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The columns of CSV files
+    are separated by the first of comma, semicolon and tab that the first line has, or by the character that a first
+    line such as "sep=;" names. If it has none, there is one column. JSON files contain one object per line, or a
+    single list of objects.
+
+    Args:
+        source: the dataset, or an existing file.
+        headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
+            contains the last of these names, or if none are given.
+        skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
+        log: follows the reading of a file, and decides about bad rows. By default they raise an error. In TSV and CSV
+            files, bytes that are not UTF-8 always raise one, unless `on_bad_text` is "replace", and so does broken
+            CSV.
+
+    Yields:
+        The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
+        TSV and CSV values are strings. Class labels of a dataset are replaced by their names, or by None if the label
+        is missing.
+
+    Raises:
+        InputError: the suffix is unknown, bytes are not UTF-8, or a row is broken or has too few or too many
+            columns. The message names the file and the row.
+    """
+    if isinstance(source, Dataset):
+        return _read_dataset_rows(source)
+    file, log = source, log or ReadingLog()
+    suffix = uncompressed_name(file).rpartition(".")[2]
+    # Without a bad line, a header or a quoted cell could be incomplete.
+    lines_log = log if log.on_bad_text == "replace" else ReadingLog()
+    if suffix == "tsv":
+        advice = "Tabs separate columns, and carriage returns end lines."
+        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
+    if suffix == "csv":
+        separator = find_separator(file, lines_log.on_bad_text)
+        advice = (
+            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
+            "wrong, name the right one in a first line such as sep=;"
+        )
+        rows = _read_csv_rows(file, separator, lines_log)
+        return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
+    if suffix in ("json", "jsonl"):
+        return read_json_rows(file, log)
+    raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
+
+
+def clean_label(text: str) -> str:
+    """Removes what nobody means in a label: spaces and invisible characters at its ends, and decomposed letters."""
+    return unicodedata.normalize("NFC", text).strip(INVISIBLE)
+
+
+def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
+
+    Returns:
+        The groups of two or more, sorted.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(_fold_label(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _fold_label(label: str) -> str:
+    """Returns the same text for labels that look alike."""
+    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
+
+
+def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
+    classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
+    row = 0
+    try:
+        for row, values in enumerate(dataset, start=1):
+            for name, feature in classes.items():
+                # Test sets on the Hub use -1 for a missing label.
+                labeled = values[name] is not None and values[name] >= 0
+                values[name] = feature.int2str(values[name]) if labeled else None
+            yield row, values
+    except UnicodeDecodeError as error:  # Parquet can contain any bytes
+        raise InputError(f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+
+
+def _name_cells(
+    file: Path,
+    table: Iterable[tuple[int, list[str]]],
+    advice: str,
+    headerless_columns: Sequence[str],
+    skip_torn_rows: bool,
+    log: ReadingLog,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    header: list[str] = []
+    torn = []
+    for row, cells in table:
+        if not header and (not headerless_columns or headerless_columns[-1] in cells):
+            header = cells
+            continue
+        header = header or list(headerless_columns)
+        if len(cells) == len(header):
+            yield row, dict(zip(header, cells, strict=True))
+        elif skip_torn_rows:
+            torn.append(row)
+        else:
+            columns = format_count(len(header), "column")
+            log.leave_out(file, f"row {row}", f"expected {columns}, found {len(cells)}. {advice}")
+    if torn:
+        skipped = format_count(len(torn), "row")
+        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
+
+
+def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
+    for row, line in read_numbered_lines(file, log=log):
+        if line := line.rstrip("\r\n"):
+            yield row, line.split("\t")
+
+
+def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
+    """Returns the separator of a CSV file. Only with `on_bad_text` "replace", bytes may not be UTF-8."""
+    log = ReadingLog("replace" if on_bad_text == "replace" else None)
+    _, first = next(read_numbered_lines(file, log=log), (1, ""))
+    return choose_separator(first)
+
+
+def choose_separator(first: str) -> str:
+    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if it has one column."""
+    if named := SEPARATOR_LINE.match(first):
+        return named[1]
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    # Spreadsheets write semicolons where the comma is the decimal point.
+    found = next((separator for separator in SEPARATORS if separator in unquoted), None)
+    # After an open quote, the first row goes on in the next line.
+    return found or ("," if '"' in unquoted else NO_SEPARATOR)
+
+
+def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
+    lines = (line for _, line in read_numbered_lines(file, log=log))
+    first = next(lines, "")
+    named = SEPARATOR_LINE.match(first) is not None
+    row = int(named)
+    try:
+        # Without `strict`, a quote that is never closed would silently swallow the rest of the file.
+        table = csv.reader(lines if named else chain([first], lines), delimiter=separator, strict=True)
+        for row, cells in enumerate(table, start=1 + named):
+            if cells:
+                yield row, cells
+    except csv.Error as error:
+        problem = str(error).replace(f"'{NO_SEPARATOR}'", "line end")
+        raise content_error(file, f", row {row + 1}: not CSV ({problem}).") from error
+
+
+def read_json_rows(file: Path, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Reads the rows of a JSON file, also compressed, as [`read_rows`] does. Lines are streamed; a list is not.
+
+    Args:
+        file: the file.
+        log: follows the reading, and decides about bad rows. By default they raise an error.
+
+    Raises:
+        InputError: bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
+            row.
+    """
+    log = log or ReadingLog()
+    for row, value in _read_json_values(file, log):
+        if isinstance(value, dict):
+            yield row, value
+        else:
+            log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}.")
+
+
+def _read_json_values(file: Path, log: ReadingLog) -> Iterator[tuple[int, Any]]:
+    numbered = read_numbered_lines(file, LONGEST_LINE_OF_JSON, log)
+    lines = ((row, line) for row, line in numbered if line.strip())
+    for position, (row, line) in enumerate(lines):
+        if position == 0 and line.lstrip().startswith("["):  # a single list of all rows
+            text = "".join([line, *(rest for _, rest in lines)])
+            try:
+                values = parse_json(text)
+            except ValueError as error:
+                raise content_error(file, f": not JSON ({error}).") from error
+            yield from enumerate(values, start=1)
+            return
+        try:
+            value = parse_json(line)
+        except ValueError as error:
+            log.leave_out(file, f"row {row}", f"not JSON ({error}).")
+        else:
+            yield row, value

@@ -1,0 +1,122 @@
+"""Documents -> sentences -> token ids."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.data.digests import tokenizer_definition
+from snugbert.data.documents import split_sentences
+
+# Each process caches the tokens of words with up to this many characters in total, in about 100 MB. The words of 80
+# books have 2 million.
+CACHED_CHARACTERS = 2**22
+
+
+@dataclass
+class TokenizedDocuments:
+    """A batch of tokenized documents. Documents and sentences without tokens are left out.
+
+    Attributes:
+        documents_read: number of documents in the batch, including empty ones.
+        numbers: indices of the documents that are left. *Shape:* (documents,)
+        document_lengths: number of sentences per document. *Shape:* (documents,)
+        sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
+        tokens: token ids. *Shape:* (tokens,)
+    """
+
+    documents_read: int
+    numbers: np.ndarray
+    document_lengths: np.ndarray
+    sentence_lengths: np.ndarray
+    tokens: np.ndarray
+
+
+class DocumentTokenizer:
+    """Splits documents into sentences, and sentences into token ids. It can be pickled.
+
+    The tokenizers library does the work, but only once per distinct word between two spaces. BERT's normalizer, its
+    pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences. RoBERTa's also gets
+    the space before a sentence, because the tokens of the first word depend on it.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
+            sentence.
+
+    Attributes:
+        vocab_size: number of tokens, including added tokens.
+        dtype: uint16 or uint32, the type of the token ids.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str | None):
+        self.language = language
+        self.vocab_size = len(tokenizer)
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        definition = tokenizer_definition(tokenizer)
+        self._backend = _make_backend(json.dumps(definition))
+        kinds = [(definition[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
+        self._by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and all(
+            token["special"] for token in definition["added_tokens"]
+        )
+        self._keep_spaces = tokenizer.tokenize("a") != tokenizer.tokenize(" a")
+        self._cache: dict[str, bytes] = {}
+        self._cached_characters = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For processes that are not forked. A pickled Tokenizer loses `encode_special_tokens`.
+        return self.__dict__ | {"_backend": self._backend.to_str(), "_cache": {}, "_cached_characters": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"_backend": _make_backend(state["_backend"])}
+
+    def __call__(self, batch: Sequence[tuple[int, list[str]]]) -> TokenizedDocuments:
+        """Tokenizes documents.
+
+        Args:
+            batch: the index and the lines of each document.
+        """
+        documents = [
+            document if self.language is None else split_sentences(document, self.language, self._keep_spaces)
+            for _, document in batch
+        ]
+        sentences = self._tokenize(list(chain.from_iterable(documents)))
+        lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64) // self.dtype.itemsize
+        ends = np.cumsum([len(document) for document in documents])
+        sentences_before = np.concatenate([[0], np.cumsum(lengths > 0)])
+        document_lengths = np.diff(sentences_before[ends], prepend=0)
+        return TokenizedDocuments(
+            documents_read=len(batch),
+            numbers=np.array([number for number, _ in batch])[document_lengths > 0],
+            document_lengths=document_lengths[document_lengths > 0],
+            sentence_lengths=lengths[lengths > 0],
+            tokens=np.frombuffer(b"".join(sentences), self.dtype),
+        )
+
+    def _tokenize(self, sentences: list[str]) -> list[bytes]:
+        """Returns the token ids of each sentence, as the bytes of an array."""
+        if not self._by_word:
+            return self._encode(sentences)
+        if self._cached_characters > CACHED_CHARACTERS:
+            self._cache.clear()
+            self._cached_characters = 0
+        words = [sentence.split(" ") for sentence in sentences]
+        new = [word for word in dict.fromkeys(chain.from_iterable(words)) if word not in self._cache]
+        self._cache.update(zip(new, self._encode(new), strict=True))
+        self._cached_characters += sum(map(len, new))
+        return [b"".join([self._cache[word] for word in sentence]) for sentence in words]
+
+    def _encode(self, texts: list[str]) -> list[bytes]:
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
+
+
+def _make_backend(definition: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(definition)
+    tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three tokens, not the special token
+    return tokenizer

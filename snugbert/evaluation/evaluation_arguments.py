@@ -1,0 +1,114 @@
+"""Arguments of `snugbert evaluate`.
+
+`--help` imports this module, so it does not import datasets or matplotlib, which take seconds.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from snugbert.checkpoints.loading import ModelArguments
+from snugbert.configuration_snugbert import SIZES
+from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.errors import InputError
+from snugbert.ranges import check_ranges
+
+
+@dataclass
+class EvaluatedModelArguments(ModelArguments):
+    """Which model to evaluate, and in which precision.
+
+    Raises:
+        InputError: both a model and random weights are given, or a check of [`ModelArguments`] fails.
+    """
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Any masked language model of transformers: a folder or Hub name."}
+    )
+    config_name: str | None = field(
+        default=None,
+        metadata={"help": f"Random weights instead: {', '.join(SIZES)}, or a config folder."},
+    )
+    bf16: bool = field(
+        default=False, metadata={"help": "Compute in bfloat16 (autocast): faster, but the scores are less exact."}
+    )
+
+    def __post_init__(self):
+        if self.model_name_or_path is not None and self.config_name is not None:
+            raise InputError(
+                "--config_name gives random weights. --model_name_or_path cannot be used with it. Remove one of them."
+            )
+        super().__post_init__()
+
+
+@dataclass
+class PairsArguments:
+    """Which minimal pairs to score."""
+
+    pairs_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Minimal pairs, files or glob patterns: .jsonl, .json, .csv, .tsv, .txt (also .gz, .zst)."},
+    )
+    good_column_name: str = field(default="sentence_good", metadata={"help": "Column of the acceptable sentence."})
+    bad_column_name: str = field(default="sentence_bad", metadata={"help": "Column of the unacceptable sentence."})
+
+
+@dataclass(kw_only=True)
+class HeldOutTextArguments(PreparationArguments):
+    """The held-out text, its examples, and the text that gives the token frequencies of the baseline.
+
+    Names and defaults are the same as in `snugbert pretrain`, so both commands report the same metrics.
+
+    Raises:
+        InputError: a value is out of range, or there is training text but no held-out text.
+    """
+
+    validation_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Held-out text to score: .txt, .jsonl (also .gz, .zst), .parquet."},
+    )
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text that gives the token frequencies of the baseline. Default: --validation_file."},
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset (Hub name or folder) instead of --train_file."}
+    )
+    max_seq_length: int = field(default=128, metadata={"help": "Maximum tokens per example of held-out text."})
+    no_nsp: bool = field(
+        default=False, metadata={"help": "Score full sentences without pairs, even if the model predicts pairs."}
+    )
+    sentence_order: bool = field(
+        default=False, metadata={"help": "The model predicts the order of segments instead of the next sentence."}
+    )
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of held-out examples."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.train_file or self.dataset_name is not None) and not self.validation_file:
+            raise InputError(
+                "--validation_file is missing. --train_file and --dataset_name only give the baseline its token "
+                "frequencies."
+            )
+
+
+@dataclass
+class EvaluationArguments:
+    """What to write.
+
+    Raises:
+        InputError: the seed is out of range.
+    """
+
+    help_group: ClassVar[str] = "output"
+
+    output_dir: str | None = field(
+        default=None, metadata={"help": "Folder for results and plots. Default: only print the results."}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the results in --output_dir."})
+    update_card: bool = field(
+        default=False, metadata={"help": "Add the results to the header of the model's card (README.md)."}
+    )
+    seed: int = field(default=42, metadata={"advanced": True, "help": "Seed of random weights (--config_name)."})
+
+    def __post_init__(self):
+        check_ranges(self)

@@ -1,0 +1,210 @@
+"""Held-out text: masked token loss and accuracy, bits per character and next-sentence accuracy, next to baselines.
+
+The examples and their masks are the same as in `snugbert pretrain --validation_file`, so both commands report the same
+metrics. SnugBERT models get packed batches. Other models get the same examples in padded batches.
+"""
+
+import logging
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from snugbert.checkpoints.loading import max_tokens
+from snugbert.data.corpus import Corpus
+from snugbert.data.documents import find_files, read_documents
+from snugbert.data.languages import choose_language, stored_in_model
+from snugbert.data.text_lines import ReadingLog
+from snugbert.errors import InputError
+from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
+from snugbert.evaluation.masked_models import predicts_pairs
+from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
+from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, list_sources, load_corpora, make_dataset
+from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.scores import average_sums, get_mlm_logits, sum_per_sequence
+
+logger = logging.getLogger(__name__)
+
+
+class TextResults(TypedDict):
+    """Scores of a model on held-out text.
+
+    Keys:
+        dataset: names of the files.
+        metrics: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
+            `nsp_accuracy`.
+        baselines: the same metrics, except `nsp_loss`, for predictions that ignore the input. Tokens are predicted by
+            their frequency, and all pairs get the more frequent label.
+        token_frequencies: the text that gives the baseline its token frequencies: "training text" or "held-out text".
+        objective: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
+        examples: number of examples.
+        tokens: tokens of the text, without special tokens.
+        characters: characters of the text, see [`count_characters`].
+        unknown_tokens: share of the tokens that are [UNK].
+    """
+
+    dataset: str
+    metrics: dict[str, float]
+    baselines: dict[str, float]
+    token_frequencies: str
+    objective: Objective
+    examples: int
+    tokens: int
+    characters: int
+    unknown_tokens: float
+
+
+def score_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    args: HeldOutTextArguments,
+    batch_size: int = 8,
+    cache_dir: str | None = None,
+) -> TextResults:
+    """Scores a model on held-out text.
+
+    Args:
+        model: any masked language model of transformers. If it predicts sentence pairs as `BertForPreTraining` does,
+            the examples are pairs. Otherwise they are full sentences.
+        tokenizer: its tokenizer.
+        args: the text, and the length of the examples. The default language is the one that the checkpoint or the
+            tokenizer stores, or English.
+        batch_size: examples per batch.
+        cache_dir: see [`prepare_in_cache`].
+
+    Raises:
+        InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the
+            model, or the loss is not finite.
+    """
+    _check_length(args.max_seq_length, model, tokenizer)
+    data_args = _choose_examples(args, model)
+    stored = stored_in_model(
+        model.config, tokenizer, model.config.name_or_path or None, str(tokenizer.name_or_path) or None
+    )
+    data_args.language = choose_language(args.language, stored)
+    train, text = load_corpora(data_args, do_train=False, do_eval=True, cache_dir=cache_dir, tokenizer=tokenizer)
+    assert text is not None  # `validation_file` is given
+    characters = count_characters(data_args)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = make_dataset(
+            text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
+        )
+        num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
+        metrics = score_examples(model, tokenizer, dataset, num_examples, batch_size)
+        if not math.isfinite(metrics["mlm_loss"]):
+            raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
+        baselines = compute_baselines(dataset, train or text)
+    for scores in (metrics, baselines):
+        scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
+    return {
+        "dataset": list_sources(text),
+        "metrics": metrics,
+        "baselines": baselines,
+        "token_frequencies": "held-out text" if train is None else "training text",
+        "objective": data_args.dataset_objective,
+        "examples": num_examples,
+        "tokens": text.num_tokens,
+        "characters": characters,
+        "unknown_tokens": _share_of_unknown_tokens(text, tokenizer),
+    }
+
+
+def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
+    if not SHORTEST_EXAMPLE <= max_seq_length <= limit:
+        raise InputError(
+            f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the limit ({limit})."
+        )
+
+
+def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
+    """Returns the arguments of `snugbert pretrain` that make the examples. Masks have its defaults."""
+    data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
+    if not predicts_pairs(model):
+        if args.sentence_order:
+            raise InputError("--sentence_order: the model does not predict the order of segments. Remove it.")
+        data_args.objective = "mlm"
+    return data_args
+
+
+def count_characters(data_args: PretrainingDataArguments) -> int:
+    """Counts the characters of the validation text: of its lines, without line ends and the spaces around lines.
+
+    They do not depend on a tokenizer.
+    """
+    log = ReadingLog(data_args.on_bad_text)
+    documents = read_documents(find_files(data_args.validation_file), data_args.text_column_name, log)
+    return sum(len(line) for document in documents for line in document)
+
+
+def _share_of_unknown_tokens(text: Corpus, tokenizer: PreTrainedTokenizerBase) -> float:
+    return float(count_tokens(text, len(tokenizer))[tokenizer.unk_token_id] / text.num_tokens)
+
+
+@torch.no_grad()
+def score_examples(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dataset: PretrainingDataset,
+    num_examples: int,
+    batch_size: int,
+) -> dict[str, float]:
+    """Masks and scores the first examples of a dataset. Models without an attention mask get one example at a time.
+
+    Returns:
+        `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
+    """
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
+    takes_mask = "attention_mask" in signature(model.forward).parameters
+    if not takes_mask:  # such as FNet, which would mix in padding
+        batch_size = 1
+    model.eval()
+    sums = []
+    for start in tqdm(range(0, num_examples, batch_size), desc="held-out text", disable=None):
+        batch = collate([dataset[index] for index in range(start, min(start + batch_size, num_examples))])
+        if not isinstance(model, SnugBertPreTrainedModel):
+            batch = pad_batch(batch, tokenizer.pad_token_id)
+        if not takes_mask:
+            batch.pop("attention_mask", None)
+        batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+        sums.append(_score_batch(model, batch).cpu())
+    return average_sums(torch.cat(sums).numpy())
+
+
+def pad_batch(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """Gives each sequence of a packed pretraining batch a padded row. *Shape:* (N, longest sequence)"""
+    lengths = batch["cu_seq_lens_q"].diff().tolist()
+
+    def to_rows(values: torch.Tensor, padding: int) -> torch.Tensor:
+        return pad_sequence(values[0].split(lengths), batch_first=True, padding_value=padding)
+
+    padded = {
+        "input_ids": to_rows(batch["input_ids"], pad_token_id),
+        "attention_mask": to_rows(torch.ones_like(batch["input_ids"]), 0),
+        "labels": to_rows(batch["labels"], IGNORE_INDEX),
+    }
+    if "next_sentence_label" in batch:  # models without pairs may not accept token types
+        padded["token_type_ids"] = to_rows(batch["token_type_ids"], 0)
+        padded["next_sentence_label"] = batch["next_sentence_label"]
+    return padded
+
+
+def _score_batch(model: PreTrainedModel, batch: dict[str, Any]) -> torch.Tensor:
+    """Returns sums of losses and correct predictions, see [`sum_per_sequence`]."""
+    if isinstance(model, SnugBertPreTrainedModel):
+        return sum_per_sequence(model(**batch, sparse_prediction=True), batch)
+    outputs = model(**{name: values for name, values in batch.items() if "label" not in name})
+    outputs["prediction_logits"] = get_mlm_logits(outputs)[batch["labels"] != IGNORE_INDEX]
+    return sum_per_sequence(outputs, batch)

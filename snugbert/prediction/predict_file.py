@@ -1,0 +1,289 @@
+"""Streams a file through a model: reads windows of rows, predicts them, and appends the results in order.
+
+The output is complete when `output_file` exists. Until then, it is in `output_file` with `.partial` appended, and a
+second file records how much of it is done. Run the same command again to continue.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from tqdm import tqdm
+
+from snugbert.checkpoints.reading import fetch_checkpoint
+from snugbert.command_line import get_hub_arguments
+from snugbert.data.text_lines import ReadingLog
+from snugbert.errors import InputError, format_count
+from snugbert.prediction.formats import Format, make_format
+from snugbert.prediction.prediction_arguments import PredictionArguments
+from snugbert.prediction.predictor import Predictor, WordTagger, choose_device, find_kind, make_predictor
+from snugbert.reports.results import write_atomically
+from snugbert.trainers.log_lines import format_duration
+from snugbert.trainers.run_lock import NO_LOCKS
+from snugbert.writing import writing
+
+logger = logging.getLogger(__name__)
+
+# A window has at most this many rows and, for long texts, about this many characters. Texts of similar length share
+# batches within a window, and after a kill a window is predicted again.
+WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
+ROWS_TO_INSPECT = 100  # to find the columns of text
+MOST_REPORTED = 20  # bad rows
+PAUSE = 60  # seconds between progress lines in a log file
+
+PARTIAL = ".partial"
+MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
+# Arguments that change the output.
+SETTINGS = (
+    "text_column_names",
+    "max_seq_length",
+    "doc_stride",
+    "version_2_with_negative",
+    "prompt_name",
+    "on_bad_text",
+    "shard",
+    "max_batch_tokens",
+    "bf16",
+)
+
+Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
+
+
+def predict_file(args: PredictionArguments) -> None:
+    """Runs `snugbert predict`.
+
+    Raises:
+        InputError: the model or a row cannot be used, the output exists or belongs to other settings, or it cannot be
+            written.
+    """
+    _check_output(args)  # before the model is loaded
+    folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
+    if args.reads_conll and find_kind(folder) is not WordTagger:
+        raise InputError(
+            f"--input_file: only models that label tokens read {args.input_file}. Use .tsv, .csv, .json or .jsonl."
+        )
+    data = make_format(args)
+    rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
+    if not rows:
+        raise InputError(f"--input_file: {args.input_file} has no rows.")
+    write_predictions(args, data, make_predictor(folder, args, rows), folder)
+
+
+def _check_output(args: PredictionArguments) -> None:
+    output = _name_output(args)
+    if output.exists() and not args.overwrite_output_file:
+        raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
+
+
+def write_predictions(args: PredictionArguments, data: Format, predictor: Predictor, folder: Path) -> None:
+    """Predicts the rows of the input, and prints how many per second.
+
+    Args:
+        args: the arguments of the command.
+        data: the formats of input and output.
+        predictor: the model.
+        folder: its folder.
+
+    Raises:
+        InputError: see [`predict_file`].
+    """
+    output, source = _name_output(args), Path(str(args.input_file))
+    # Reading all rows first finds bad ones before hours of work. The number of rows makes shards equal.
+    logger.info("reading %s", source)
+    log = ReadingLog(args.on_bad_text, _BadRowReport())
+    total = sum(1 for _ in _read(data, predictor, log))
+    if summary := log.summarize():
+        logger.warning(summary)
+    if not total:
+        raise InputError(f"--input_file: no row of {source} can be read.")
+    shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
+    start = time.monotonic()
+    with _open_partial(output) as stream:
+        _check_output(args)  # again, because another process may have finished it
+        done = _predict(args, data, stream, predictor, shard, _describe_run(args, folder, source))
+        _partial(output).replace(output)
+        _partial(output, ".json").unlink(missing_ok=True)
+    seconds = time.monotonic() - start
+    print(f"{output}: {format_count(shard[1] - shard[0], 'row')}, {done / max(seconds, 1e-9):,.0f} rows/s")
+
+
+class _BadRowReport:
+    """Logs the first bad rows."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def __call__(self, description: str) -> None:
+        self._number += 1
+        if self._number <= MOST_REPORTED:
+            logger.warning("bad row: %s", description)
+
+
+def _name_output(args: PredictionArguments) -> Path:
+    output = Path(str(args.output_file))
+    if args.num_shards == 1:
+        return output
+    # As in prepared corpora. `cat` in the order of the names gives the rows in the order of the input.
+    part = f"{args.shard_number - 1:05}-of-{args.num_shards:05}"
+    return output.with_name(f"{output.stem}-{part}{output.suffix}")
+
+
+def _partial(output: Path, suffix: str = "") -> Path:
+    return output.with_name(f"{output.name}{PARTIAL}{suffix}")
+
+
+@contextmanager
+def _open_partial(output: Path) -> Iterator[IO[bytes]]:
+    """Opens the partial output, and keeps other processes from writing it.
+
+    Raises:
+        InputError: another process is writing it, or it cannot be written.
+    """
+    partial = _partial(output)
+    with writing(output, "run the same command again"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stream = partial.open("ab")
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = not partial.exists() or not os.path.samestat(os.fstat(stream.fileno()), partial.stat())
+        except BlockingIOError:
+            taken = True
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            taken = False
+            logger.warning("%s: this file system has no locks. Make sure that no other process writes it.", partial)
+        if taken:
+            raise InputError(f"--output_file: another process is writing {partial}. Wait until it ends.")
+        yield stream
+
+
+def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:
+    """Returns what the output depends on. Partial output is continued only if these values are unchanged."""
+    files = [file for pattern in MODEL_FILES for file in sorted(folder.rglob(pattern)) if PARTIAL not in file.name]
+    return {
+        "settings": {name: getattr(args, name) for name in SETTINGS} | {"device": str(choose_device(args))},
+        "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in (source, *files)},
+    }
+
+
+def _read(data: Format, predictor: Predictor, log: ReadingLog) -> Iterator[Row]:
+    """Yields the rows that can be read."""
+    for place, values in data.read(log):
+        try:
+            example = predictor.read(values)
+        except InputError as error:
+            log.leave_out(data.source, place, str(error))
+        else:
+            yield values, example
+
+
+def _predict(
+    args: PredictionArguments,
+    data: Format,
+    stream: IO[bytes],
+    predictor: Predictor,
+    shard: tuple[int, int],
+    description: dict[str, Any],
+) -> int:
+    """Predicts the rows of a shard that are not in the partial output, and returns their number.
+
+    Args:
+        args: the arguments.
+        data: the formats of input and output.
+        stream: the partial output.
+        predictor: the model.
+        shard: the first row of the shard and its end, exclusive.
+        description: see [`_describe_run`].
+    """
+    output = _name_output(args)
+    state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
+    if stream.seek(0, os.SEEK_END) < state["bytes"]:  # the file was removed, but not its state
+        state |= {"rows": 0, "bytes": 0}
+    stream.truncate(state["bytes"])
+    (first, end), before = shard, state["rows"]
+    if before:
+        logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
+    rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
+    progress = _Progress(end - first, before)
+    for window in _split_into_windows(rows):
+        predictions = predictor.predict([example for _, example in window])
+        results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
+        # Only the first shard has a header, so that the shards can be joined.
+        head = data.write_head(results[0]) if first + state["rows"] == 0 else ""
+        lines = [head, *map(data.write, results)]
+        with writing(output, "run the same command again"):
+            # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
+            stream.write("".join(lines).encode("utf-8", "backslashreplace"))
+            stream.flush()
+            os.fsync(stream.fileno())
+            state["rows"] += len(window)
+            state["bytes"] = stream.tell()
+            write_atomically(_partial(output, ".json"), json.dumps(state))
+        progress.update(len(window))
+    progress.close()
+    if state["rows"] != end - first:
+        raise InputError(f"--input_file: {args.input_file} changed while it was read. Run the same command again.")
+    return state["rows"] - before
+
+
+def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Returns the state of the partial output: `rows` and `bytes` that are done, and the description of the run."""
+    nothing = {"rows": 0, "bytes": 0, **description}
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return nothing
+    except ValueError as error:
+        raise InputError(f"{file} is damaged ({error}). Remove it to start again.") from error
+    if {name: state.get(name) for name in description} == json.loads(json.dumps(description)):
+        return state
+    if overwrite:
+        return nothing
+    settings = state.get("settings", {})
+    changed = [f"--{name}" for name, value in description["settings"].items() if settings.get(name) != value]
+    what = f"other values of {', '.join(changed)}" if changed else "another model or input"
+    raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
+
+
+def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    window: list[Row] = []
+    characters = 0
+    for row in rows:
+        window.append(row)
+        characters += sum(len(str(value)) for value in row[0].values())
+        if len(window) == WINDOW_ROWS or characters >= WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+class _Progress:
+    """A progress bar on a terminal, or a line per minute in a log file."""
+
+    def __init__(self, total: int, done: int):
+        self._bar = tqdm(desc="predicting", total=total, initial=done, unit=" rows", disable=None)
+        self._total, self._before, self._done = total, done, done
+        self._start = self._last = time.monotonic()
+
+    def update(self, rows: int) -> None:
+        self._bar.update(rows)
+        self._done += rows
+        now = time.monotonic()
+        if self._bar.disable and now - self._last >= PAUSE:
+            self._last = now
+            left = (now - self._start) * (self._total - self._done) / (self._done - self._before)
+            print(f"predicting: {self._done:,} of {self._total:,} rows, {format_duration(left)} left", file=sys.stderr)
+
+    def close(self) -> None:
+        self._bar.close()

@@ -1,0 +1,135 @@
+"""The arguments of `snugbert predict`.
+
+`--help` imports this module, so it does not import datasets or scikit-learn, which take seconds.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from snugbert.data.corpus_arguments import parse_shard
+from snugbert.data.sources import uncompressed_name
+from snugbert.data.text_arguments import OnBadText
+from snugbert.errors import InputError
+from snugbert.ranges import Range, check_ranges
+from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.trainers.device_arguments import choose_precision
+
+CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
+
+
+@dataclass
+class PredictionArguments:
+    """Which rows to predict, where to write, and how.
+
+    Raises:
+        InputError: a file is missing, or a value is out of range.
+
+    Attributes:
+        shard_number, num_shards: `i` and `n` of `shard`.
+    """
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Fine-tuned model, or embedding model: a folder or Hub name."}
+    )
+    input_file: str | None = field(
+        default=None, metadata={"help": "Rows: .jsonl, .json, .csv, .tsv, or .conll for taggers, also .gz or .zst."}
+    )
+    output_file: str | None = field(
+        default=None,
+        metadata={"help": "File to write: .jsonl, or .csv, .tsv or .conll like the input."},
+    )
+    text_column_names: str | None = field(
+        default=None,
+        metadata={"help": "Columns of the input, such as title,text. Default: by model, see docs/how-to/predict.md."},
+    )
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; answers 384, CoNLL 128."},
+    )
+    doc_stride: int = field(
+        default=128, metadata={"help": "Question answering: tokens that neighboring windows share."}
+    )
+    version_2_with_negative: bool = field(
+        default=False, metadata={"help": "Question answering: allow the empty answer, as in SQuAD v2.0."}
+    )
+    prompt_name: str | None = field(
+        default=None,
+        metadata={"help": "Embeddings: prompt of the model, such as query. Default: the model's default."},
+    )
+    on_bad_text: OnBadText = field(
+        default="error", metadata={"help": "Rows that cannot be read: error, skip, or replace bytes."}
+    )
+    shard: str = field(
+        default="1/1",
+        metadata={"help": "Predict only shard i of n, written i/n, to divide the work among machines."},
+    )
+    max_batch_tokens: int = field(
+        default=4096,
+        metadata={"help": "Maximum tokens of a batch. Embedding models and rerankers take 32 texts."},
+    )
+    bf16: bool | None = field(
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Compute in bfloat16. Default: true on Ampere and newer GPUs.",
+        },
+    )
+    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is a GPU."})
+    cuda_graphs: bool = field(
+        default=True,
+        metadata={
+            "advanced": True,
+            "help": "On a GPU, fill batches up to a few sizes, and record the kernels of each size once.",
+        },
+    )
+    overwrite_output_file: bool = field(
+        default=False,
+        metadata={"help": "Replace --output_file, and partial output of other settings."},
+    )
+    model_revision: str = field(
+        default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
+    )
+    token: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
+    )
+    cache_dir: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Folder for downloads. Default: in HF_HOME."}
+    )
+
+    def __post_init__(self):
+        for name in ("model_name_or_path", "input_file", "output_file"):
+            if getattr(self, name) is None:
+                raise InputError(f"--{name} is missing.")
+        if not Path(str(self.input_file)).is_file():
+            raise InputError(f"--input_file: there is no file {self.input_file}.")
+        output = Path(str(self.output_file))
+        suffixes = [".jsonl", *({self.input_suffix} - {".jsonl", ".json"})]
+        if output.suffix not in suffixes or output.is_dir():
+            expected = " or, like the input, in ".join(suffixes)
+            raise InputError(f"--output_file: {output} must be a file that ends in {expected}.")
+        if output.resolve() == Path(str(self.input_file)).resolve():
+            raise InputError("--output_file: the output is the input file. Choose another file.")
+        if self.reads_conll and self.max_seq_length is None:
+            self.max_seq_length = NerDataArguments.max_seq_length  # the same windows, so the same tags
+        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
+        self.shard_number, self.num_shards = parse_shard(self.shard)
+        self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
+
+    @property
+    def input_suffix(self) -> str:
+        """The suffix of the input, without .gz and .zst."""
+        return Path(uncompressed_name(Path(str(self.input_file)))).suffix
+
+    @property
+    def reads_conll(self) -> bool:
+        """Whether the input has CoNLL columns."""
+        return self.input_suffix in CONLL_SUFFIXES
+
+    @property
+    def columns(self) -> list[str] | None:
+        """The names in `text_column_names`; None if they were not given."""
+        names = self.text_column_names
+        return None if names is None else [name.strip() for name in names.split(",")]

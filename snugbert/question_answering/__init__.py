@@ -1,1 +1,0 @@
-"""Extractive question answering on long texts: windows, answers, and `QuestionAnswerer`."""

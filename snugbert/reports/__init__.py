@@ -1,0 +1,1 @@
+"""What is shown: cards, tables, plots."""

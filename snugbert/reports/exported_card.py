@@ -1,0 +1,219 @@
+"""The card of an exported model: what it is, how it differs from the original, and code that runs it."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+from transformers import PreTrainedModel
+
+from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier
+from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
+from snugbert.checkpoints.loading import is_regression
+from snugbert.checkpoints.sentence_transformers_files import is_cross_encoder, read_modules
+from snugbert.reports.cards import save_model_card, table
+
+if TYPE_CHECKING:
+    from snugbert.export.export import Export
+
+EMBEDS = Head(
+    "AutoModel",
+    "sentence-similarity",
+    "returns a vector for each text",
+    "Compare vectors of this model only with each other.",
+    "",
+)
+TEXTS = '["A text.", "Another text."]'
+TEXT_PAIRS = '["The first text of a pair."], ["The second text."]'
+# Inputs of a head, if they are not single texts.
+PAIRS = '["Where was Ada Lovelace born?"], ["Ada Lovelace was born in London."]'
+INPUTS = {"ForQuestionAnswering": PAIRS, "ForNextSentencePrediction": PAIRS, "ForMultipleChoice": f"{TEXTS}, {TEXTS}"}
+TOKENIZE = """from transformers import {classes}
+
+tokenizer = AutoTokenizer.from_pretrained({name})
+batch = dict(tokenizer({inputs}, padding=True, truncation=True, return_tensors="{tensors}"))
+"""
+ADD_CHOICES = "batch = {name: values[None] for name, values in batch.items()}  # one example with two choices\n"
+FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "ctranslate2": "ctranslate2"}
+# Target -> code that runs the model.
+CODE = {
+    "onnx": """import onnxruntime
+{tokenize}session = onnxruntime.InferenceSession({file})
+{result}""",
+    "openvino": """import openvino
+{tokenize}precision = {{"INFERENCE_PRECISION_HINT": "f32"}}
+model = openvino.Core().compile_model({file}, "CPU", precision)
+{result}""",
+    "ctranslate2": """import ctranslate2
+import numpy as np
+{load}{tokenize}lists = {{
+    name: [row[:length].tolist() for row, length in zip(rows, batch["attention_mask"].sum(axis=1))]
+    for name, rows in batch.items()
+}}
+encoder = ctranslate2.Encoder({file})
+outputs = encoder.forward_batch(lists["input_ids"], token_type_ids=lists.get("token_type_ids"))
+{result}""",
+    "bert": """from transformers import {model_class}
+{tokenize}model = {model_class}.from_pretrained({name})
+{result}""",
+}
+# Target -> all outputs, and the logits.
+OUTPUTS = {"onnx": "session.run(None, batch)", "openvino": "model(batch)", "bert": "model(**batch)"}
+LOGITS = {"onnx": "session.run(None, batch)[0]", "openvino": "model(batch)[0]", "bert": "model(**batch).logits"}
+# Code that prints the labels.
+LABELS = {
+    "text": "print([labels[index] for index in logits.argmax(-1).tolist()])",
+    "text, several labels": """for row in logits.tolist():
+    print([labels[index] for index, logit in enumerate(row) if logit > 0])  # a probability above 0.5""",
+    "tokens": """for ids, row in zip(batch["input_ids"], logits.argmax(-1).tolist()):
+    print(list(zip(tokenizer.convert_ids_to_tokens(ids), [labels[index] for index in row])))""",
+}
+EMBED = """from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer({name}{backend})
+print(model.encode(["A text.", "Another text."]))"""
+RERANK = """from sentence_transformers import CrossEncoder
+
+model = CrossEncoder({name}{backend})
+print(model.predict([("A question?", "A text that may answer it.")]))"""
+# Target -> arguments of sentence-transformers. CTranslate2 is not a backend.
+BACKENDS = {
+    "bert": "",
+    "onnx": ', backend="onnx"',
+    "openvino": ', backend="openvino", model_kwargs={"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}',
+}
+
+
+def write_card(
+    output_dir: Path, source: Path, source_name: str, model: PreTrainedModel, to: str, done: "Export"
+) -> None:
+    """Writes README.md, with language and license of the original card. A card that the user wrote is not replaced.
+
+    Args:
+        output_dir: folder of the exported model.
+        source: folder of the original.
+        source_name: its folder or Hub name.
+        model: the original.
+        to: the target.
+        done: the export.
+    """
+    head = type(model).__name__.removeprefix("SnugBert")
+    text = _choose_text(head, source, model)
+    base = _read_header(source)
+    base_model, base_name = find_base_model(source_name)
+    header = ModelCardData(
+        language=base.language,
+        license=base.license,
+        license_name=base.license_name,
+        license_link=base.license_link,
+        library_name="transformers" if to == "bert" else to,
+        pipeline_tag=text.task,
+        base_model=base_model or base.base_model,
+        tags=[*TAGS, *([] if to == "bert" else [to])],
+    )
+    calibrated = ", activations calibrated on text" if done.calibrated else ""
+    facts = [
+        f"engine: {done.engine}",
+        f"weights: {done.dtype}{calibrated}, {done.size / 1e6:,.1f} MB",
+        f"largest difference from the outputs of the original, on {done.num_texts:,} texts: {done.difference:.1e}",
+    ]
+    if text.limits is CLASSIFIES:
+        labels: Any = model.config.id2label
+        facts.append(f"labels: {', '.join(code_span(labels[index]) for index in sorted(labels))}")
+    sections = [
+        f"# {escape(output_dir.name)}",
+        f"A BERT encoder that {text.ability}. Exported from {escape(base_name)} by `snugbert export`.",
+        "\n".join(f"- {fact}" for fact in facts),
+    ]
+    if done.scores:
+        rows = [(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()]
+        sections.append(f"## Scores\n\n{table(('metric', 'original', f'exported, {done.dtype}'), rows)}")
+    sections.append(f"## How to run it\n\n{_write_code(source, output_dir.name, model, to, done.model_class)}")
+    sections.append(f"## Limitations\n\n{text.limits}")
+    save_model_card(output_dir, header, sections)
+
+
+def _choose_text(head: str, source: Path, model: PreTrainedModel) -> Head:
+    if head == "Model" and read_modules(source):
+        return EMBEDS
+    if head == "ForSequenceClassification":
+        return classifier(is_regression(model.config), text_pairs=_reads_pairs(source) or None)
+    return HEADS[head]
+
+
+def _reads_pairs(source: Path) -> bool:
+    """Whether the card of a classifier shows only pairs of texts, as the cards of `snugbert glue` do."""
+    try:
+        text = (source / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return '"text_pair"' in text and 'classify("' not in text
+
+
+def _choose_labels(model: PreTrainedModel) -> str | None:
+    """Returns a key of `LABELS`. None: the model does not predict labels."""
+    head = type(model).__name__.removeprefix("SnugBert")
+    if head == "ForTokenClassification":
+        return "tokens"
+    if head != "ForSequenceClassification" or is_regression(model.config):
+        return None
+    return "text, several labels" if model.config.problem_type == "multi_label_classification" else "text"
+
+
+def _read_header(source: Path) -> Any:
+    try:
+        return ModelCard.load(source / "README.md", ignore_metadata_errors=True).data
+    except (OSError, ValueError, yaml.YAMLError):  # no card, or an invalid header
+        return ModelCardData()
+
+
+def _write_code(source: Path, name: str, model: PreTrainedModel, to: str, model_class: str) -> str:
+    quoted, head = json.dumps(name), type(model).__name__.removeprefix("SnugBert")
+    wrapper = RERANK if is_cross_encoder(source) else EMBED if read_modules(source) and head == "Model" else None
+    if wrapper is not None and to in BACKENDS:
+        code = wrapper.format(name=quoted, backend=BACKENDS[to])
+        lowest = "4.1" if wrapper is RERANK else "3.2"
+        note = "" if to == "bert" else f"This needs sentence-transformers {lowest} to 5 and optimum.\n\n"
+        return f"{note}```python\n{code}\n```"
+    labels = _choose_labels(model)
+    inputs = TEXT_PAIRS if head == "ForSequenceClassification" and _reads_pairs(source) else INPUTS.get(head, TEXTS)
+    tokenize = TOKENIZE.format(
+        classes="AutoTokenizer" if labels is None else "AutoConfig, AutoTokenizer",
+        name=quoted,
+        inputs=inputs,
+        tensors="pt" if to == "bert" else "np",
+    )
+    if head == "ForMultipleChoice" and to != "ctranslate2":
+        tokenize += ADD_CHOICES
+    code = CODE[to].format(
+        name=quoted,
+        file=json.dumps(f"{name}/{FILES.get(to, '')}"),
+        tokenize=tokenize,
+        model_class=model_class,
+        load="" if head == "Model" else "from safetensors.numpy import load_file\n",
+        result=_write_result(head, name, to, labels),
+    )
+    return f"```python\n{code}\n```"
+
+
+def _write_result(head: str, name: str, to: str, labels: str | None) -> str:
+    """Returns the last lines of the code, which print labels or the outputs."""
+    lines = []
+    if to == "ctranslate2" and head == "Model":
+        outputs = "np.array(outputs.last_hidden_state)"
+    elif to == "ctranslate2":  # it does not run heads
+        states = "last_hidden_state" if head in ("ForTokenClassification", "ForQuestionAnswering") else "pooler_output"
+        lines.append(f"head = load_file({json.dumps(f'{name}/ctranslate2/head.safetensors')})")
+        outputs = f'np.array(outputs.{states}) @ head["weight"].T + head["bias"]'
+    else:
+        outputs = OUTPUTS[to] if labels is None else LOGITS[to]
+    if labels is None:
+        lines.append(f"print({outputs})")
+    else:
+        lines += [
+            f"logits = {outputs}",
+            f"labels = AutoConfig.from_pretrained({json.dumps(name)}).id2label",
+            LABELS[labels],
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,151 @@
+"""Writes the model card of a fine-tuning run."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from snugbert.card_heads_snugbert import HEADS, classifier, how_to_load
+from snugbert.card_snugbert import (
+    BIAS_WARNING,
+    TAGS,
+    code_span,
+    escape,
+    find_base_model,
+)
+from snugbert.errors import format_count
+from snugbert.reports.cards import eval_result, save_model_card, table
+from snugbert.reports.results import RunResults
+from snugbert.reports.score_plots import describe_plot, list_plots
+from snugbert.reports.score_tables import comparison_table, data_table, results_tables
+from snugbert.tasks.base import FineTuningTask
+
+# Metric -> id in https://huggingface.co/metrics, display name.
+HUB_METRICS = {
+    "accuracy": ("accuracy", "Accuracy"),
+    "f1": ("f1", "F1"),
+    "precision": ("precision", "Precision"),
+    "recall": ("recall", "Recall"),
+    "matthews_correlation": ("matthews_correlation", "Matthews correlation"),
+    "pearson": ("pearsonr", "Pearson correlation"),
+    "spearmanr": ("spearmanr", "Spearman correlation"),
+    "mse": ("mse", "Mean squared error"),
+    "exact_match": ("exact_match", "Exact match"),
+    "exact": ("exact_match", "Exact match"),
+    "micro_f1": ("f1", "F1, micro average"),
+    "macro_f1": ("f1", "F1, macro average"),
+}
+HEADS_BY_PIPELINE_TAG = {head.task: head for head in HEADS.values()}
+
+
+def write_finetuning_card(
+    output_dir: Path,
+    task: FineTuningTask,
+    results: RunResults,
+    base_model: str | None,
+    name: str | None = None,
+    sweep_tables: str | None = None,
+) -> None:
+    """Writes `README.md` into the folder of the model, unless the user wrote one, see [`save_model_card`].
+
+    The card shows the plots in the folder. Its header lists the training data as `training_data`, the training data
+    on the Hub as `datasets`, and the metrics that the Hub has an id for, see `HUB_METRICS`. Each names its own data.
+
+    Args:
+        output_dir: folder of model, tokenizer and plots.
+        task: the task that the model was fine-tuned on.
+        results: results of the run that trained the model.
+        base_model: the checkpoint that training started from, a folder or a name on the Hub. None: random weights.
+        name: repository on the Hub. None: the name of the folder.
+        sweep_tables: Markdown tables of the sweep that selected the model.
+    """
+    name = name or output_dir.resolve().name
+    head = HEADS_BY_PIPELINE_TAG[task.pipeline_tag]
+    if task.pipeline_tag == "text-classification":
+        head = classifier(is_regression=task.labels is None, text_pairs=task.text_pairs)
+    base_id, base_name = find_base_model(base_model)
+    # File names, folders and numbers of workers mean nothing to other users.
+    settings = {
+        key: value
+        for key, value in results["settings"].items()
+        if value is not None and value is not False and not key.endswith(("_file", "_dir", "_name", "_workers"))
+    }
+    eval_results = _eval_results(task, results, settings)
+    training_data = results["data"]["train"]
+    scored = {name: sources for name, sources in results["data"].items() if results["metrics"].get(name)}
+    header = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task.pipeline_tag,
+        base_model=base_id,
+        datasets=sorted({source["hub_id"] for source in training_data} - {None}) or None,
+        training_data=[{key: value for key, value in source.items() if value is not None} for source in training_data],
+        metrics=sorted({result.metric_type for result in eval_results}) or None,
+        tags=TAGS,
+        model_name=name,
+        eval_results=eval_results or None,
+    )
+    trained_on = " and ".join(
+        f"{escape(source['name'])} ({format_count(source['num_examples'], 'example')}"
+        f"{' without labels' if source['split'] == 'unlabeled' else ''})"
+        for source in training_data
+    )
+    scored_on = " and ".join(dict.fromkeys(escape(source["name"]) for (source,) in scored.values()))
+    num_layers = results["settings"].get("num_student_layers")
+    some_layers = "" if num_layers is None else f"{format_count(num_layers, 'layer')} of "
+    sections = [
+        f"# {escape(name)}",
+        f"A BERT encoder that {head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
+        f"{some_layers}{escape(base_name)}.",
+    ]
+    if "teacher" in results["settings"]:
+        sections[-1] += f" It was distilled from {escape(results['settings']['teacher'])}."
+    if task.labels is not None:
+        sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
+    sections.append(how_to_load(name, head))
+    sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
+    if scored:
+        tables = results_tables(
+            results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
+        )
+        sections.append(f"## Results\n\n{tables}")
+    if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
+        sections.append(f"## Teacher and student\n\n{comparison}")
+    if sweep_tables is not None:
+        sections.append(f"## All runs\n\n{sweep_tables}")
+    sections += [f"![{describe_plot(plot)}]({plot.name})" for plot in list_plots(output_dir)]
+    rows = [(key.replace("_", " "), value) for key, value in settings.items()]
+    sections += [
+        f"## Training\n\n{table(('setting', 'value'), rows)}",
+        f"## Limitations\n\n{head.limits} "
+        + (f"All scores were measured on {scored_on}. They may be lower on other text. " if scored else "")
+        + BIAS_WARNING,
+    ]
+    save_model_card(output_dir, header, sections)
+
+
+def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:
+    """Returns the metrics that the Hub has an id for."""
+    # The header must show whether only the first examples were scored.
+    limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
+    eval_results = []
+    for set_name, metrics in results["metrics"].items():
+        (source,) = results["data"][set_name]
+        limit = limits[set_name.partition("_")[0]]
+        eval_results += [
+            eval_result(
+                value,
+                task_type=task.pipeline_tag,
+                task_name=task.name,
+                dataset_name=source["name"],
+                dataset_id=source["hub_id"],
+                dataset_config=source["config_name"],
+                dataset_split=source["split"],
+                dataset_args={"num_examples": source["num_examples"], **({"first": limit} if limit else {})},
+                metric_type=HUB_METRICS[metric][0],
+                metric_name=HUB_METRICS[metric][1],
+            )
+            for metric, value in metrics.items()
+            if metric in HUB_METRICS and value is not None and math.isfinite(value)
+        ]
+    return eval_results

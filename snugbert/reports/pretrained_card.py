@@ -1,0 +1,146 @@
+"""The model card of pretraining: what the model does, its text, settings, metrics and limits."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from snugbert.card_heads_snugbert import HEADS, how_to_load
+from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
+from snugbert.reports.cards import eval_result, save_model_card, table
+from snugbert.reports.training_plots import PLOT_NAME
+from snugbert.trainers.output_folder import GENERATOR_FOLDER
+from snugbert.trainers.pretraining.baselines import format_metric
+
+# Metrics in the table of results.
+METRICS = {
+    "mlm_loss": "masked token loss, nats",
+    "mlm_accuracy": "masked token accuracy",
+    "bits_per_character": "bits per character",
+    "nsp_loss": "sentence pair loss, nats",
+    "nsp_accuracy": "sentence pair accuracy",
+    "disc_loss": "replaced token loss, nats",
+    "disc_accuracy": "replaced token accuracy",
+}
+# Metrics in the header, for the Hub: task type, task name, metric type, metric name.
+HUB_METRICS = {
+    "mlm_accuracy": ("fill-mask", "Masked tokens", "accuracy", "Masked token accuracy"),
+    "mlm_loss": ("fill-mask", "Masked tokens", "loss", "Masked token loss (nats)"),
+    "bits_per_character": ("fill-mask", "Masked tokens", "bits_per_character", "Bits per character (estimate)"),
+    "nsp_accuracy": ("text-classification", "Sentence pairs", "accuracy", "Sentence pair accuracy"),
+    "disc_accuracy": ("token-classification", "Replaced tokens", "accuracy", "Replaced token accuracy"),
+}
+
+
+def write_pretraining_card(
+    output_dir: Path,
+    *,
+    name: str,
+    language: str | None,
+    data: Mapping[str, str | float],
+    settings: Mapping[str, str | float],
+    metrics: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] | None = None,
+    validation_name: str = "validation text",
+    dataset_name: str | None = None,
+    base_model: str | None = None,
+    start_is_known: bool = True,
+    head_name: str = "ForPreTraining",
+) -> None:
+    """Writes `README.md` into the folder of the model. A card that a user wrote is kept, see [`save_model_card`].
+
+    The card shows the plot if the folder has one, see [`draw_training`].
+
+    Args:
+        output_dir: folder of the model and the tokenizer.
+        name: repository on the Hub, or name of the folder.
+        language: language code of the text, or None. The example is in this language.
+        data: rows of the table of training and validation text.
+        settings: rows of the table of training settings.
+        metrics: metrics on the validation text. Only those in [`METRICS`] are used.
+        baselines: the same metrics for trivial predictions.
+        validation_name: name of the validation text.
+        dataset_name: id of the dataset on the Hub, for the header.
+        base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
+        start_is_known: whether `base_model` is known. Otherwise, the card does not say what training started from.
+        head_name: the head, a key of `HEADS`.
+    """
+    head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
+    base_id, start = find_base_model(base_model)
+    results = metric_eval_results(metrics or {}, validation_name)
+    header = ModelCardData(
+        language=language,
+        library_name="transformers",
+        pipeline_tag=head.task,
+        tags=[*TAGS, "electra" if is_electra else "masked-lm", "pretraining"],
+        base_model=base_id,
+        datasets=None if dataset_name is None else [dataset_name],
+        metrics=sorted({result.metric_type for result in results}) or None,
+        model_name=name,
+        eval_results=results or None,
+    )
+    load_generator = f'AutoModelForMaskedLM.from_pretrained({json.dumps(name)}, subfolder="{GENERATOR_FOLDER}")'
+    generator = [f"This loads the generator, which predicts masked tokens: `{load_generator}`."] if is_electra else []
+    sections = [
+        f"# {escape(name)}",
+        f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT"
+        f"{f', starting from {escape(start)}' if start_is_known else ''}.",
+        how_to_load(name, head, language),
+        *generator,
+        *([f"## Text\n\n{table(('text', 'source'), data.items())}"] if data else []),
+        f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
+    ]
+    if metrics:
+        sections.append(f"## Results\n\n{format_results(metrics, baselines or {})}")
+    if (output_dir / PLOT_NAME).exists():
+        sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
+    limits = [head.limits, BIAS_WARNING]
+    if base_model is None and start_is_known:
+        limits.insert(1, "The model was trained only on the text above.")
+    sections.append(f"## Limitations\n\n{' '.join(limits)}")
+    save_model_card(output_dir, header, sections)
+
+
+def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:
+    """Returns metrics on the validation text in the Hub's format. Of ELECTRA, only the discriminator's."""
+    is_electra = "disc_accuracy" in metrics
+    return [
+        eval_result(
+            metrics[name],
+            task_type=task_type,
+            task_name=task_name,
+            dataset_name=validation_name,
+            dataset_split="validation",
+            metric_type=metric_type,
+            metric_name=metric_name,
+        )
+        for name, (task_type, task_name, metric_type, metric_name) in HUB_METRICS.items()
+        if name in metrics and not (is_electra and name != "disc_accuracy")
+    ]
+
+
+def format_results(
+    metrics: Mapping[str, float], baselines: Mapping[str, float], token_frequencies: str = "training text"
+) -> str:
+    """Returns a Markdown table of the metrics on the validation text next to the baselines, and what they mean.
+
+    Args:
+        metrics: only those in [`METRICS`] are used.
+        baselines: the same metrics for trivial predictions. Empty: leave out the column.
+        token_frequencies: the text that gives the baseline its token frequencies.
+    """
+    by = " (generator)" if "disc_accuracy" in metrics else ""
+    rows = [
+        (description + by * name.startswith("mlm"), format_metric(metrics, name), format_metric(baselines, name))
+        for name, description in METRICS.items()
+        if name in metrics
+    ]
+    if not baselines:  # in a card that is pushed during training
+        return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
+    tokens = " For replaced tokens, it gives all tokens the same probability." if "disc_accuracy" in baselines else ""
+    pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
+    return (
+        "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
+        f"{token_frequencies}{pairs}.{tokens}\n\n{table(('', 'this model', 'baseline'), rows)}"
+    )

@@ -1,0 +1,154 @@
+"""The results of a run: `results.json` for programs, `results.md` and the printed summary for people."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from snugbert.card_snugbert import escape
+from snugbert.errors import format_count
+from snugbert.reports.intervals import METHOD, Interval
+from snugbert.reports.score_plots import list_plots
+from snugbert.reports.score_tables import (
+    UNDEFINED,
+    comparison_table,
+    data_table,
+    format_interval,
+    format_metric,
+    results_tables,
+    split_name,
+)
+from snugbert.tasks.base import FineTuningTask
+from snugbert.trainers.log_lines import format_duration
+
+RESULTS = "results.json"  # in the output folder; it is written last
+
+
+class RunResults(TypedDict):
+    """The content of `results.json`.
+
+    Keys:
+        task: name of the task.
+        model: name of the checkpoint that training started from, or "random weights".
+        config: name of the configuration, if the user gave one.
+        metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
+        intervals: evaluation set -> overall metric -> low and high end of its 95 % interval, see [`bootstrap`].
+        perfect_score: the value of a perfect score in `metrics`: 1 for fractions, 100 for percent.
+        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
+        examples: evaluation set -> number of examples.
+        data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
+        training: Trainer's training metrics. Empty if the run did not train.
+        settings: data and training settings.
+        versions: versions of the packages.
+        shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
+        sweep: scores of all settings of a sweep, see [`summarize_sweep`].
+        comparison: teacher and student, see [`measure_models`].
+    """
+
+    task: str
+    model: str
+    config: str | None
+    metrics: dict[str, dict[str, float]]
+    intervals: NotRequired[dict[str, dict[str, Interval]]]
+    perfect_score: int
+    baselines: dict[str, dict[str, Any]]
+    examples: dict[str, int]
+    data: dict[str, list[dict[str, Any]]]
+    training: dict[str, float]
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    shortfalls: NotRequired[list[str]]
+    sweep: NotRequired[dict[str, Any]]
+    comparison: NotRequired[list[dict[str, Any]]]
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Writes the whole file or nothing, even if the power fails."""
+    unfinished = file.with_name(f"_{file.name}")
+    with unfinished.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(file)
+
+
+def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
+    """Writes `results.md`, then `results.json`, which marks the run as complete.
+
+    Args:
+        output_dir: folder of the run.
+        results: NaN is written as null.
+        sweep_tables: Markdown tables of a sweep, added to `results.md`.
+    """
+    data = data_table(results["data"], results["metrics"])
+    scores = results_tables(
+        results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
+    )
+    shortfalls = escape(" ".join(results.get("shortfalls", [])))
+    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
+    parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables, comparison]
+    write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
+    finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
+    write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+
+
+def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) -> str:
+    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are.
+
+    Args:
+        task: the task. Its `metrics` are shown, or all metrics of a set that has none of them.
+        results: results of the run.
+        output_dir: folder of the run.
+    """
+    training = results["training"]
+    title = f"{task.name}: scored"
+    if training:
+        duration = format_duration(training["train_runtime"])
+        epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
+        amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
+        title = f"{task.name}: trained {amount} in {duration}"
+    lines, intervals = [], results.get("intervals", {})
+    for evaluation_set in task.evaluation_sets:
+        name = evaluation_set.name
+        metrics = results["metrics"][name]
+        shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
+        baseline = {} if evaluation_set.baseline is None else evaluation_set.baseline.metrics
+        cells = []
+        for metric, value in shown.items():
+            score, to_beat = (format_metric(metric, v, task.perfect_score) for v in (value, baseline.get(metric)))
+            interval = format_interval(metric, intervals.get(name, {}).get(metric), task.perfect_score)
+            # The correlation of a constant is undefined.
+            details = [*([interval] if interval else []), *([] if to_beat == UNDEFINED else [f"baseline {to_beat}"])]
+            cells.append(f"{metric} {score}" + (f" ({'; '.join(details)})" if details else ""))
+        text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
+        examples = format_count(evaluation_set.num_examples, "example")
+        lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
+    answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
+    if answers:
+        lines.append(("baseline", ", ".join(answers)))
+    if any(intervals.values()):
+        lines.append(("intervals", METHOD))
+    lines.append(("folder", str(output_dir)))
+    files = {
+        "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
+        "predictions": [file for s in task.evaluation_sets for file in s.predictions_files],
+        "plots": [plot.name for plot in list_plots(output_dir)],
+        "model card": ["README.md"],
+        "all results": ["results.md"],
+    }
+    if not training and contains_model(output_dir):
+        files = {"predictions": files["predictions"]}  # the other files are from the training
+    for kind, names in files.items():
+        present = [name for name in names if (output_dir / name).exists()]
+        if present:
+            lines.append((kind, ", ".join(present)))
+    width = max(len(left) for left, _ in lines)
+    table = [f"  {left:<{width}}  {right}" for left, right in lines]
+    comparison = comparison_table(results.get("comparison", []), task.perfect_score)
+    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
+    return "\n\n".join(part for part in parts if part)
+
+
+def contains_model(output_dir: Path) -> bool:
+    """Whether the folder contains a trained model. A run that only scores keeps the results of the training there."""
+    return (output_dir / "config.json").exists()

@@ -1,0 +1,301 @@
+"""Markdown tables of metrics: one run, a sweep, all tasks of GLUE.
+
+In files for programs, classification and tagging metrics are fractions of 1, and question answering metrics are
+percent, as in SQuAD's scripts. Tables for people have one scale, see `SCALE`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from snugbert.card_snugbert import escape
+from snugbert.reports.cards import table
+from snugbert.reports.intervals import METHOD, METHOD_FOR_MEANS, Interval, combine_intervals
+
+T = TypeVar("T")
+# Columns of table 1 of Devlin et al. (2018), in its order, and WNLI: task, evaluation set, metric.
+SUITE = {
+    "MNLI-m": ("mnli", "eval", "accuracy"),
+    "MNLI-mm": ("mnli", "eval_mm", "accuracy"),
+    "QQP": ("qqp", "eval", "f1"),
+    "QNLI": ("qnli", "eval", "accuracy"),
+    "SST-2": ("sst2", "eval", "accuracy"),
+    "CoLA": ("cola", "eval", "matthews_correlation"),
+    "STS-B": ("stsb", "eval", "spearmanr"),
+    "MRPC": ("mrpc", "eval", "f1"),
+    "RTE": ("rte", "eval", "accuracy"),
+    "WNLI": ("wnli", "eval", "accuracy"),
+}
+# Devlin et al. (2018), like most papers, report all scores this way.
+SCALE = "All scores are in percent, correlations times 100."
+UNDEFINED = "-"
+TYPE_METRICS = ("number", "precision", "recall", "f1")  # metrics of an entity type. Its name is the prefix: LOC_f1
+
+
+def split_name(set_name: str) -> str:
+    """Returns the dataset split of an evaluation set: "eval_mm" is MNLI's "validation_mismatched"."""
+    kind, _, part = set_name.partition("_")
+    names = {"eval": "validation", "predict": "test", "mm": "mismatched"}
+    return "_".join(names.get(word, word) for word in (kind, part) if word)
+
+
+def set_title(set_name: str) -> str:
+    """Returns the title of an evaluation set: "eval_mm" is "validation mismatched"."""
+    return split_name(set_name).replace("_", " ")
+
+
+def is_score(metric: str) -> bool:
+    """Whether a metric is a score, such as accuracy. The others are counts, thresholds, and the mean squared error."""
+    return not metric.endswith(("total", "_number", "_thresh", "mse"))
+
+
+def is_perfect(metric: str, value: float, perfect_score: int) -> bool:
+    """Whether a value cannot be better. `perfect_score` is the value of a perfect score: 1 or 100."""
+    return value == perfect_score if is_score(metric) else metric.endswith("mse") and value == 0
+
+
+def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
+    """Formats a metric for people: scores on a scale up to 100, other values as they are.
+
+    Args:
+        metric: name of the metric.
+        value: its value. NaN (the correlation of a constant) and None (NaN read from a file) become `UNDEFINED`.
+        perfect_score: the value of a perfect score: 1 or 100.
+    """
+    if value is None or math.isnan(value):
+        return UNDEFINED
+    if is_score(metric):
+        return f"{100 * value / perfect_score:.2f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def format_interval(metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
+    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty if there is none.
+
+    Args:
+        metric: name of the metric.
+        interval: low and high.
+        perfect_score: the value of a perfect score: 1 or 100.
+    """
+    if interval is None:
+        return ""
+    if is_score(metric):
+        low, high = (f"{100 * end / perfect_score:.1f}" for end in interval)  # type: ignore[operator]
+    else:
+        low, high = (format_metric(metric, end, perfect_score) for end in interval)
+    return f"{low} to {high}"
+
+
+def format_with_interval(
+    metric: str, value: float | None, interval: Sequence[float | None] | None, perfect_score: int
+) -> str:
+    """Formats a metric with its interval, if there is one: "86.24 (83.9 to 88.5)". Arguments: as for its parts."""
+    return _append_interval(format_metric(metric, value, perfect_score), metric, interval, perfect_score)
+
+
+def _append_interval(text: str, metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
+    ends = format_interval(metric, interval, perfect_score)
+    return f"{text} ({ends})" if ends and text != UNDEFINED else text
+
+
+def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns a Markdown table of the data of a run, with the number of examples.
+
+    Args:
+        data: "train" or evaluation set -> the fields of each [`DataSource`].
+        metrics: evaluation set -> metric -> value. SQuAD v2.0 counts the questions with and without an answer.
+    """
+    rows = []
+    for set_name, sources in data.items():
+        title = "training" if set_name == "train" else set_title(set_name)
+        for source in sources:
+            unlabeled = ", unlabeled" if source["split"] == "unlabeled" else ""
+            rows.append((title + unlabeled, source["name"], source["num_examples"]))
+        for part in ("HasAns", "NoAns"):
+            if (count := metrics.get(set_name, {}).get(f"{part}_total")) is not None:
+                rows.append((f"{title} {part}", sources[0]["name"], count))
+    return table(("set", "data", "examples"), rows)
+
+
+def results_tables(
+    metrics: Mapping[str, Mapping[str, float | None]],
+    baselines: Mapping[str, Mapping[str, Any]],
+    perfect_score: int,
+    intervals: Mapping[str, Mapping[str, Interval]] | None = None,
+) -> str:
+    """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types.
+
+    Args:
+        metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
+        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
+        perfect_score: the value of a perfect score in the metrics: 1 or 100.
+        intervals: evaluation set -> metric -> low and high, see [`bootstrap`].
+    """
+    intervals = intervals or {}
+    rows: dict[bool, list[Any]] = {True: [], False: []}
+    type_rows = []
+    for set_name, set_metrics in metrics.items():
+        baseline, title = baselines.get(set_name, {}), set_title(set_name)
+        overall, by_type = split_by_type(set_metrics)
+        for name, value in overall.items():
+            if not name.endswith("total"):  # in the table of the data
+                to_beat = ""
+                if name in baseline:
+                    to_beat = f"{format_metric(name, baseline[name], perfect_score)} ({baseline['answer']})"
+                interval = intervals.get(set_name, {}).get(name)
+                text = format_with_interval(name, value, interval, perfect_score)
+                rows[is_score(name)].append((title, name.replace("_", " "), text, to_beat))
+        for kind, values in by_type.items():
+            cells = [format_metric(f"_{name}", value, perfect_score) for name, value in values.items()]
+            type_rows.append((title, kind, *cells))
+    tables = [table(("set", "metric", "this model", "baseline"), part) for part in rows.values() if part]
+    if type_rows:
+        tables.append(table(("set", "type", "entities", *TYPE_METRICS[1:]), type_rows))
+    notes = [*([SCALE] if rows[True] else []), *([f"In parentheses: {METHOD}"] if any(intervals.values()) else [])]
+    return "\n\n".join([*([" ".join(notes)] if notes else []), *tables])
+
+
+def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
+    """Splits metrics into overall metrics, and a dictionary with the keys `TYPE_METRICS` for each entity type."""
+    types = sorted(name.removesuffix("_number") for name in metrics if name.endswith("_number"))
+    by_type = {kind: {metric: metrics[f"{kind}_{metric}"] for metric in TYPE_METRICS} for kind in types}
+    type_names = {f"{kind}_{metric}" for kind in types for metric in TYPE_METRICS}
+    return {name: value for name, value in metrics.items() if name not in type_names}, by_type
+
+
+def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
+    """Returns Markdown tables of a sweep: all settings, and all metrics of the best one. For entity types, only F1.
+
+    Args:
+        summary: see [`summarize_sweep`].
+        setting_columns: the fields of a setting.
+        perfect_score: the value of a perfect score in the metrics: 1 or 100.
+    """
+
+    columns = (*setting_columns, "seeds")
+    settings = [
+        (*(row[name] for name in columns), format_mean(summary["chosen_by"], row, perfect_score))
+        for row in summary["settings"]
+    ]
+    rows = []
+    for set_name, metrics in summary["metrics"].items():
+        overall, by_type = split_by_type(metrics)
+        values = {**overall, **{f"{kind}_f1": of_type["f1"] for kind, of_type in by_type.items()}}
+        rows += [
+            (set_title(set_name), name.replace("_", " "), format_mean(name, value, perfect_score))
+            for name, value in values.items()
+            if not name.endswith("total")
+        ]
+    best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
+    failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
+    title = "mean ± standard deviation"
+    note = f" In parentheses: {METHOD_FOR_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
+    return (
+        f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
+        f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
+        f"Best setting: {best}. Its metrics over all seeds:\n\n"
+        f"{table(('set', 'metric', title), rows)}"
+    )
+
+
+def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> str:
+    """Returns a Markdown table of teacher and student, empty without rows.
+
+    Args:
+        rows: from [`measure_models`]. The first row is the teacher.
+        perfect_score: the value of a perfect score in the metrics: 1 or 100.
+    """
+    if not rows:
+        return ""
+    metric, teacher = rows[0]["metric"], rows[0]["mean"] or math.nan
+    cells = [
+        (
+            row["model"],
+            format_mean(metric, row, perfect_score),
+            _format_share(row["mean"], teacher) if is_score(metric) else UNDEFINED,
+            f"{row['parameters'] / 1e6:,.1f}",
+            f"{row['bytes'] / 1e6:,.0f}",
+            f"{row['examples_per_second']:,.0f}",
+        )
+        for row in rows
+    ]
+    columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
+    seeds = max(row["seeds"] for row in rows)
+    start = " Both students start from the same weights." if len(rows) > 2 else ""
+    students = f"Students: mean ± standard deviation of {seeds} seeds. " if seeds > 1 else ""
+    return (
+        f"{table(columns, cells)}\n\nScored on the validation examples. {students}In parentheses: "
+        f"{METHOD_FOR_MEANS if seeds > 1 else METHOD} Examples per second: measured in this run, on the first "
+        f"validation examples.{start}"
+    )
+
+
+def _format_share(value: float | None, whole: float) -> str:
+    share = math.nan if value is None else 100 * value / whole
+    return UNDEFINED if math.isnan(share) else f"{share:.1f}"
+
+
+def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
+    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)".
+
+    Args:
+        metric: name of the metric.
+        row: `mean`, `std` and `interval`; undefined values are left out.
+        perfect_score: the value of a perfect score: 1 or 100.
+    """
+    value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
+    text = value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
+    return _append_interval(text, metric, row.get("interval"), perfect_score)
+
+
+def suite_table(
+    metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]],
+    intervals: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+    method: str = METHOD,
+) -> str:
+    """Returns a Markdown table of all GLUE tasks in one row, in percent, with the average of the BERT paper.
+
+    Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews correlation for CoLA,
+    accuracy for the others. MNLI counts twice, matched and mismatched. WNLI is left out.
+
+    Args:
+        metrics: task as in `snugbert glue` -> evaluation set -> metric -> fraction of 1. Missing tasks are listed
+            below the table.
+        intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
+            combines them, see [`combine_intervals`].
+        method: the method of the intervals.
+    """
+    scores = {
+        column: 100 * value
+        for column, (task_name, set_name, metric) in SUITE.items()
+        if (value := metrics.get(task_name, {}).get(set_name, {}).get(metric)) is not None
+    }
+    counting = [column for column in SUITE if column != "WNLI"]
+    missing = [column for column in counting if column not in scores]
+    values = [scores[column] for column in counting if column in scores]
+    cells = {column: f"{scores[column]:.1f}" if column in scores else "-" for column in counting}
+    cells["average"] = f"{np.mean(values):.1f}" if values else "-"
+    if "WNLI" in scores:
+        cells["WNLI"] = f"{scores['WNLI']:.1f}"
+    rows, note = [cells], ""
+    ends = {
+        column: [100 * end for end in interval]
+        for column, (task_name, set_name, metric) in SUITE.items()
+        if column in scores
+        and (interval := (intervals or {}).get(task_name, {}).get(set_name, {}).get(metric)) is not None
+    }
+    if ends:
+        averaged = [column for column in counting if column in scores]
+        if averaged and ends.keys() >= set(averaged):
+            ends["average"] = list(combine_intervals(values, [tuple(ends[column]) for column in averaged]))  # type: ignore[misc]
+        rows.append({column: "{:.1f} to {:.1f}".format(*ends[column]) if column in ends else "" for column in cells})
+        note = f" Second row: {method}"
+    without = f" Missing here: {', '.join(missing)}." if missing else ""
+    return (
+        f"{table(cells, [row.values() for row in rows])}\n\n"
+        "Percent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
+        "correlation for CoLA, accuracy for the others. The average follows Devlin et al. (2018), table 1: MNLI "
+        f"counts twice, WNLI does not count.{without}{note}"
+    )

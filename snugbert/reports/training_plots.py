@@ -1,0 +1,126 @@
+"""`training.png`: the curves of a pretraining run, from its `metrics.jsonl`.
+
+A line of `metrics.jsonl` is a JSON object. A training line has `step`, `tokens` (seen so far), `learning_rate`,
+`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`,
+with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the same metrics with
+the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+
+from snugbert.reports.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+from snugbert.trainers.pretraining.training_log import METRICS_NAME
+
+logger = logging.getLogger(__name__)
+
+PLOT_NAME = "training.png"  # in the output folder
+TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
+MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
+CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
+FORMATS = {"loss": ".3f", "accuracy": ".1%"}
+
+
+class DrawTraining(TrainerCallback):
+    """Draws `training.png` when a checkpoint is saved, in about a second. The end of the run draws it again."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint was saved."""
+        if state.is_world_process_zero and state.log_history and state.global_step < state.max_steps:
+            draw_log(Path(args.output_dir or ""))
+
+
+def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
+    """Draws the log of a run. A plot that cannot be drawn does not stop the run."""
+    try:
+        draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+    except Exception as error:
+        logger.warning("%s was not drawn (%s: %s)", output_dir / PLOT_NAME, type(error).__name__, error)
+
+
+def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
+    """Draws losses, accuracies, the learning rate, the gradient norm and the speed over the tokens seen.
+
+    Args:
+        metrics_file: the log. Incomplete lines, which a killed run may leave, are skipped.
+        image_file: the PNG to write. If the log has no metrics, an old image is removed.
+        baselines: metrics of trivial predictions by name, such as `mlm_loss`, drawn as dotted lines.
+    """
+    from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+
+    lines = _read_metrics(metrics_file)
+    tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
+    if not tasks:
+        image_file.unlink(missing_ok=True)
+        return
+    unit, unit_name = _choose_unit(max(line["tokens"] for line in lines))
+    conditions = [name for name in CONDITIONS if any(name in line for line in lines)]
+    figure = new_figure(6 * len(tasks) + 0.5, 7 + 1.2 * len(conditions))
+    rows: list[Any] = [[f"{task}_{measure}" for task in tasks] for measure in MEASURES]
+    rows += [[name] * len(tasks) for name in conditions]
+    panels = figure.subplot_mosaic(rows, sharex=True, height_ratios=[4, 4, *([1.3] * len(conditions))])
+    for task in tasks:
+        for measure, label in MEASURES.items():
+            name = f"{task}_{measure}"
+            panel, form, baseline = panels[name], FORMATS[measure], (baselines or {}).get(name)
+            draw_curves(panel, _curve(lines, name, unit), _curve(lines, f"eval_{name}", unit), form)
+            if baseline is not None:
+                panel.axhline(baseline, color=GREY, linestyle=":", label=f"baseline {baseline:{form}}")
+            panel.legend(frameon=False)
+            panel.set_ylabel(label)
+            if measure == "accuracy":
+                panel.yaxis.set_major_formatter(PercentFormatter(1))
+        panels[f"{task}_loss"].set_title(TASKS[task], **TITLE)
+        panels[f"{task}_accuracy"].tick_params(labelbottom=True)  # narrower than the panels below
+    for name in conditions:
+        curve = _curve(lines, name, unit)
+        panels[name].plot(*curve, color=GREY, linewidth=1.2, marker=marker(curve))
+        panels[name].set_ylim(bottom=0)
+        panels[name].set_ylabel(CONDITIONS[name])
+        if name == "learning_rate":
+            panels[name].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        else:
+            panels[name].yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    panels[conditions[-1]].set_xlabel(f"tokens seen{unit_name}")
+    panels[conditions[-1]].set_xlim(left=0)
+    for panel in panels.values():
+        tidy(panel)
+    figure.savefig(image_file, format="png")
+
+
+def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
+    """The complete lines of the log, in order, each with `tokens`. Empty before the first training line."""
+    lines = []
+    for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "step" in line:
+            lines.append(line)
+    measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
+    if len(measured) == 1:
+        return []
+    # Interpolation gives evaluation lines their tokens. All steps have nearly the same number.
+    steps, tokens = [line["step"] for line in measured], [line["tokens"] for line in measured]
+    interpolated = np.interp([line["step"] for line in lines], steps, tokens).tolist()
+    lines = [{"tokens": number} | line for number, line in zip(interpolated, lines, strict=True)]
+    return sorted(lines, key=lambda line: line["tokens"])
+
+
+def _choose_unit(maximum: float) -> tuple[float, str]:
+    for unit, name in ((1e9, " (billions)"), (1e6, " (millions)"), (1e3, " (thousands)")):
+        if maximum >= unit:
+            return unit, name
+    return 1, ""
+
+
+def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
+    points = [(line["tokens"] / unit, line[name]) for line in lines if name in line]
+    return [x for x, _ in points], [y for _, y in points]

@@ -1,0 +1,1 @@
+"""What is asked: rows to features, logits to predictions, and their scores."""

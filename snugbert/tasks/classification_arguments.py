@@ -1,0 +1,103 @@
+"""Arguments of `snugbert glue` that select and read the data."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
+from snugbert.data.sources import check_sources
+from snugbert.errors import InputError
+from snugbert.ranges import Range, check_ranges
+from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits
+from snugbert_arguments import explain_choice
+
+
+@dataclass
+class GlueDataArguments(ExampleLimits):
+    """Which data to use and how to read them.
+
+    The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
+
+    Raises:
+        InputError: a value is out of range or unknown, a file does not exist, no data are given, or two arguments
+            contradict each other.
+    """
+
+    task_name: str | None = field(
+        default=None, metadata={"help": f"GLUE task ({', '.join(TASKS)}), or all for every task."}
+    )
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder of GLUE TSV files: the task's folder or its parent."}
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
+    train_file: str | None = field(
+        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "More training examples for --teacher_name_or_path. Their labels are not read."},
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
+    text_column_names: str | None = field(
+        default=None, metadata={"help": "Text column of your own data. For pairs, two columns, such as title,text."}
+    )
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Label column of your own data. Default: label."}
+    )
+    label_separator: str | None = field(
+        default=None,
+        metadata={"help": "Separator of several labels in one cell. JSON lists need none."},
+    )
+    # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
+    do_regression: bool = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
+    )
+    max_seq_length: int = field(
+        default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}
+    )
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
+
+    def __post_init__(self):
+        if self.task_name is not None:
+            given = self.task_name
+            self.task_name = given.lower().replace("-", "")  # "SST-2" is the folder, "sst2" the task
+            if self.task_name not in (*TASKS, "all"):
+                raise InputError(explain_choice("--task_name", given, (*TASKS, "all")))
+            own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
+            self._refuse("is only for your own data", *own_data)
+        if self.task_name == "all":
+            reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
+            self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
+        # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
+        check_ranges(self, max_seq_length=Range(3))
+        if self.data_dir is not None and self.task_name is None:
+            raise InputError("--task_name is missing. Give the GLUE task whose files are in --data_dir.")
+        if self.data_dir is not None and self.dataset_name is not None:
+            raise InputError("--dataset_name and --data_dir exclude each other. Give one of them.")
+        default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
+        files = {split: [file] for split, file in self.files.items()}
+        check_sources(files, self.dataset_name or default_dataset, self.unlabeled_file)
+
+    def _refuse(self, reason: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name} {reason}. Remove it, or remove --task_name {self.task_name}.")
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file of each split that was given as a file."""
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {split: Path(name) for split, name in names.items() if name is not None}
+
+    @property
+    def task(self) -> GlueTask | None:
+        """The GLUE task. None: your own data."""
+        return TASKS[self.task_name] if self.task_name else None

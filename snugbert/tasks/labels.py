@@ -1,0 +1,244 @@
+"""Labels of the data, their ids, and the kind of problem they define."""
+
+import logging
+import math
+import re
+from decimal import Decimal
+from typing import Literal
+
+from snugbert.data.glue import GlueTask
+from snugbert.data.tables import clean_label, find_similar_labels
+from snugbert.errors import InputError, shorten
+from snugbert.tasks.classification_data import GlueSplit
+from snugbert.tasks.layout import NUMBER
+
+Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
+
+INTEGER = re.compile(r"[-+]?[0-9]+")
+VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
+MAX_LISTED_LABELS = 10  # in a message
+
+logger = logging.getLogger(__name__)
+
+
+def choose_labels(
+    task: GlueTask | None,
+    splits: dict[str, GlueSplit],
+    checkpoint_labels: list[str],
+    regression: bool | None = None,
+    distills: bool = False,
+) -> list[str] | None:
+    """Returns the labels in the order of their ids, or None for regression.
+
+    The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
+    sorted. If all training labels are numbers and some have a decimal point, it is a regression.
+
+    Args:
+        task: the GLUE task. None: your own data.
+        splits: the splits from [`load_splits`].
+        checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
+            case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
+            examples, these labels are used.
+        regression: True for a regression, False for a classification. None: inferred from the labels.
+        distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The labels
+            in the data keep the data's spelling.
+
+    Raises:
+        InputError: the training examples have fewer than two labels (none, if a teacher has two or more); a regression
+            has lists of labels; or the labels seem to be numbers, but some have a decimal comma or are not numbers.
+    """
+    if regression:
+        multi_label = [split.source for split in splits.values() if split.multi_label]
+        if multi_label:
+            raise InputError(
+                f"--do_regression: {multi_label[0]} has lists of labels. Expected one number per example."
+            )
+        return None
+    if task is not None:
+        labels = list(task.labels)
+    elif "train" not in splits:
+        if len(checkpoint_labels) < 2:
+            return None
+        labels = list(checkpoint_labels)
+    elif splits["train"].class_names:
+        labels = list(dict.fromkeys(splits["train"].class_names))
+    else:
+        train = splits["train"]
+        if train.vector_size:
+            has_names = len(checkpoint_labels) == train.vector_size
+            return list(checkpoint_labels) if has_names else _name_elements(train)
+        labels = sorted(_distinct_labels(train))
+        if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
+            raise InputError(
+                f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
+            )
+        if all(INTEGER.fullmatch(label) for label in labels):
+            labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
+        elif regression is None and not train.multi_label and _are_numbers(train, train.data["label"][:]):
+            return None
+        one_is_enough = distills and len(checkpoint_labels) > 1
+        if len(labels) < (1 if one_is_enough else 2):
+            only = f"the label {labels[0]!r}" if labels else "no label"
+            needed = "one label is" if one_is_enough else "two labels are"
+            raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+    if task is None:
+        _warn_about_similar_labels(labels)
+    lower = {_fold_case(label) for label in checkpoint_labels}
+    # clean_label: some of the checkpoint's labels differ only in case
+    fold = _fold_case if len(lower) == len(checkpoint_labels) else clean_label
+    ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
+    ours = {fold(label) for label in labels}
+    if task is None and distills and ours <= ids.keys():
+        labeled = [split for split in splits.values() if split.labeled]
+        spelling = {fold(label): label for split in labeled for label in _distinct_labels(split)}
+        return [spelling.get(fold(label), label) for label in checkpoint_labels]
+    if ours == ids.keys():
+        labels.sort(key=lambda label: ids[fold(label)])
+    return labels or None
+
+
+def _fold_case(label: str) -> str:
+    return clean_label(label).lower()
+
+
+def _default_names(split: GlueSplit) -> list[str]:
+    """Returns transformers' default names for the elements of label vectors."""
+    return [f"LABEL_{i}" for i in range(split.vector_size)]
+
+
+def _name_elements(split: GlueSplit) -> list[str]:
+    """Returns the default names, and reports them."""
+    names = _default_names(split)
+    logger.warning(
+        "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
+        'lists of names, such as ["joy", "love"].',
+        split.source,
+        names[0],
+        names[-1],
+    )
+    return names
+
+
+def _warn_about_similar_labels(labels: list[str]) -> None:
+    groups = [" and ".join(map(repr, group)) for group in find_similar_labels(labels)]
+    if groups:
+        logger.warning(
+            "labels that look alike are different classes: %s. If they should be one, write them in the same way.",
+            shorten(groups),
+        )
+
+
+def _distinct_labels(split: GlueSplit) -> set[str]:
+    """Returns the labels of a labeled split."""
+    values = split.data["label"][:]
+    if split.vector_size:
+        return set()
+    return {label for value in values for label in value} if split.multi_label else set(values)
+
+
+def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
+    """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
+    numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
+    # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
+    if len(labels) >= 2 * len(numbers):
+        return False
+    with_comma = next((label for label in numbers if "," in label), None)
+    if with_comma is not None:
+        raise InputError(
+            f"{train.source}: labels such as {with_comma!r} are numbers with a comma. Use a decimal point. If the "
+            "labels are names of classes, set --do_regression false."
+        )
+    if len(numbers) < len(labels) and not all(INTEGER.fullmatch(label) for label in numbers):
+        rows = zip(train.data["row"][:], labels, strict=True)
+        row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
+        raise InputError(
+            f"{train.source}, row {row}: the label {label!r} is not a number, but most labels are. Fix or remove such "
+            "rows. If the labels are names of classes, set --do_regression false."
+        )
+    return len(numbers) == len(labels)
+
+
+def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
+    """Encodes the label of each example.
+
+    Args:
+        split: labeled examples.
+        labels: from [`choose_labels`].
+
+    Returns:
+        The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
+        regression: the number.
+
+    Raises:
+        InputError: a label is not in `labels`, or is not a finite number in a regression. The message names
+            source and row.
+    """
+    values, multi_label = split.data["label"][:], split.multi_label
+    if multi_label and not labels:
+        raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
+    if split.vector_size:
+        return _encode_vectors(split, labels or [])
+    # A checkpoint's labels may have spaces at their ends.
+    names = [clean_label(label) for label in labels or ()]
+    ids = {name: i for i, name in enumerate(names)}
+    for row, value in zip(split.data["row"][:], values, strict=True):
+        for label in value if multi_label else [value]:
+            if labels and label not in ids:
+                raise InputError(
+                    f"{split.source}, row {row}: unknown label {label!r}. {_describe_expected(label, labels)}, from "
+                    "the task or the training data. Fix or remove the row."
+                )
+            if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
+                raise InputError(
+                    f"{split.source}, row {row}: {label[:50]!r} is not a finite number. Fix or remove the row."
+                )
+    if not labels:
+        return [float(value) for value in values]
+    if multi_label:
+        return [[float(name in value) for name in names] for value in values]
+    return [ids[value] for value in values]
+
+
+def _describe_expected(label: str, labels: list[str]) -> str:
+    similar = [known for known in labels if find_similar_labels([known, label])]
+    if similar:
+        return f"Expected {' or '.join(map(repr, similar))}"
+    more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
+    return f"Expected {', '.join(labels[:MAX_LISTED_LABELS])}{more}"
+
+
+def _encode_vectors(split: GlueSplit, labels: list[str]) -> list[list[float]]:
+    if len(labels) != split.vector_size:
+        raise InputError(
+            f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
+            "labels. Choose the model that was trained on these labels."
+        )
+    if labels != _default_names(split):
+        logger.warning(
+            "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
+            split.source,
+            ", ".join(labels),
+        )
+    return [[float(bit) for bit in vector] for vector in split.data["label"][:]]
+
+
+def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, checkpoint_problem: str | None) -> Problem:
+    """Chooses between regression and classification with one or with several labels per example.
+
+    Args:
+        splits: the splits from [`load_splits`].
+        labels: from [`choose_labels`].
+        checkpoint_problem: the `problem_type` in the checkpoint's configuration, used if no split is labeled.
+
+    Raises:
+        InputError: examples have one label in one split and lists of labels in another.
+    """
+    if labels is None:
+        return "regression"
+    sources = {split.multi_label: split.source for split in splits.values() if split.labeled}
+    if len(sources) == 2:
+        raise InputError(
+            f"{sources[True]} has lists of labels, but {sources[False]} has single labels. Write lists in both."
+        )
+    multi_label = True in sources if sources else checkpoint_problem == "multi_label_classification"
+    return "multi_label_classification" if multi_label else "single_label_classification"

@@ -1,0 +1,88 @@
+"""Arguments of `snugbert squad` that select and read the data, and its training defaults."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from snugbert.data.sources import check_sources
+from snugbert.ranges import check_ranges
+from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits, FineTuningArguments
+
+
+@dataclass
+class SquadDataArguments(ExampleLimits):
+    """Which questions to use, and how to read and answer them.
+
+    The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come
+    from the original release's `run_squad.py`.
+
+    Raises:
+        InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
+    """
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."},
+    )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "More training questions for --teacher_name_or_path. Their answers are not read."},
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Questions to evaluate on."})
+    test_file: str | None = field(
+        default=None, metadata={"help": "Questions to predict answers to. Reference answers are optional."}
+    )
+    version_2_with_negative: bool = field(
+        default=False, metadata={"help": "Allow questions without an answer (SQuAD v2.0)."}
+    )
+    on_bad_answer: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata={"help": "If an answer is not at its position in the context, stop or skip it."},
+    )
+    max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
+    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
+    max_query_length: int = field(
+        default=64,
+        metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
+    )
+    n_best_size: int = field(
+        default=20, metadata={"advanced": True, "help": "Number of candidate answers per question."}
+    )
+    max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        metadata={"help": 'Predict "no answer" if it scores this much above the best answer.'},
+    )
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
+    )
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_sources(self.files, self.dataset_name, self.unlabeled_file)
+
+    @property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split that was given as files."""
+        names = {
+            "train": self.train_file or [],
+            "validation": [self.validation_file] if self.validation_file else [],
+            "test": [self.test_file] if self.test_file else [],
+        }
+        return {split: [Path(name) for name in files] for split, files in names.items() if files}
+
+
+@dataclass
+class SquadTrainingArguments(FineTuningArguments):
+    """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
+
+    paper_learning_rate: ClassVar[float] = 5e-5

@@ -1,0 +1,260 @@
+"""Finds the answer to each question from the model's logits for its windows.
+
+The score of a span is the start logit of its first token plus the end logit of its last token. The best span of all
+windows is the answer (Devlin et al., 2018, section 4.2). Every span is compared. The original release (`run_squad.py`)
+and transformers' `utils_qa.py` combine only the 20 best starts and the 20 best ends of a window, question tokens
+included. If none of these form a span, they find no answer.
+
+Shapes in comments: N windows of L tokens; n windows in a batch with at most C tokens of context.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from snugbert.tasks.question_windows import ContextWindows, Question
+
+# The odds of "no answer" for a context without tokens: above any threshold. JSON cannot represent infinity.
+SURELY_NULL = float(np.finfo(np.float32).max)
+WINDOWS_PER_BATCH = 500  # 20 starts with 30 ends each take 2.4 MB, which stay in the processor's cache
+
+
+class Candidate(NamedTuple):
+    """A possible answer. `_asdict()` is an entry of `nbest_predictions.json`.
+
+    Attributes:
+        text: a part of the context, or "" for "no answer".
+        probability: softmax of the scores over the question's candidates.
+        start_logit, end_logit: the model's logits. Their sum is the score.
+        start, end: characters of the context: `context[start:end]` is the text. Both are 0 for "no answer".
+    """
+
+    text: str
+    probability: float
+    start_logit: float
+    end_logit: float
+    start: int
+    end: int
+
+    @property
+    def score(self) -> float:
+        """The sum of both logits."""
+        return self.start_logit + self.end_logit
+
+
+NO_ANSWER = Candidate("", 0.0, 0.0, 0.0, 0, 0)
+
+
+class Answer(NamedTuple):
+    """The answer to a question.
+
+    Attributes:
+        text: a part of the context, or "" for "no answer".
+        null_odds: the score of "no answer" minus the score of the best span. None without `version_2`.
+        best_span: the text of the best span, even if "no answer" scores higher. "" if the context has no tokens.
+        n_best: at least one candidate, best first.
+    """
+
+    text: str
+    null_odds: float | None
+    best_span: str
+    n_best: list[Candidate]
+
+
+def best_answers(
+    questions: Sequence[Question],
+    windows: ContextWindows,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    n_best_size: int = 20,
+    max_answer_length: int = 30,
+    version_2: bool = False,
+    null_threshold: float = 0.0,
+) -> list[Answer]:
+    """Finds the best answer to each question.
+
+    A span counts only in the window in which its first token has its maximum context, so no span counts twice. As in
+    the original release, only the best of several spans with the same text is a candidate. Spans with equal scores are
+    ordered by window, then by start, then by end.
+
+    Args:
+        questions: the questions with their contexts.
+        windows: the windows of these questions.
+        start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read; padding can hold
+            anything. *Shape:* (N, L)
+        n_best_size: candidates per question. Default: 20, as in the original release. With `version_2` the best span
+            and "no answer" are always included.
+        max_answer_length: maximum tokens of an answer. Default: 30, as in the original release.
+        version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both logits
+            of [CLS], the minimum over the windows: a question has no answer only if no window has one.
+        null_threshold: the answer is "" if the odds of "no answer" exceed this.
+
+    Returns:
+        One answer per question. If the context has no tokens, the answer is "", and with `version_2` its odds are
+        [`SURELY_NULL`].
+
+    Raises:
+        ValueError: `n_best_size` or `max_answer_length` is not positive, the number of logits and windows differs, or
+            a logit is NaN or infinite. The logit of a context token can be minus infinity.
+    """
+    if min(n_best_size, max_answer_length) < 1:
+        raise ValueError(f"`n_best_size` {n_best_size} and `max_answer_length` {max_answer_length} must be positive.")
+    if not len(start_logits) == len(end_logits) == len(windows.question_indices):
+        raise ValueError(
+            f"Expected logits of {len(windows.question_indices)} windows, but `start_logits` has {len(start_logits)} "
+            f"and `end_logits` has {len(end_logits)}."
+        )
+    spans: list[list[Candidate]] = [[] for _ in questions]
+    counts = np.bincount(windows.question_indices, minlength=len(questions))
+    pending, num_spans = np.flatnonzero(counts), n_best_size
+    while len(pending):
+        incomplete = []
+        borders = np.flatnonzero(np.diff(np.cumsum(counts[pending]) // WINDOWS_PER_BATCH)) + 1
+        for batch in np.split(pending, borders):
+            indices = np.flatnonzero(np.isin(windows.question_indices, batch))
+            found = _find_best_spans(
+                questions, windows, indices, start_logits, end_logits, num_spans, max_answer_length
+            )
+            for question, candidates in found:
+                distinct = _remove_repeated_texts(candidates)
+                spans[question] = distinct[:n_best_size]
+                if len(distinct) < n_best_size and len(candidates) == num_spans:
+                    incomplete.append(question)
+        # Repeated texts left too few candidates for these questions. Search again with more spans.
+        pending, num_spans = np.array(incomplete, np.int64), 4 * num_spans
+    if not version_2:
+        return [_choose_answer(best, None, n_best_size, null_threshold) for best in spans]
+    nulls = _score_no_answer(questions, windows, start_logits, end_logits)
+    return [
+        _choose_answer(best, nulls.get(index, NO_ANSWER), n_best_size, null_threshold)
+        for index, best in enumerate(spans)
+    ]
+
+
+def _find_best_spans(
+    questions: Sequence[Question],
+    windows: ContextWindows,
+    window_indices: np.ndarray,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    num_spans: int,
+    max_answer_length: int,
+) -> Iterator[tuple[int, list[Candidate]]]:
+    """Finds the best spans of some questions.
+
+    Args:
+        questions, windows, start_logits, end_logits, max_answer_length: see [`best_answers`].
+        window_indices: all windows of these questions. *Shape:* (n,)
+        num_spans: maximum spans per question.
+
+    Yields:
+        Index and spans, best first, of each question that has spans.
+    """
+    lengths = np.array([len(windows.char_starts[i]) for i in window_indices])
+    inside = np.arange(lengths.max(initial=1)) < lengths[:, None]  # [n, C]
+    token_indices = np.where(inside, windows.context_offsets[window_indices, None] + np.arange(inside.shape[1]), 0)
+    start, end = (
+        np.where(inside, logits[window_indices[:, None], token_indices].astype(np.float64), -np.inf)
+        for logits in (start_logits, end_logits)
+    )
+    valid = (np.maximum(start, end) < np.inf).all(axis=1)
+    if not valid.all():
+        index = windows.question_indices[window_indices[valid.argmin()]]
+        raise ValueError(f"A logit for the context of question {questions[index].id} is NaN or infinite.")
+    start[~_pad(windows.max_context, window_indices, inside).astype(bool)] = -np.inf
+
+    width = min(max_answer_length, inside.shape[1])
+    ends = sliding_window_view(np.pad(end, ((0, 0), (0, width - 1)), constant_values=-np.inf), width, axis=1)
+    # The best `num_spans` spans begin at the `num_spans` starts whose best spans score highest.
+    starts = np.argsort(-(start + ends.max(axis=2)), axis=1, kind="stable")[:, :num_spans]
+    starts.sort(axis=1)
+    window = np.arange(len(window_indices))[:, None]
+    scores = (start[window, starts][:, :, None] + ends[window, starts]).reshape(len(window), -1)  # [n, starts x width]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :num_spans]
+
+    # From here on, all arrays have one value per span, in the same order.
+    window, rank = np.nonzero(scores[window, order] > -np.inf)
+    span = order[window, rank]
+    first = starts[window, span // width]
+    last = first + span % width
+    question = windows.question_indices[window_indices[window]]
+    by_question = np.lexsort((-scores[window, span], question))
+    columns = (
+        question,
+        start[window, first],
+        end[window, last],
+        _pad(windows.char_starts, window_indices, inside)[window, first],
+        _pad(windows.char_ends, window_indices, inside)[window, last],
+    )
+    table = zip(*(column[by_question].tolist() for column in columns), strict=True)
+    for index, group in groupby(table, key=itemgetter(0)):
+        context = questions[index].context
+        candidates = [
+            Candidate(context[char_start:char_end], 0.0, start_logit, end_logit, char_start, char_end)
+            for _, start_logit, end_logit, char_start, char_end in islice(group, num_spans)
+        ]
+        yield index, candidates
+
+
+def _pad(values: list[np.ndarray], window_indices: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Pads the values of some windows with zeros. `inside` marks their context tokens. *Shape:* (n, C)"""
+    padded = np.zeros(inside.shape, np.int64)
+    padded[inside] = np.concatenate([values[i] for i in window_indices])
+    return padded
+
+
+def _remove_repeated_texts(candidates: list[Candidate]) -> list[Candidate]:
+    """Keeps the first candidate of each text, and drops empty texts (tokens without characters)."""
+    by_text: dict[str, Candidate] = {}
+    for candidate in candidates:
+        by_text.setdefault(candidate.text, candidate)
+    by_text.pop("", None)
+    return list(by_text.values())
+
+
+def _score_no_answer(
+    questions: Sequence[Question], windows: ContextWindows, start_logits: np.ndarray, end_logits: np.ndarray
+) -> dict[int, Candidate]:
+    """Returns "no answer" for each question index, with the [CLS] logits from the window with the lowest sum."""
+    answers: dict[int, Candidate] = {}
+    for index, start, end in zip(
+        windows.question_indices.tolist(), start_logits[:, 0].tolist(), end_logits[:, 0].tolist(), strict=True
+    ):
+        if not start + end < np.inf:
+            raise ValueError(f"A logit of [CLS] for question {questions[index].id} is NaN or infinite.")
+        if index not in answers or start + end < answers[index].score:
+            answers[index] = NO_ANSWER._replace(start_logit=start, end_logit=end)
+    return answers
+
+
+def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:
+    """Chooses the answer to a question.
+
+    Args:
+        spans: the best spans, best first.
+        null: the candidate "no answer". None if every question has an answer.
+        n_best_size: maximum number of candidates.
+        null_threshold: odds above which "no answer" is chosen.
+    """
+    listed, odds = spans or [NO_ANSWER], None
+    if null is not None:
+        rank = sum(span.score >= null.score for span in spans)
+        # Always keep "no answer", and at least two candidates.
+        listed = [*spans[:rank], null, *spans[rank:]][: max(n_best_size, rank + 1, 2)]
+        odds = null.score - spans[0].score if spans else SURELY_NULL
+    weights = np.exp([candidate.score - listed[0].score for candidate in listed])
+    n_best = [
+        Candidate(candidate.text, probability, *candidate[2:])
+        for candidate, probability in zip(listed, (weights / weights.sum()).tolist(), strict=True)
+    ]
+    is_null = not spans or (odds is not None and odds > null_threshold)
+    return Answer(
+        text="" if is_null else spans[0].text,
+        null_odds=odds,
+        best_span=spans[0].text if spans else "",
+        n_best=n_best,
+    )

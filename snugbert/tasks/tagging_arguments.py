@@ -1,0 +1,91 @@
+"""Arguments of `snugbert ner` that select and read the data."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from snugbert.data.sources import check_sources
+from snugbert.ranges import Range, check_ranges
+from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits
+
+DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
+
+
+@dataclass
+class NerDataArguments(ExampleLimits):
+    """Which data to use and how to read them.
+
+    The names come from transformers' `run_ner.py`. The last four are new.
+
+    Raises:
+        InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
+    """
+
+    task_name: str = field(
+        default="ner",
+        metadata={"advanced": True, "help": "Name of the tagging task. Its tags are in column <task_name>_tags."},
+    )
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
+    train_file: str | None = field(
+        default=None,
+        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
+    )
+    unlabeled_file: str | None = field(
+        default=None, metadata={"help": "More training sentences for --teacher_name_or_path. Their tags are not read."}
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Sentences to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})
+    text_column_name: str | None = field(
+        default=None,
+        metadata={"help": "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."},
+    )
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."}
+    )
+    # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
+    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
+    max_seq_length: int = field(
+        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences take several windows."}
+    )
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
+    )
+    label_all_tokens: bool = field(
+        default=False, metadata={"advanced": True, "help": "Label all sub-tokens of a word, not only the first."}
+    )
+    return_entity_level_metrics: bool = field(
+        default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
+    )
+    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
+        default="auto", metadata={"help": "Tagging scheme of the files. auto: the scheme that fits best."}
+    )
+    on_bad_tag: Literal["stop", "repair"] = field(
+        default="stop",
+        metadata={"help": "stop at invalid tags, or repair them as conlleval does."},
+    )
+    document_context: bool = field(
+        default=False, metadata={"help": "Fill windows with neighboring sentences of the document."}
+    )
+    document_column_name: str | None = field(
+        default=None,
+        metadata={"advanced": True, "help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."},
+    )
+
+    def __post_init__(self):
+        # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
+        check_ranges(self, max_seq_length=Range(4))
+        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name, self.unlabeled_file)
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The file of each split that was given as a file."""
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {split: Path(name) for split, name in names.items() if name is not None}

@@ -1,0 +1,271 @@
+"""Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from snugbert.checkpoints.students import StudentArguments
+from snugbert.errors import InputError
+from snugbert.ranges import check_ranges
+from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert.trainers.run_setup import is_terminal
+from snugbert_arguments import explain_choice
+
+SWEEPS = ("paper", "fixed", "stable")
+STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
+# With 16 labels, an epoch is one step, and 20 steps are too few.
+STABLE_STEPS = 100
+STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
+MAIN_METRIC = "main"  # replaced by the main metric of the task
+
+
+@dataclass
+class FineTunedModelArguments(StudentArguments):
+    """Which model to fine-tune."""
+
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
+    )
+    # CoNLL-2003: F1 90.4 with the first layers, 89.2 with `spread`; MRPC: equal.
+    student_layers: str = field(
+        default="first",
+        metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
+    )
+
+    is_teacher = False  # not an argument: see `as_teacher`
+
+    def __post_init__(self):
+        missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None
+        if self.teacher_name_or_path is not None and missing:
+            raise InputError(
+                "--num_student_layers is missing. To start from a checkpoint other than the teacher, give "
+                "--model_name_or_path."
+            )
+        if self.config_name is not None and self.num_student_layers is not None:
+            raise InputError(
+                "--num_student_layers needs a checkpoint. Remove --config_name, or set num_hidden_layers."
+            )
+        super().__post_init__()
+
+    def as_teacher(self) -> "FineTunedModelArguments":
+        """Returns the arguments that load the teacher. It is not trained."""
+        teacher: Any = super().as_teacher()
+        teacher.is_teacher = True
+        return teacher
+
+
+@dataclass
+class ExampleLimits:
+    """Limits on the number of examples. The data arguments of every task include them."""
+
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
+    )
+    max_predict_samples: int | None = field(
+        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
+    )
+
+    @property
+    def max_samples(self) -> dict[str, int | None]:
+        """The maximum number of training, validation and test examples. None: all."""
+        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
+
+
+@dataclass
+class FineTuningArguments(DeviceArguments):
+    """`TrainingArguments` with the paper's fine-tuning settings as defaults.
+
+    Devlin et al. (2018), section 4.1: 3 epochs, batches of 32, and the best learning rate of 5e-5, 4e-5, 3e-5 and 2e-5
+    on the development set. The default is 3e-5, and higher for narrow encoders (see `choose_learning_rate`). The
+    original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 % of the steps, linear
+    decay, and weight decay 0.01. The paper's batch size counts all devices together.
+
+    `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
+    Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
+    steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
+    for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win. If 20 epochs
+    are fewer than 100 steps, the run is longer.
+
+    Raises:
+        InputError: a value is out of range, or settings exclude each other.
+
+    Attributes:
+        keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
+            `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
+            them.
+        min_steps: minimum number of steps of a run. 0 if the user chose the length.
+        chooses_evaluation: whether the user left `eval_strategy` to the run.
+    """
+
+    paper_learning_rate: ClassVar[float] = 3e-5
+
+    do_train: bool = field(
+        default=False,
+        metadata={"help": "Train. Default: train, evaluate and predict on the data that you give."},
+    )
+    do_eval: bool = field(
+        default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
+    )
+    do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
+    # `choose_learning_rate` replaces None before it is used.
+    learning_rate: float = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
+    )
+    num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
+        default=None, metadata={"help": "Number of passes over the training examples. Default: 3."}
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Training examples per device and batch."})
+    per_device_eval_batch_size: int = field(
+        default=32, metadata={"help": "Examples per device and batch for evaluation and prediction."}
+    )
+    # A share, so that short runs have a learning curve as well.
+    logging_steps: float = field(
+        default=0.02, metadata={"help": "Steps between log lines. A value below 1 is a share of all steps."}
+    )
+    warmup_steps: float = field(
+        default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
+    )
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
+    # None: the user did not choose. `choose_metric` then evaluates after each epoch if there are validation examples.
+    eval_strategy: str | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."},
+    )
+    # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
+    save_strategy: str | None = field(  # type: ignore[assignment]
+        default=None, metadata={"help": "When to save a checkpoint: no, steps, epoch or best. Default: steps."}
+    )
+    save_steps: float | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "Steps between checkpoints. A value below 1 is a share of all steps. Default: 500."},
+    )
+    save_total_limit: int | None = field(
+        default=None,
+        metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
+    )
+    reinit_layers: int = field(
+        default=0,
+        metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."},
+    )
+    layerwise_lr_decay: float = field(
+        default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
+    )
+    freeze_embeddings: bool = field(default=False, metadata={"advanced": True, "help": "Do not train the embeddings."})
+    freeze_layers: int = field(default=0, metadata={"help": "Do not train the embeddings and the first N layers."})
+    unfreeze_after_steps: int | None = field(
+        default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
+    )
+    distillation_temperature: float = field(
+        default=2.0,
+        metadata={
+            "advanced": True,
+            "help": "Temperature of the teacher's soft targets.",
+        },
+    )
+    distillation_weight: float = field(
+        default=0.5,
+        metadata={
+            "advanced": True,
+            "help": "Weight of the soft targets in the loss, from 0 to 1. The labels get the rest.",
+        },
+    )
+    compare_without_teacher: bool = field(
+        default=True,
+        metadata={
+            "advanced": True,
+            "help": "Also train the student without the teacher, for comparison. This can double the training time.",
+        },
+    )
+    class_weights: str | None = field(
+        default=None,
+        metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."},
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={"help": "Stop after N evaluations without improvement, and keep the best model."},
+    )
+    early_stopping_threshold: float = field(
+        default=0.0,
+        metadata={
+            "advanced": True,
+            "help": "Early stopping: smallest change of the metric that counts as an improvement.",
+        },
+    )
+    sweep: str | None = field(
+        default=None,
+        metadata={"help": "Several runs: paper (BERT's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."},
+    )
+    seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
+        default=None,
+        metadata={"help": "Number of runs with different seeds, from --seed on, to average. Default: 1."},
+    )
+    pad_to_max_length: bool = field(
+        default=False,
+        metadata={"advanced": True, "help": "Pad all examples to --max_seq_length instead of packing batches."},
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
+
+    def __post_init__(self):
+        stable = self.sweep == "stable"
+        self.min_steps = STABLE_STEPS if stable and self.num_train_epochs is None and self.max_steps <= 0 else 0
+        if self.num_train_epochs is None:
+            self.num_train_epochs = STABLE_EPOCHS if stable else 3.0
+        if self.seeds is None:
+            self.seeds = STABLE_SEEDS if stable else 1
+        check_ranges(self)
+        if self.deepspeed:
+            raise InputError("--deepspeed is not supported. Remove it.")
+        if self.label_names is not None:  # Trainer's names of columns in a batch
+            raise InputError("--label_names: the names of labels come from the data or the task. Remove it.")
+        if self.sweep not in (None, *SWEEPS):
+            raise InputError(explain_choice("--sweep", self.sweep, SWEEPS))
+        if self.unfreeze_after_steps is not None and not self.freezes:
+            raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
+        asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
+        self.keeps_checkpoints = asks or self.save_total_limit is not None
+        stops_early = self.early_stopping_patience is not None
+        keeps_best = self.load_best_model_at_end or stops_early
+        self.chooses_evaluation = self.eval_strategy is None and not keeps_best
+        if self.save_strategy is None:
+            # Keeping the best model requires a checkpoint after each evaluation.
+            by_epoch = keeps_best and self.save_steps is None and self.eval_strategy in (None, IntervalStrategy.EPOCH)
+            self.save_strategy = "epoch" if by_epoch else "steps"
+        if self.eval_strategy is None or (stops_early and self.eval_strategy == IntervalStrategy.NO):
+            self.eval_strategy = IntervalStrategy.EPOCH if keeps_best else IntervalStrategy.NO
+        self.save_steps = 500 if self.save_steps is None else self.save_steps
+        self.save_total_limit = 3 if self.save_total_limit is None else self.save_total_limit
+        if self.eval_strategy == IntervalStrategy.STEPS and self.eval_steps is None:
+            # As in Trainer, unless --logging_steps is a share. Evaluation costs more than a log line.
+            self.eval_steps = self.logging_steps if self.logging_steps >= 1 else 500
+        if stops_early:
+            self.save_strategy, self.save_steps = SaveStrategy(self.eval_strategy), self.eval_steps or self.save_steps
+            self.load_best_model_at_end = True
+        self.metric_for_best_model = self.metric_for_best_model or MAIN_METRIC
+        # Without any of the three, the run does everything the data allows. Selecting the best model needs evaluation.
+        if self.do_train and (self.eval_strategy != IntervalStrategy.NO or self.sweeps):
+            self.do_eval = True
+        asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
+        self.wanted_splits = tuple(split for split in asked if asked[split]) or None
+        # The tasks compute metrics from the logits of all examples.
+        self.prediction_loss_only, self.batch_eval_metrics, self.eval_do_concat_batches = False, False, True
+        # Do not hide losses that are NaN or infinite. They end the run.
+        self.logging_nan_inf_filter = False
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # the heads use all parameters
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not is_terminal()
+        super().__post_init__()
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a part of the model is frozen, at least at the start."""
+        return self.freeze_embeddings or self.freeze_layers > 0
+
+    @property
+    def sweeps(self) -> bool:
+        """Whether there is more than one run."""
+        return self.sweep is not None or self.seeds > 1

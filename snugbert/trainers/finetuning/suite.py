@@ -1,0 +1,127 @@
+"""All tasks of GLUE in one command: one folder per task, a table of scores, and the files of a submission."""
+
+import copy
+import json
+import logging
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from snugbert.data.glue import TASKS
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
+from snugbert.reports.intervals import METHOD_FOR_MEANS
+from snugbert.reports.results import RESULTS, write_atomically
+from snugbert.reports.score_tables import suite_table
+from snugbert.tasks.classification import make_task
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_data import missing_files
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
+from snugbert.trainers.finetuning.sweep import run_task
+
+logger = logging.getLogger(__name__)
+
+
+def run_suite(
+    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
+) -> None:
+    """Fine-tunes on every GLUE task with data, and writes the table of scores.
+
+    Finished tasks are not repeated. An interrupted task continues from its newest checkpoint, or continues its sweep.
+    With seeds or a sweep, the table shows the best run on the validation examples, as in the BERT paper. Test
+    predictions are copied to the folder `submission`.
+
+    Raises:
+        InputError: an argument or the data cannot be used, or the output folder contains something else.
+    """
+    output_dir = Path(str(training_args.output_dir))
+    wanted = training_args.wanted_splits or ("train", "validation")
+    names = tasks_with_data(data_args, wanted)
+    if model_args.teacher_name_or_path is not None:
+        raise InputError("--teacher_name_or_path: each task needs its own teacher. Give a single --task_name.")
+    if training_args.class_weights is not None:
+        raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
+    plan = make_plan(model_args, training_args, asdict(data_args))
+    prepare_folders(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
+    for index, name in enumerate(names, start=1):
+        logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
+        if training_args.sweeps or not (output_dir / name / RESULTS).exists():  # a sweep skips its finished runs
+            args = make_task_arguments(training_args, name)
+            run_task(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
+    if training_args.should_save and "validation" in wanted:
+        write_table(output_dir, names)
+    if training_args.should_save and "test" in wanted:
+        gather_predictions(output_dir, names)
+
+
+def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
+    """Returns the tasks with all `wanted` splits, and logs which files the others lack.
+
+    Raises:
+        InputError: there is no such task.
+    """
+    if data_args.data_dir is None:
+        return list(TASKS)
+    missing = {name: missing_files(data_args.data_dir, task, wanted) for name, task in TASKS.items()}
+    for name, files in missing.items():
+        if files:
+            logger.warning("skipping %s. Missing files: %s", TASKS[name].folder, ", ".join(map(str, files)))
+    names = [name for name in TASKS if not missing[name]]
+    if not names:
+        raise InputError(
+            f"--data_dir: {data_args.data_dir} contains no files of a GLUE task, such as {missing['cola'][0]}."
+        )
+    return names
+
+
+def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArguments:
+    """Returns the arguments for one task of the suite."""
+    folder = Path(str(args.output_dir)) / name
+    task_args = copy.copy(args)
+    task_args.output_dir = str(folder)
+    task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
+    # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
+    task_args.overwrite_output_dir = not args.sweeps
+    task_args.resume_from_checkpoint = "true"
+    return task_args
+
+
+def write_table(output_dir: Path, names: list[str]) -> None:
+    """Prints the scores of all tasks with their average, and writes them to results.md and results.json."""
+    results = {name: read_json(output_dir / name / RESULTS) for name in names}
+    metrics = {name: task_results["metrics"] for name, task_results in results.items()}
+    table = suite_table(metrics, {name: task_results.get("intervals", {}) for name, task_results in results.items()})
+    if any("sweep" in task_results for task_results in results.values()):
+        means, intervals = (
+            {
+                name: {
+                    set_name: {metric: value.get(key) for metric, value in set_metrics.items()}
+                    for set_name, set_metrics in task_results["sweep"]["metrics"].items()
+                }
+                for name, task_results in results.items()
+            }
+            for key in ("mean", "interval")
+        )
+        table = (
+            f"The best run of each task on the validation examples:\n\n{table}\n\n"
+            f"Means over the seeds of its best setting:\n\n{suite_table(means, intervals, METHOD_FOR_MEANS)}"
+        )
+    write_atomically(output_dir / "results.md", f"{table}\n")
+    write_atomically(output_dir / RESULTS, json.dumps(metrics, indent=1))
+    print(f"\n{table}\n\nall results: {output_dir / 'results.md'}", flush=True)
+
+
+def gather_predictions(output_dir: Path, names: list[str]) -> None:
+    """Copies the test predictions of the tasks `names` to the folder `submission`, for gluebenchmark.com."""
+    folder = output_dir / "submission"
+    folder.mkdir(exist_ok=True)
+    missing = []
+    for name, task in TASKS.items():
+        for stem in task.leaderboard.values() or (task.folder,):
+            file = output_dir / name / f"{stem}.tsv"
+            if name in names and file.exists():
+                shutil.copy2(file, folder)
+            else:
+                missing.append(file.name)
+    print(f"submission: {folder}{'; missing: ' if missing else ''}{', '.join(missing)}", flush=True)

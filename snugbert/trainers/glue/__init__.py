@@ -1,1 +1,0 @@
-"""`snugbert glue`: classifies texts and text pairs, including the GLUE benchmark."""

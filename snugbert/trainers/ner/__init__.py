@@ -1,1 +1,0 @@
-"""`snugbert ner`: tags named entities."""

@@ -1,0 +1,241 @@
+"""Distillation of a masked language model into a smaller one (DistilBERT: Sanh et al., 2019).
+
+The student learns from the text, as without a teacher, and also from two outputs of the teacher: its predictions of
+the masked tokens and its last hidden states. The teacher does not change.
+
+Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.students import choose_student_layers, make_student
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.errors import InputError
+from snugbert.kernels_snugbert import ACCELERATOR_CHUNK_SIZE, CHUNK_SIZE, has_own_kernels, upcast
+from snugbert.trainers.pretraining.objectives import COSINE_WEIGHT, LABEL_WEIGHT, SOFT_WEIGHT, TEMPERATURE
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingModelArguments
+from snugbert.trainers.pretraining.scores import get_mlm_logits
+
+# A student may change these fields. They do not affect the weights.
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class DistillationOutput(ModelOutput):
+    """Output of [`distill`].
+
+    Attributes:
+        loss: 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
+        logits: the student's logits of the masked tokens. *Shape:* (M, V)
+        seq_relationship_logits: the student's logits of sentence pairs; None without pairs. *Shape:* (N, 2)
+        mlm_loss, nsp_loss: the student's losses on the text, detached, for logging. *Shape:* ()
+        soft_loss, cos_loss: the losses on the teacher's outputs, detached, for logging. *Shape:* ()
+    """
+
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    seq_relationship_logits: torch.Tensor | None = None
+    mlm_loss: torch.Tensor | None = None
+    nsp_loss: torch.Tensor | None = None
+    soft_loss: torch.Tensor | None = None
+    cos_loss: torch.Tensor | None = None
+
+
+def distill(
+    student: torch.nn.Module,
+    teacher: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    denominators: Mapping[str, torch.Tensor],
+    with_hidden_states: bool,
+) -> DistillationOutput:
+    """Runs both models on a batch and computes the loss of the student.
+
+    Args:
+        student: a model with a masked token head, in training mode. It may be wrapped for several processes.
+        teacher: a masked language model, in evaluation mode.
+        inputs: a packed or padded batch with `labels`, and for a student with pairs `next_sentence_label`.
+        denominators: numbers of masked tokens, of tokens without padding, and with pairs of sequences in the global
+            batch: `num_items_in_batch`, `num_tokens_in_batch`, `num_sequences_in_batch`. *Shape:* () each
+        with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
+            compute the last layer for all tokens, and not only for masked tokens.
+    """
+    options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
+    with torch.no_grad():
+        taught = teacher(**{name: value for name, value in inputs.items() if name != "next_sentence_label"}, **options)
+    own = {name: count for name, count in denominators.items() if name != "num_tokens_in_batch"}
+    outputs = student(**inputs, **own, **options)
+    logits = get_mlm_logits(outputs)
+    soft_loss = sum_soft_losses(logits, get_mlm_logits(taught)) / denominators["num_items_in_batch"].clamp(min=1)
+    loss = LABEL_WEIGHT * outputs["loss"] + SOFT_WEIGHT * soft_loss
+    cos_loss = None
+    if with_hidden_states:
+        last = outputs["hidden_states"][-1], taught["hidden_states"][-1]
+        cos_loss = sum_cosine_losses(*last, inputs.get("attention_mask")) / denominators["num_tokens_in_batch"]
+        loss = loss + COSINE_WEIGHT * cos_loss
+    return DistillationOutput(
+        loss=loss,
+        logits=logits,
+        seq_relationship_logits=outputs.get("seq_relationship_logits"),
+        mlm_loss=outputs.get("mlm_loss", outputs["loss"]).detach(),
+        nsp_loss=outputs.get("nsp_loss"),
+        soft_loss=soft_loss.detach(),
+        cos_loss=None if cos_loss is None else cos_loss.detach(),
+    )
+
+
+def sum_soft_losses(
+    logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float = TEMPERATURE
+) -> torch.Tensor:
+    """Adds up the Kullback-Leibler divergences of the student's predictions from the teacher's, in nats.
+
+    Its gradient is the gradient of cross entropy with soft targets. It is multiplied by the square of the temperature,
+    so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
+
+    Args:
+        logits, teacher_logits: *Shape:* (M, V)
+        temperature: divides both logits.
+
+    Returns:
+        The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
+    """
+    return _SoftLoss.apply(logits, teacher_logits.detach(), temperature)
+
+
+class _SoftLoss(torch.autograd.Function):
+    """Computes the gradient in the forward pass, a chunk of rows at a time, and saves nothing else.
+
+    torch's own functions would save three tensors of this size. On a CPU they take twice as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float) -> torch.Tensor:
+        elements = CHUNK_SIZE if has_own_kernels(logits) else ACCELERATOR_CHUNK_SIZE
+        length = max(1, elements // logits.shape[1])
+        grad_logits, losses = torch.empty_like(logits), []
+        tensors = (logits, teacher_logits, grad_logits)
+        for chunk, teacher_chunk, grad_chunk in zip(*(tensor.split(length) for tensor in tensors), strict=True):
+            log_q, log_p = ((upcast(each) / temperature).log_softmax(1) for each in (chunk, teacher_chunk))
+            p = log_p.exp()
+            losses.append(log_p.sub_(log_q).mul_(p).sum(1))
+            torch.mul(log_q.exp_().sub_(p), temperature, out=grad_chunk)
+        ctx.save_for_backward(grad_logits)
+        return torch.cat(losses).sum() * temperature**2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (grad_logits,) = ctx.saved_tensors
+        return grad_logits * grad_outputs[0], None, None
+
+
+def sum_cosine_losses(
+    hidden_states: torch.Tensor, teacher_hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Adds up 1 - cosine of the angle between the hidden states of all tokens.
+
+    Args:
+        hidden_states, teacher_hidden_states: *Shape:* (B, L, H)
+        attention_mask: 0 at padding, which does not count. None: no padding. *Shape:* (B, L)
+
+    Returns:
+        The sum. *Shape:* ()
+    """
+    losses = 1 - F.cosine_similarity(upcast(hidden_states), upcast(teacher_hidden_states.detach()), dim=-1)
+    return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
+
+
+# --- loading ----------------------------------------------------------------------------------------------------
+
+
+def load_teacher_config(
+    model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
+) -> SnugBertConfig:
+    """Loads the configuration of the teacher. Checks that it has the student's vocabulary.
+
+    Args:
+        model_args: which teacher.
+        config: configuration of the student.
+        tokenizer: tokenizer of the student.
+
+    Raises:
+        InputError: the teacher does not exist, the vocabularies differ, or `config` differs from the teacher's.
+    """
+    teacher_args = model_args.as_teacher()
+    own_tokenizer = load_tokenizer(teacher_args)
+    teacher_config = load_config(teacher_args, own_tokenizer)
+    name = model_args.teacher_name_or_path
+    sizes = teacher_config.vocab_size, config.vocab_size
+    if own_tokenizer.get_vocab() != tokenizer.get_vocab() or sizes[0] != sizes[1]:
+        reason = "differs from the student's"
+        reason += f": {sizes[0]:,} and {sizes[1]:,} tokens" if sizes[0] != sizes[1] else ""
+        raise InputError(
+            f"--teacher_name_or_path: the vocabulary of {name} {reason}. Teacher and student predict the same tokens, "
+            "so they need the same vocabulary."
+        )
+    if model_args.num_student_layers is not None:
+        ours, theirs = config.to_dict(), teacher_config.to_dict()
+        changed = [field for field in ours if ours[field] != theirs.get(field) and field not in DROPOUTS]
+        if changed:
+            raise InputError(
+                f"--config_overrides: {', '.join(changed)} cannot change, because the student starts from the "
+                f"teacher's layers. Only {' and '.join(DROPOUTS)} can change."
+            )
+    return teacher_config
+
+
+def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
+    """Loads the teacher with its masked token head.
+
+    Raises:
+        InputError: as in [`load_model`], or it has no masked token head.
+    """
+    teacher_args = model_args.as_teacher()
+    teacher = load_model(AutoModelForMaskedLM, teacher_args, copy.deepcopy(teacher_config), trained=True)
+    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
+    return teacher
+
+
+def load_student(
+    auto_class: Any,
+    model_args: PretrainingModelArguments,
+    config: SnugBertConfig,
+    teacher_config: SnugBertConfig,
+) -> PreTrainedModel:
+    """Loads the layers of the teacher that the student starts from, with all heads that training needs.
+
+    Args:
+        auto_class: such as `AutoModelForPreTraining`. A head that the teacher lacks starts from random weights.
+        model_args: which teacher, and how many layers.
+        config: configuration of the student, for its dropout.
+        teacher_config: configuration of the teacher.
+
+    Raises:
+        InputError: as in [`load_model`] and [`choose_student_layers`].
+    """
+    source_config = copy.deepcopy(teacher_config)
+    source_config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+    for name in DROPOUTS:
+        setattr(source_config, name, getattr(config, name))
+    source = load_model(auto_class, model_args.as_teacher(), source_config)
+    layers = list_student_layers(model_args, teacher_config.num_hidden_layers)
+    logger.info("student: layers %s of the teacher's %d", layers, teacher_config.num_hidden_layers)
+    return make_student(source, layers)
+
+
+def list_student_layers(model_args: PretrainingModelArguments, num_layers: int) -> list[int]:
+    """Returns which of the teacher's layers the student starts from. They count from 0."""
+    assert model_args.num_student_layers is not None
+    return choose_student_layers(num_layers, model_args.num_student_layers, model_args.student_layers)

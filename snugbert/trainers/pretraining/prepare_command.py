@@ -1,0 +1,101 @@
+"""`snugbert prepare`: tokenizes text once, on one machine or shared among several.
+
+`snugbert pretrain` prepares its text itself, in a cache. Use this command to prepare a corpus on several machines, or
+on machines that do not train:
+
+    snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
+    snugbert pretrain --corpus prepared ...
+
+It also lists and cleans the cache:
+
+    snugbert prepare --list
+    snugbert prepare --clean all
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snugbert.checkpoints.loading import TokenizerArguments, check_ids, load_tokenizer
+from snugbert.command_line import parse_arguments
+from snugbert.data.corpus_arguments import CacheArguments, OutputArguments, PreparationArguments
+from snugbert.data.languages import choose_language, stored_in_tokenizer
+from snugbert.errors import InputError
+from snugbert.hints import changed_flags, format_command
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert prepare` with the arguments `argv`.
+
+    Raises:
+        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`clean_cache`].
+    """
+    tokenizer_args, text_args, output_args, cache_args = parse_arguments(
+        (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
+        argv,
+        prog="snugbert prepare",
+        description="Tokenizes text once, for any number of pretraining runs.",
+        example="snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
+    )
+    # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
+    from snugbert.data.cache import cache_folder, clean_cache, list_cache
+    from snugbert.data.corpus import open_corpus
+    from snugbert.data.preparation import prepare_parts
+    from snugbert.data.text_parts import plan_parts
+    from snugbert.trainers.pretraining.pretraining_guidance import SUGGESTED_SIZE, recipe_flags
+
+    if cache_args.clean or cache_args.list:
+        if text_args.train_file or text_args.dataset_name or output_args.output_dir:
+            raise InputError(
+                "--clean and --list only manage the cache. Remove --train_file, --dataset_name and --output_dir."
+            )
+        if cache_args.clean:
+            clean_cache(cache_folder(tokenizer_args.cache_dir), cache_args.clean)
+        if cache_args.list:
+            list_cache(cache_folder(tokenizer_args.cache_dir))
+        return
+    if output_args.output_dir is None:
+        raise InputError("--output_dir is missing. Give a folder for the prepared corpus.")
+    if tokenizer_args.tokenizer_name is None:
+        raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
+    tokenizer = load_tokenizer(tokenizer_args)
+    check_ids(tokenizer, tokenizer_args.tokenizer_name)
+    language = choose_language(text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)])
+    text_args.language = language
+    parts = plan_parts(text_args, output_args.num_shards)
+    folder = Path(output_args.output_dir)
+    prepare_parts(
+        folder,
+        parts[output_args.shard_number - 1 :: output_args.num_shards],
+        tokenizer,
+        text_args.sentence_language,
+        num_workers=text_args.preprocessing_num_workers,
+        replace=output_args.overwrite_output_dir,
+        lines_language=language if text_args.lines_are_sentences else None,
+    )
+    missing = [part.name for part in parts if not (folder / part.name).exists()]
+    if missing:
+        print(
+            f"Shard {output_args.shard} is in {folder}. Still missing {len(missing)} of {len(parts)} parts: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
+    else:
+        corpus = open_corpus(folder, tokenizer)
+        print(f"{folder}: {corpus}")
+        recipe = recipe_flags(SUGGESTED_SIZE, len(tokenizer), corpus.num_tokens)
+        print(f"Next: {_suggest_pretraining(tokenizer_args, text_args, folder, recipe)}")
+
+
+def _suggest_pretraining(
+    tokenizer_args: TokenizerArguments, text_args: PreparationArguments, folder: Path, recipe: Mapping[str, Any]
+) -> str:
+    flags = {
+        "tokenizer_name": tokenizer_args.tokenizer_name,
+        **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
+        "corpus": folder,
+        # For --validation_file. The corpus stores the language.
+        **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
+        **recipe,
+        "output_dir": "pretrained",
+    }
+    return format_command("pretrain", flags)

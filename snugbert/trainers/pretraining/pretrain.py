@@ -1,0 +1,400 @@
+"""A run of `snugbert pretrain`, from its arguments to the model, its metrics, its plot and its card."""
+
+import copy
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Subset
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+from transformers.trainer_utils import IntervalStrategy
+
+from snugbert.card_snugbert import find_base_model
+from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.students import hash_model
+from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
+from snugbert.data.corpus import Corpus, read_corpus_language
+from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
+from snugbert.errors import InputError
+from snugbert.hints import changed_flags, format_command
+from snugbert.reports.training_plots import PLOT_NAME
+from snugbert.trainers.disk_space import check_disk_space
+from snugbert.trainers.log_lines import format_duration
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir
+from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
+from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
+from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
+from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
+from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
+from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.masked_distillation import (
+    list_student_layers,
+    load_student,
+    load_teacher,
+    load_teacher_config,
+)
+from snugbert.trainers.pretraining.objectives import PAIR_TASKS
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    PretrainingArguments,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+)
+from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
+from snugbert.trainers.pretraining.show import show_examples
+from snugbert.trainers.run_lock import lock_output_dir
+from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
+from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.stopping import raise_if_interrupted
+
+logger = logging.getLogger(__name__)
+
+FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
+
+
+def run(
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+) -> None:
+    """Trains, evaluates, or both, and prints a summary.
+
+    Raises:
+        InputError: an argument or a file cannot be used.
+        RunStopped: SIGTERM or SIGINT ended the training.
+    """
+    # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
+    training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
+    training_args.do_eval |= bool(data_args.validation_file)
+    set_up(training_args)
+    tokenizer = load_tokenizer(model_args)
+    check_ids(tokenizer, str(model_args.tokenizer_source))
+    config = load_config(model_args, tokenizer)
+    if data_args.objective == "electra" and model_args.model_name_or_path is None:
+        given = model_args.config_overrides or ""
+        config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
+    teacher_config = None
+    if model_args.teacher_name_or_path is not None:
+        _check_objective(data_args)
+        teacher_config = load_teacher_config(model_args, config, tokenizer)
+        if model_args.num_student_layers is not None:
+            config.num_hidden_layers = len(list_student_layers(model_args, teacher_config.num_hidden_layers))
+    names = {model_args.model_name_or_path or model_args.config_name: config}
+    names |= {model_args.teacher_name_or_path: teacher_config} if teacher_config else {}
+    for name, each in names.items():
+        _check_lengths(data_args, each, str(name))
+        if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
+            raise InputError(
+                f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
+                f"{each.type_vocab_size}. Use --objective mlm."
+            )
+    if data_args.bigram_init:
+        _check_bigram_init(model_args, data_args, config)
+    choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
+    _choose_language(model_args, data_args, tokenizer, config)
+    collator = SnugBertDataCollatorForPretraining(
+        tokenizer,
+        data_args.mlm_probability,
+        data_args.mask_replace_prob,
+        data_args.random_replace_prob,
+        data_args.whole_word_mask,
+        replacement_keys=data_args.objective == "electra",
+    )
+    if data_args.show:
+        show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
+        return
+    with lock_output_dir(training_args):
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, teacher_config, collator)
+
+
+def _choose_language(
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SnugBertConfig,
+) -> None:
+    """Sets the language of the text, and stores it in the model and the tokenizer that the run saves."""
+    start = model_args.teacher_name_or_path if model_args.model_name_or_path is None else model_args.model_name_or_path
+    if start is None:
+        vars(config).pop("language", None)  # --config_name may be a trained model
+    stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
+    if data_args.corpus is not None:
+        corpus = Stored(
+            f"the corpus {data_args.corpus}", read_corpus_language(data_args.corpus), "prepare the text again"
+        )
+        stored = [corpus, *stored]
+    data_args.language = choose_language(data_args.language, stored)
+    store_language(data_args.language, config, tokenizer)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The text of a run and its examples. Without training, `phases` and `settings` are empty."""
+
+    train_corpus: Corpus | None
+    validation_corpus: Corpus | None
+    phases: list[Phase]
+    settings: dict[str, Any]
+    validation: PretrainingDataset | None
+
+
+def _train_and_evaluate(
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    config: SnugBertConfig,
+    teacher_config: SnugBertConfig | None,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
+    do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
+    teacher = load_teacher(model_args, teacher_config) if teacher_config is not None and do_train else None
+    initial_weights: dict[str, Any] = {
+        "--objective": data_args.objective,
+        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        "--bigram_init": data_args.bigram_init,
+        "--teacher_name_or_path": None if teacher is None else f"weights {hash_model(teacher)}",
+    }
+    if teacher_config is not None and model_args.num_student_layers is not None:
+        # The weights of the teacher count, not its name.
+        initial_weights["--model_name_or_path"] = "layers of the teacher"
+        initial_weights["--student_layers"] = list_student_layers(model_args, teacher_config.num_hidden_layers)
+    if data_args.objective == "electra":
+        initial_weights["--generator_size"] = data_args.generator_size
+    checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir) if do_train else None
+    if checkpoint is not None:  # now, before text is prepared; the trainer compares again
+        check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
+        check_max_steps(checkpoint, training_args)
+    model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
+    epochs_dir = output_dir / "epochs"
+    data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
+    if model_args.model_name_or_path is None and data_args.objective != "electra":
+        log_recipe(data.phases, model)
+    if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
+        logger.info("initial weights: computing them from the bigrams of the training text")
+        initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
+        share_weights(model, training_args.device)
+    validation = data.validation
+    trainer = _make_trainer(
+        model=model,
+        args=training_args,
+        phases=data.phases,
+        eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
+        data_collator=collator,
+        processing_class=tokenizer,
+        data_settings=data.settings,
+        teacher=teacher,
+    )
+    trainer.command_settings = initial_weights
+    trainer.command_arguments = model_args, data_args
+    seconds = _train(trainer, checkpoint) if do_train else 0.0
+    metrics, baselines = _evaluate(trainer, data)
+    if training_args.local_process_index == 0:
+        shutil.rmtree(epochs_dir, ignore_errors=True)
+    if training_args.should_save:
+        if do_train:
+            trainer.report(metrics, baselines)
+            _print_duration(trainer.state.global_step, checkpoint, seconds)
+        if metrics:
+            print(f"\n{format_comparison(metrics, baselines, data_args.dataset_objective)}")
+        _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
+    if do_train and training_args.push_to_hub:
+        trainer.push_to_hub()
+
+
+def _load_model(
+    model_args: PretrainingModelArguments,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    config: SnugBertConfig,
+    teacher_config: SnugBertConfig | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel:
+    """Loads the model. Before training, checks the free space and the training arguments with it."""
+    set_seed(training_args.seed)
+    model: PreTrainedModel
+    if data_args.objective == "electra":
+        model = load_pair(model_args, config, tokenizer, data_args.generator_size)
+        logger.info(
+            "model: %s parameters (discriminator: %s, generator: %s, embeddings are shared)",
+            *(f"{each.num_parameters():,}" for each in (model, model.discriminator, model.generator)),
+        )
+    else:
+        config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+        auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
+        if teacher_config is not None and model_args.num_student_layers is not None:
+            model = load_student(auto_class, model_args, config, teacher_config)
+        else:
+            model = load_model(auto_class, model_args, config)
+        logger.info("model: %s parameters", f"{model.num_parameters():,}")
+    if training_args.do_train:
+        # ELECTRA's two files both have the shared embeddings.
+        models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
+        check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
+        _check_training_arguments(training_args, model)
+    return model
+
+
+def _prepare_data(
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+    checkpoint: str | None,
+) -> _Data:
+    """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
+    train_corpus, validation_corpus = load_corpora(
+        data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
+    )
+    phases: list[Phase] = []
+    settings: dict[str, Any] = {}
+    if training_args.do_train and train_corpus is not None:
+        phases = _plan(train_corpus, data_args, training_args, tokenizer, epochs_dir)
+        settings = collect_data_settings(train_corpus, phases, data_args, training_args)
+        if checkpoint is not None and not data_args.allow_changed_data:
+            check_data_settings(checkpoint, settings)
+    validation: PretrainingDataset | None = None
+    if validation_corpus is not None:
+        log_first_epoch("validation text")
+        validation = make_dataset(
+            validation_corpus,
+            "validation text",
+            data_args.max_seq_length,
+            data_args,
+            tokenizer,
+            epochs_dir,
+            VALIDATION_SEED,
+        )
+    return _Data(train_corpus, validation_corpus, phases, settings, validation)
+
+
+def _train(trainer: PretrainingTrainer, checkpoint: str | None) -> float:
+    """Trains, and saves the model, the metrics and the state. Returns the seconds of training."""
+    trainer.checks_output_dir = False  # done, before the text was prepared
+    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+    raise_if_interrupted(trainer)
+    trainer.save_model(_internal_call=True)  # an external call would push before the card is written
+    trainer.save_metrics("train", metrics)
+    trainer.save_state()
+    return metrics["train_runtime"]
+
+
+def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float], dict[str, float]]:
+    """Saves the metrics on the validation text.
+
+    Returns:
+        The metrics, and the metrics of trivial predictions. Empty without validation text.
+    """
+    if data.validation is None:
+        return {}, {}
+    baselines = compute_baselines(data.validation, data.train_corpus)
+    metrics = trainer.evaluate()
+    if "eval_replaced" in metrics:
+        baselines |= detection_baseline(metrics["eval_replaced"])
+    metrics |= {f"eval_unigram_{name}": value for name, value in baselines.items()}
+    trainer.save_metrics("eval", metrics)
+    return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
+
+
+def _check_training_arguments(args: PretrainingArguments, model: PreTrainedModel) -> None:
+    """Creates a trainer, an optimizer and a schedule without data, so that invalid arguments fail before long work."""
+    args = copy.copy(args)
+    args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
+    _make_trainer(model=model, args=args).create_optimizer_and_scheduler(
+        args.max_steps if args.max_steps > 0 else 10**9
+    )
+
+
+def _make_trainer(**arguments: Any) -> PretrainingTrainer:
+    try:
+        return PretrainingTrainer(**arguments)
+    except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
+        raise InputError(str(error)) from error
+
+
+def _check_objective(data_args: PretrainingDataArguments) -> None:
+    """Checks that the objective and the initial weights allow a teacher."""
+    if data_args.objective == "electra":
+        raise InputError(
+            "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
+            "--objective mlm."
+        )
+    if data_args.bigram_init:
+        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of them.")
+
+
+def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig, name: str) -> None:
+    limit = min(LONGEST_EXAMPLE, compute_max_length(config))
+    for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
+        if not SHORTEST_EXAMPLE <= length <= limit:
+            flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
+            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit}).")
+
+
+def _check_bigram_init(
+    model_args: PretrainingModelArguments, data_args: PretrainingDataArguments, config: SnugBertConfig
+) -> None:
+    if model_args.model_name_or_path is not None:
+        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Give --config_name instead.")
+    if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
+        raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
+    check_config(config)
+
+
+def _plan(
+    corpus: Corpus,
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    epochs_dir: Path,
+) -> list[Phase]:
+    """Plans the phases of the run, and logs them."""
+    log_first_epoch("training text")
+    datasets = [
+        make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, training_args.examples_seed)
+        for length, _ in data_args.lengths_and_shares
+    ]
+    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
+    for phase in phases:
+        logger.info(
+            "training: %s steps of %s examples of at most %s tokens, %.2f epochs",
+            f"{phase.steps:,}",
+            f"{phase.batch_size:,}",
+            phase.max_seq_length,
+            phase.steps * phase.batch_size / len(phase.dataset),
+        )
+    return phases
+
+
+def _print_duration(num_steps: int, checkpoint: str | None, seconds: float) -> None:
+    steps, duration = f"{num_steps:,} steps", format_duration(seconds)
+    if checkpoint is None:
+        print(f"\nTrained {steps} in {duration}.")
+    else:
+        print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
+
+
+def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
+    files = {"model": "", "generator": GENERATOR_FOLDER, "plot": PLOT_NAME, "model card": "README.md"}
+    files = files if trained else {}
+    if evaluated:
+        files["metrics"] = "eval_results.json"
+    print()
+    for name, file in files.items():
+        if (output_dir / file).exists():  # only ELECTRA has a generator, and a short run has no plot
+            print(f"{name:<12}{output_dir / file}")
+    if trained:
+        flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
+        print(f"\nNext, fine-tune it on texts with labels:\n  {format_command('glue', flags)}")

@@ -1,0 +1,228 @@
+"""The arguments of `snugbert pretrain`, and of PretrainingTrainer.
+
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
+"""
+
+import re
+from dataclasses import dataclass, field
+
+from snugbert.checkpoints.students import StudentArguments
+from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.errors import InputError
+from snugbert.ranges import check_ranges
+from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert.trainers.pretraining.objectives import OBJECTIVES, Objective
+from snugbert.trainers.run_setup import is_terminal
+from snugbert_arguments import explain_choice
+
+# Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and
+# ELECTRA's original release. The others stay unchanged.
+BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
+OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
+
+
+@dataclass
+class PretrainingArguments(DeviceArguments):
+    """`TrainingArguments` with the paper's pretraining settings as defaults.
+
+    Devlin et al. (2018), appendix A.2: learning rate 1e-4 with warmup over the first 1 % of the steps and linear
+    decay, AdamW with weight decay 0.01. Epsilon 1e-6 is from the original release. The paper's batch is 256 sequences:
+    `per_device_train_batch_size` x `gradient_accumulation_steps` x processes. `bf16` is true by default on Ampere and
+    newer GPUs.
+
+    Raises:
+        InputError: a value is out of range, or an argument is set that pretraining does not support.
+    """
+
+    do_train: bool = field(default=False, metadata={"help": "Train. Default: true, unless only --do_eval is given."})
+    do_eval: bool = field(
+        default=False, metadata={"help": "Evaluate after training. Default: true with --validation_file."}
+    )
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate."})
+    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
+    adam_epsilon: float = field(default=1e-6, metadata={"advanced": True, "help": "Epsilon of AdamW."})
+    warmup_steps: float = field(
+        default=0.01, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
+    )
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Sequences per device and batch."})
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={"help": "Optimizer: lamb, muon, or any optimizer of transformers."},
+    )
+    logging_steps: float = field(default=100, metadata={"help": "Log the training metrics every N steps."})
+    save_total_limit: int | None = field(
+        default=3, metadata={"help": "Number of checkpoints to keep: the best and the newest. 0 keeps all."}
+    )
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
+
+    def __post_init__(self):
+        check_ranges(self)
+        # Evaluation collects sums per sequence over all batches.
+        self.eval_do_concat_batches, self.batch_eval_metrics = True, False
+        self.ignore_data_skip = True  # the sampler of a resumed run starts at the right step
+        self.average_tokens_across_devices = True  # losses are divided by counts over all processes
+        # The filter would wait for the device in every batch. PretrainingTrainer logs its own loss.
+        self.logging_nan_inf_filter = False
+        if self.ddp_find_unused_parameters is None:
+            self.ddp_find_unused_parameters = False  # the losses use all parameters
+        for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
+            if getattr(self, name):
+                raise InputError(f"--{name} is not supported in pretraining. Remove it.")
+        if str(self.fsdp).lower() in ("true", "false"):  # words in a YAML file; `--fsdp` alone is True
+            self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not is_terminal()
+        optim = self.optim
+        if optim in OPTIMIZERS:
+            self.optim = "adamw_torch_fused"  # TrainingArguments rejects names unknown to transformers
+        super().__post_init__()
+        if optim in OPTIMIZERS:
+            self.optim = optim
+
+    @property
+    def examples_seed(self) -> int:
+        """Seed of the examples and their order: `data_seed`, or `seed` if that is not set."""
+        return self.seed if self.data_seed is None else self.data_seed
+
+
+@dataclass
+class PretrainingModelArguments(StudentArguments):
+    """Which model to pretrain, and its teacher.
+
+    Raises:
+        InputError: as in [`StudentArguments`], or the student's arguments contradict each other.
+    """
+
+    def __post_init__(self):
+        if self.teacher_name_or_path is None and self.num_student_layers is not None:
+            raise InputError("--num_student_layers needs --teacher_name_or_path.")
+        if self.teacher_name_or_path is not None:
+            if self.config_name is not None:
+                raise InputError(
+                    "--config_name cannot be combined with --teacher_name_or_path. The student starts from trained "
+                    "weights: --num_student_layers or --model_name_or_path."
+                )
+            if (self.num_student_layers is None) == (self.model_name_or_path is None):
+                raise InputError(
+                    "--teacher_name_or_path: give exactly one of --num_student_layers and --model_name_or_path."
+                )
+        super().__post_init__()
+
+
+@dataclass(kw_only=True)
+class PretrainingDataArguments(PreparationArguments):
+    """Arguments for the text, the examples and the masks.
+
+    Raises:
+        InputError: arguments that exclude each other, or a value out of range.
+
+    Attributes:
+        objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
+        lengths_and_shares: maximum sequence length and share of the steps, for each phase.
+    """
+
+    corpus: str | None = field(default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text."})
+    validation_file: list[str] = field(
+        default_factory=list, metadata={"help": "Text to evaluate on. Same formats as --train_file."}
+    )
+    validation_split_percentage: int = field(
+        default=5,
+        metadata={"help": "Percent of documents held out for --do_eval without --validation_file."},
+    )
+    max_seq_length: int = field(
+        default=128, metadata={"help": "Maximum tokens per example. With --phases: per validation example."}
+    )
+    phases: str | None = field(
+        default=None,
+        metadata={"help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%."},
+    )
+    short_seq_prob: float = field(
+        default=0.1, metadata={"help": "Share of sentence pairs with a random shorter target length."}
+    )
+    objective: str | None = field(
+        default=None,
+        metadata={"help": "mlm+nsp (BERT), mlm (RoBERTa), mlm+order (ALBERT) or electra. Default: mlm+nsp."},
+    )
+    no_nsp: bool = field(default=False, metadata={"advanced": True, "help": "Short for --objective mlm."})
+    sentence_order: bool = field(
+        default=False, metadata={"advanced": True, "help": "Short for --objective mlm+order."}
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
+    mask_replace_prob: float = field(
+        default=None,  # type: ignore[assignment] # until the objective is known
+        metadata={
+            "advanced": True,
+            "help": "Share of the predicted tokens to replace by [MASK]. Default: 0.8 (electra: 0.85).",
+        },
+    )
+    random_replace_prob: float = field(
+        default=None,  # type: ignore[assignment]
+        metadata={
+            "advanced": True,
+            "help": "Share of the predicted tokens to replace by a random token. Default: 0.1 (electra: 0).",
+        },
+    )
+    whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
+    generator_size: float = field(
+        default=0.25,
+        metadata={"advanced": True, "help": "For electra: width of a new generator, as a share of the model's."},
+    )
+    bigram_init: bool = field(
+        default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}
+    )
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
+    show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
+    allow_changed_data: bool = field(
+        default=False, metadata={"advanced": True, "help": "Resume even if the text or the data settings changed."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.corpus is not None and (self.train_file or self.dataset_name is not None):
+            raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
+        self.objective = self._choose_objective()
+        if self.bigram_init and self.objective == "electra":
+            raise InputError("--bigram_init does not support --objective electra. Remove one of them.")
+        masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
+        self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
+        self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
+        self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
+
+    @property
+    def dataset_objective(self) -> Objective:
+        """The objective of the [`PretrainingDataset`]."""
+        return OBJECTIVES[self.objective or "mlm+nsp"]
+
+    def _choose_objective(self) -> str:
+        given = {f"--objective {self.objective}": self.objective} if self.objective else {}
+        given |= {"--no_nsp": "mlm"} if self.no_nsp else {}
+        given |= {"--sentence_order": "mlm+order"} if self.sentence_order else {}
+        objectives = set(given.values()) or {"mlm+nsp"}
+        if len(objectives) > 1:
+            raise InputError(f"{' and '.join(given)} contradict each other. Give one of them.")
+        (objective,) = objectives
+        if objective not in OBJECTIVES:
+            raise InputError(explain_choice("--objective", objective, OBJECTIVES))
+        return objective
+
+
+def parse_phases(text: str) -> list[tuple[int, float]]:
+    """Parses `--phases`: "128:90%,512:10%" -> [(128, 0.9), (512, 0.1)].
+
+    Raises:
+        InputError: the text is not in this format, or the shares do not add up to 100 %.
+    """
+    phases = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*", part)
+        if match is None:
+            raise InputError(
+                f"--phases: expected a length and its share of the steps, such as 128:90%, not {part.strip()!r}."
+            )
+        phases.append((int(match[1]), float(match[2]) / 100))
+    if not all(share for _, share in phases):
+        raise InputError(f"--phases: {text!r} has a length with 0 % of the steps. Remove it, or increase its share.")
+    total = sum(share for _, share in phases)
+    if abs(total - 1) > 1e-9:
+        raise InputError(f"--phases: the shares of {text!r} add up to {100 * total:g} %, not to 100 %.")
+    return phases

@@ -1,0 +1,494 @@
+"""Trainer for masked tokens and sentence pairs, masked tokens alone, or ELECTRA, with or without a teacher.
+
+All losses have exact denominators: the labeled tokens, the sentence pairs and the tokens of the whole batch, over all
+accumulated batches and processes. Evaluation keeps a few sums per sequence instead of logits. Checkpoints include the
+state of the log, so a run that was killed and resumed ends with the weights and the log of an uninterrupted run.
+
+Shapes: a batch has N sequences.
+"""
+
+import copy
+import functools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import send_to_device
+from transformers import PreTrainedModel, TrainerCallback, TrainerState, get_wsd_schedule
+from transformers.trainer_utils import (
+    EvalLoopOutput,
+    IntervalStrategy,
+    SaveStrategy,
+    TrainOutput,
+)
+from transformers.utils import ModelOutput
+
+from snugbert.data.languages import DEFAULT, store_language
+from snugbert.data.row_sizes import choose_pretraining_multiple
+from snugbert.errors import InputError
+from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
+from snugbert.reports.training_plots import DrawTraining, draw_log
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
+from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
+from snugbert.trainers.pretraining.batches import (
+    COUNTS,
+    Batch,
+    BatchSampler,
+    Phase,
+    RunBatches,
+    SizedDataset,
+    check_processes,
+    count_epochs,
+    plan_phases,
+    seed_random_state,
+)
+from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
+from snugbert.trainers.pretraining.coverage import log_coverage
+from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
+from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.masked_distillation import distill
+from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
+from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
+from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
+from snugbert.trainers.pretraining.sharding import ProcessesTrainer
+from snugbert.trainers.pretraining.throughput import peak_flops
+from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
+from snugbert.trainers.run_setup import use_one_gpu
+from snugbert.trainers.run_trainer import SharedTrainer
+
+logger = logging.getLogger(__name__)
+
+DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step; each batch carries them
+
+_peak_flops = functools.cache(peak_flops)  # measured once per process
+
+
+class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
+    """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
+
+    `snugbert pretrain --objective electra` also uses it, with an internal model that contains generator and
+    discriminator.
+
+    Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
+    `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with
+    [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
+
+    - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
+      process equals two. A collator that masks at random may draw other masks if the batches are split differently.
+      Our collator on a [`PretrainingDataset`] draws the same.
+    - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
+    - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
+    - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
+      padding. `training.png` is drawn with every checkpoint and at the end, when the model card, `README.md`, is
+      written.
+    - An output folder with another run is refused, unless `overwrite_output_dir` is set.
+    - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step
+      (on a GPU, also the next), writes a checkpoint and ends. A second SIGINT ends it at once.
+    - A loss or gradient norm that is not finite is an error. No checkpoint contains that step.
+
+    Example:
+
+        trainer = snugbert.PretrainingTrainer(
+            model=model,
+            args=snugbert.PretrainingArguments(output_dir="pretrained", max_steps=100),
+            train_dataset=snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128),
+            data_collator=snugbert.SnugBertDataCollatorForPretraining(tokenizer),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+
+    Args:
+        args: training arguments.
+        train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
+        phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
+        data_settings: names and JSON values that determine the examples. Checkpoints store them, and
+            [`check_data_settings`] compares them.
+        teacher: a masked language model to distill, with the vocabulary of the model, see [`distill`]. It moves to the
+            device of the model, and is neither trained nor saved.
+        kwargs: as in `Trainer`, except `compute_metrics`, which is fixed.
+
+    Attributes:
+        phases: phases of the run.
+        interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
+        command_arguments: the model and data arguments of `snugbert pretrain`, for the card. Empty: no command.
+        checks_output_dir: whether `train` refuses an output folder with another run.
+
+    Raises:
+        InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
+    """
+
+    args: PretrainingArguments
+    passes_to_repay_compiling = 0  # compiles runs of any length
+
+    def __init__(
+        self,
+        *,
+        args: PretrainingArguments,
+        train_dataset: SizedDataset | None = None,
+        phases: Sequence[Phase] | None = None,
+        data_settings: dict[str, Any] | None = None,
+        teacher: PreTrainedModel | None = None,
+        **kwargs: Any,
+    ):
+        args = copy.copy(args)
+        use_one_gpu(args)
+        if phases is None:
+            phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
+        self.phases = list(phases)
+        # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
+        self.teacher = teacher
+        args = _as_one_epoch(args, self.phases)
+        train_dataset = self.phases[0].dataset if self.phases else None
+        super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
+        self.data_settings = data_settings or {}
+        if teacher is not None:
+            if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != self._model_config.vocab_size:
+                raise InputError(
+                    "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
+                    "vocabulary of the model."
+                )
+            torch.nn.Module.to(teacher, self.args.device)
+            teacher.requires_grad_(False).eval()
+            if teacher.config.hidden_size != self._model_config.hidden_size:
+                logger.info("The teacher has another hidden size. The loss on hidden states is omitted.")
+        self.command_arguments: Any = ()
+        self.checks_output_dir = True
+        self.write_card = self._write_card
+        self.add_callback(ClearOutputDir)
+        self.add_callback(DrawTraining)
+        self._train_counts: np.ndarray | None = None
+        self._metrics_file: MetricsFile | None = None
+        self._load_log(TrainerState())
+
+    # --- start and end of a run ---------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in Trainer. Also draws `training.png` and writes the model card.
+
+        Raises:
+            InputError: the output folder contains another run, and `overwrite_output_dir` is not set.
+        """
+        if self.checks_output_dir and not resume_from_checkpoint:
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
+        self.checks_output_dir = False  # from now on, the run in it is this one
+        output = super().train(resume_from_checkpoint, *args, **kwargs)
+        if not (self.interrupted or self.command_arguments):  # the command reports after its evaluation
+            self.report()
+        return output
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As in Trainer. After training, also adds the metrics to the plot and to the model card."""
+        metrics = super().evaluate(*args, **kwargs)
+        if self.state.global_step and not self.is_in_train and not self.command_arguments:
+            self.report()
+        return metrics
+
+    def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
+        """Draws `training.png` and writes the model card.
+
+        Args:
+            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation.
+            baselines: metrics of trivial predictions.
+        """
+        if self.args.should_save:
+            draw_log(Path(self.args.output_dir or ""), baselines)
+            try:
+                self._write_card(metrics, baselines)
+            except InputError:
+                raise
+            except Exception as error:  # a model of another library; its training is done
+                logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
+
+    def _write_card(
+        self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
+    ) -> None:
+        metrics = self.last_metrics() if metrics is None else metrics
+        write_run_card(self, metrics, baselines or {}, *self.command_arguments)
+
+    def _begin(self, state: TrainerState) -> None:
+        self._load_log(state)
+        corpus = find_corpus(self.phases[0].dataset)
+        # Text in an unknown language is prepared as English.
+        if corpus is not None and corpus.language != DEFAULT and self._model_config is not None:
+            store_language(corpus.language, self._model_config)
+        if self.args.device.type != "cpu":
+            precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
+            precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
+            self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        check_processes(self.phases)
+        self._train_counts = count_dataset(self.phases[0].dataset)
+        if self._train_counts is not None:
+            self.training_log.frequency_loss = frequency_loss(self._train_counts, self._train_counts)
+        if self.is_world_process_zero():
+            self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
+            log_coverage(self.phases, self._first_step)
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
+        super().compare_settings(checkpoint)
+        if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
+            self._report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
+
+    def _load_log(self, state: TrainerState) -> None:
+        """Sets the log to the `state` of a checkpoint, or of a new run."""
+        self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
+        self.training_log.has_teacher = self.teacher is not None
+        if record := read_record(state):
+            self.training_log.load_state_dict(record)
+        self._first_step = state.global_step
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer. The generator of an [`ElectraPair`] is saved in a subfolder of the discriminator."""
+        pair: Any = self.model
+        if not isinstance(pair, ElectraPair):
+            return super().save_model(output_dir, _internal_call)
+        with self._as_model(pair.generator):
+            super().save_model(str(Path(output_dir or self.args.output_dir or "") / GENERATOR_FOLDER), True)
+        with self._as_model(pair.discriminator):
+            super().save_model(output_dir, _internal_call)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        pair: Any = self.model
+        if not isinstance(pair, ElectraPair):
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with self._as_model(pair.generator):
+            super()._load_from_checkpoint(str(Path(resume_from_checkpoint) / GENERATOR_FOLDER))
+        with self._as_model(pair.discriminator):
+            super()._load_from_checkpoint(resume_from_checkpoint)
+
+    @contextmanager
+    def _as_model(self, model: Any) -> Iterator[None]:
+        """Saves or loads `model` instead of the pair that it belongs to."""
+        pair, self.model = self.model, model
+        try:
+            yield
+        finally:
+            self.model = pair
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """As in Trainer, with the state of the log and the data settings."""
+        self.state.epoch = count_epochs(self.phases, self.state.global_step)
+        record = self.training_log.state_dict() | {"data_settings": self.data_settings}
+        self.state.num_input_tokens_seen = self.training_log.tokens_seen
+        self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
+        super()._save_checkpoint(model, trial)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """As in Trainer, with LAMB and Muon in addition."""
+        if self.optimizer is None and self.args.optim in OPTIMIZERS:
+            model = model or self.model
+            self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
+        return super().create_optimizer(model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. Warmup-stable-decay has a default length of the decay."""
+        if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
+            warmup_steps = self.args.get_warmup_steps(num_training_steps)
+            kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
+            self.lr_scheduler = get_wsd_schedule(optimizer or self.optimizer, warmup_steps, **kwargs)  # type: ignore[arg-type]
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def _explain_unfilled_rows(self) -> str | None:
+        if isinstance(self.model, ElectraPair):
+            return "ELECTRA's generator has a random number for each labeled token"
+        if self.teacher is not None:
+            return "the losses of a teacher include all tokens"
+        return super()._explain_unfilled_rows()
+
+    def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
+        rows = [(float(batch_size), dataset)]
+        if dataset is self.train_dataset:
+            parts = self.args.world_size * self.args.gradient_accumulation_steps
+            rows = [(phase.batch_size / parts, phase.dataset) for phase in self.phases]
+        multiples = [
+            choose_pretraining_multiple(size, examples)
+            for size, examples in rows
+            if hasattr(examples, "max_seq_length") and "input_ids" in examples[0]
+        ]
+        return max(multiples, default=0)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        if "mask_seed" not in columns:
+            columns.append("mask_seed")
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """Returns the batches of this process, from the first step of this call, with their counts for the log.
+
+        accelerate must not split them.
+        """
+        if not self.phases:
+            raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
+        sampler = BatchSampler(
+            self.phases,
+            self.args.gradient_accumulation_steps,
+            self.args.world_size,
+            self.args.process_index,
+            self._first_step,
+        )
+        return torch.utils.data.DataLoader(
+            RunBatches(
+                self.phases,
+                self._get_collator_with_removed_columns(self._fill_rows(None, 0, is_training=True)),
+                self.args.examples_seed,
+                self._model_config,
+                self.model.generator.config if isinstance(self.model, ElectraPair) else None,
+                None if self.teacher is None else self.teacher.config,
+            ),
+            sampler=sampler,
+            batch_size=None,  # an item is a batch already
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            worker_init_fn=self.worker_init_fn,
+            # Its own generator, so that the additional loader of a resumed run does not change dropout.
+            generator=torch.Generator().manual_seed(self.args.seed),
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], torch.Tensor | None]:
+        """Returns the batches of a step, and its labeled tokens over all processes."""
+        self.training_log.start_step()
+        batches = list(islice(epoch_iterator, num_batches))
+        for batch in batches:
+            if "labels" not in batch:
+                raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
+            self.training_log.add_batch(batch[COUNTS])
+        # The counts travel with the batch. The data loader pins its memory, so that the copy does not wait.
+        batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
+        # Integers, so that the sums are exact.
+        in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
+        if self.args.world_size > 1:
+            in_step = self.accelerator.reduce(in_step)
+        labeled, pairs, tokens = in_step[:3].unbind()
+        for batch in batches:
+            if "next_sentence_label" in batch:
+                batch["num_sequences_in_batch"] = pairs
+            if "replacement_keys" in batch or self.teacher is not None:
+                batch["num_tokens_in_batch"] = tokens
+        return batches, labeled
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
+        """The loss of the model, divided by the counts of the whole batch. Also updates the log."""
+        denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
+        denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
+        inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
+        if self.teacher is None:
+            # Only the log reads the logits, unless the caller wants the outputs.
+            detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
+            options = {"detach_logits": True} if detaches else {}
+            outputs: ModelOutput = model(**inputs, **denominators, **options)
+        else:
+            same_size = self.teacher.config.hidden_size == self._model_config.hidden_size
+            with self.accelerator.autocast():  # for the teacher
+                outputs = distill(model, self.teacher, inputs, denominators, same_size)
+        self.training_log.add_outputs(outputs, inputs)
+        loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
+        return (loss, outputs) if return_outputs else loss
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Zero. Trainer's estimate omits attention and heads, so the log counts FLOPs itself."""
+        return 0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As in Trainer, with the metrics of [`TrainingLog`]. Also writes every line to `metrics.jsonl`."""
+        self.state.epoch = count_epochs(self.phases, self.state.global_step)
+        if "loss" in logs:
+            logs.update(self.training_log.next_line())
+        elif "train_loss" in logs:  # over the whole run; Trainer's covers only the steps since resuming
+            logs.update(self.training_log.summarize(self.state.global_step))
+        if "loss" in logs or "train_loss" in logs:
+            self.state.num_input_tokens_seen = self.training_log.tokens_seen
+        super().log(logs, start_time)
+        if self._metrics_file is not None:
+            self._metrics_file.append(self.state.log_history[-1])
+            if not isinstance(self.model, ElectraPair):
+                warn_at_baseline(self.state, self._model_config)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------
+
+    def evaluation_loop(self, dataloader: torch.utils.data.DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """As in Trainer, with `mlm_gain`. Masks that the collator draws at random are the same in every evaluation.
+
+        Evaluation does not change the random state of training, and its time does not count in tokens per second.
+        """
+        start = time.perf_counter()
+        with seed_random_state(str(self.args.seed)):
+            output = super().evaluation_loop(dataloader, *args, **kwargs)
+        self._add_gain(output.metrics or {}, dataloader.dataset)
+        self.training_log.exclude_time(time.perf_counter() - start)
+        return output
+
+    def _add_gain(self, metrics: dict[str, float], dataset: object) -> None:
+        """Adds `mlm_gain` to the metrics of an evaluation, if both texts are available."""
+        if self._train_counts is None or (counts := count_dataset(dataset)) is None:
+            return
+        baseline = frequency_loss(self._train_counts, counts)
+        for name in [name for name in metrics if name.endswith("_mlm_loss")]:
+            metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
+
+    def prediction_step(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, torch.Tensor, torch.Tensor]:
+        """Returns sums per sequence instead of logits, and labeled tokens per sequence.
+
+        *Shape:* None, (N, K), (N,). K is 3, 6 or 10, see [`sum_per_sequence`].
+        """
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = self._with_graphs(model)(**inputs, sparse_prediction=True)
+        sums = sum_per_sequence(outputs, inputs)[: inputs.get("num_sequences")]
+        return None, sums, sums[:, 2]
+
+
+class ClearOutputDir(TrainerCallback):
+    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        if args.overwrite_output_dir and state.global_step == 0:
+            clear_output_dir(args)
+
+
+def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:
+    """Returns a copy of `args` for Trainer, which treats the whole run as one epoch.
+
+    Sets `max_steps` to the number of all steps, and turns "once per epoch" into a number of steps.
+    """
+    args = copy.copy(args)
+    if phases:
+        args.max_steps = sum(phase.steps for phase in phases)
+        steps_per_epoch = max(1, round(len(phases[0].dataset) / phases[0].batch_size))
+        for name in ("logging", "eval", "save"):
+            if getattr(args, f"{name}_strategy") == "epoch":
+                strategy = SaveStrategy.STEPS if name == "save" else IntervalStrategy.STEPS
+                setattr(args, f"{name}_strategy", strategy)
+                setattr(args, f"{name}_steps", steps_per_epoch)
+    return args

@@ -1,1 +1,0 @@
-"""`snugbert squad`: answers questions about a text."""

@@ -1,1 +1,0 @@
-"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing one."""

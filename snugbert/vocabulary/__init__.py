@@ -1,0 +1,1 @@
+"""Learns and extends vocabularies."""

@@ -1,0 +1,231 @@
+"""`snugbert vocabulary --init`: adds tokens for a domain to a tokenizer, and to its model.
+
+Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
+frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old ones. In the model, the
+embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
+"""
+
+import json
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
+
+from snugbert.checkpoints.loading import SPECIAL_TOKEN_NAMES
+from snugbert.checkpoints.reading import CLASSES, build_model, fetch_checkpoint, read_checkpoint
+from snugbert.errors import InputError
+from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
+from snugbert.vocabulary.learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
+
+# While merging, the old token with id `i` is the character `chr(FIRST_CHARACTER + i)`. None of these is a space.
+FIRST_CHARACTER = 0x10000
+
+
+class Extension(NamedTuple):
+    """New tokens for a tokenizer.
+
+    Attributes:
+        tokens: the new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
+        first_id: id of the first new token.
+        num_words: number of words without unknown characters, counting repetitions. Tokens were learned from these.
+        merges: for BPE, the new merges. They are applied in this order, after the old merges.
+    """
+
+    tokens: dict[str, list[int]]
+    first_id: int
+    num_words: int
+    merges: list[Merge]
+
+
+def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
+    """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
+
+    Exception: RoBERTa's tokenizer puts no space before the first word of a text.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        name: its name, for messages.
+
+    Returns:
+        The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
+
+    Raises:
+        InputError: there are no such arguments.
+    """
+    definition = _read_definition(tokenizer)
+    if _is_byte_level(definition):
+        return "byte-bpe", {"do_lower_case": False, "strip_accents": False, "tokenize_chinese_chars": False}
+    normalizer = definition["normalizer"] or {"lowercase": False, "strip_accents": False}
+    for kind in KINDS:
+        for chinese in (True, False):
+            settings: dict[str, Any] = {
+                "do_lower_case": normalizer.get("lowercase"),
+                "strip_accents": normalizer.get("strip_accents"),
+                "tokenize_chinese_chars": chinese,
+            }
+            ours = _read_definition(make_tokenizer(kind, **settings))
+            same_words = all(definition[part] == ours[part] for part in ("normalizer", "pre_tokenizer"))
+            models = definition["model"], ours["model"]
+            same_type = models[0]["type"] == models[1]["type"]
+            same_prefix = len({model.get("continuing_subword_prefix") for model in models}) == 1
+            if same_words and same_type and same_prefix:
+                return kind, settings
+    raise InputError(
+        f"--init: the tokenizer of {name} cannot be extended. Use a tokenizer of BERT, ELECTRA or RoBERTa, or one "
+        "from `snugbert vocabulary`."
+    )
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether a tokenizer is GPT-2's, as RoBERTa's is."""
+    pre_tokenizer, model = definition["pre_tokenizer"] or {}, definition["model"]
+    is_split_as_gpt2 = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer["use_regex"]
+    is_plain = not model.get("continuing_subword_prefix") and definition["normalizer"] is None
+    return is_split_as_gpt2 and model["type"] == "BPE" and is_plain
+
+
+def _read_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    return json.loads(tokenizer.backend_tokenizer.to_str())
+
+
+def tokenize_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
+    """Returns the token ids of each word. Words with an unknown character are left out.
+
+    Args:
+        words: from [`count_words`] with the same tokenizer.
+        tokenizer: a fast tokenizer.
+    """
+    model, unknown = tokenizer.backend_tokenizer.model, tokenizer.unk_token_id
+    tokenized = {word: [token.id for token in model.tokenize(word)] for word in words}
+    return {word: ids for word, ids in tokenized.items() if unknown not in ids}
+
+
+def learn_extension(
+    words: Counter[str],
+    tokenizer: PreTrainedTokenizerBase,
+    num_tokens: int,
+    min_frequency: int = 2,
+    show_progress: bool = True,
+) -> Extension:
+    """Learns new tokens for `words`. Each is a sequence of old tokens.
+
+    Args:
+        words: number of occurrences of each word, from [`count_words`].
+        tokenizer: the old tokenizer. Its ids must have no gaps.
+        num_tokens: maximum number of new tokens.
+        min_frequency: minimum occurrences of a pair that becomes a token.
+        show_progress: whether to show progress bars on a terminal.
+    """
+    sequences = Counter({_encode_ids(ids): words[word] for word, ids in tokenize_words(words, tokenizer).items()})
+    alphabet = sorted(set().union(*sequences))
+    learned, merges = merge_pairs(
+        sequences, alphabet, len(alphabet) + num_tokens, min_frequency, show_progress=show_progress
+    )
+    old = {index: token for token, index in tokenizer.get_vocab().items()}
+    prefix = tokenizer.backend_tokenizer.model.continuing_subword_prefix or ""
+
+    def spell(characters: str) -> str:
+        first, *rest = (old[index] for index in _decode_ids(characters))
+        return first + "".join(token.removeprefix(prefix) for token in rest)
+
+    # In BPE, different sequences of old tokens can spell the same new token. The most frequent one was merged first.
+    tokens: dict[str, list[int]] = {}
+    for characters in learned[len(alphabet) :]:
+        tokens.setdefault(spell(characters), _decode_ids(characters))
+    known = set(old.values())
+    return Extension(
+        tokens={token: ids for token, ids in tokens.items() if token not in known},
+        first_id=len(old),
+        num_words=sequences.total(),
+        merges=[(spell(left), spell(right)) for left, right in merges],
+    )
+
+
+def _encode_ids(ids: list[int]) -> str:
+    return "".join(chr(FIRST_CHARACTER + index) for index in ids)
+
+
+def _decode_ids(characters: str) -> list[int]:
+    return [ord(character) - FIRST_CHARACTER for character in characters]
+
+
+def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, name: str) -> TokenizersBackend:
+    """Makes a tokenizer with the old and the new tokens. BERT's tokenizer becomes a [`SnugBertTokenizer`].
+
+    All old tokens keep their ids, including tokens that were added to the vocabulary.
+
+    Args:
+        tokenizer: the old tokenizer. It is not changed.
+        extension: from [`learn_extension`].
+        name: name of the old tokenizer, for messages.
+    """
+    kind, settings = read_settings(tokenizer, name)
+    new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
+    vocabulary = tokenizer.get_vocab() | new
+    options: dict[str, Any] = {token_name: getattr(tokenizer, token_name) for token_name in SPECIAL_TOKEN_NAMES}
+    options["added_tokens_decoder"] = tokenizer.added_tokens_decoder
+    unlimited = tokenizer.model_max_length >= VERY_LARGE_INTEGER  # the old tokenizer stores no length
+    options["model_max_length"] = MODEL_MAX_LENGTH if unlimited else tokenizer.model_max_length
+    if kind == "wordpiece":
+        return SnugBertTokenizer(vocabulary, **settings, **options)
+    definition = _read_definition(tokenizer)
+    definition["model"]["vocab"] = vocabulary
+    definition["model"]["merges"] += extension.merges
+    return TokenizersBackend(
+        tokenizer_object=Tokenizer.from_str(json.dumps(definition)),
+        model_input_names=tokenizer.model_input_names,
+        clean_up_tokenization_spaces=False,
+        **options,
+    )
+
+
+def load_init_model(name: str) -> PreTrainedModel | None:
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
+
+    Args:
+        name: folder or Hub name.
+
+    Raises:
+        InputError: see [`read_checkpoint`].
+    """
+    folder = fetch_checkpoint(name)
+    if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
+        return None
+    checkpoint = read_checkpoint(folder)
+    model_class = CLASSES["snugbert"][checkpoint.head]
+    return build_model(
+        model_class, checkpoint.config, checkpoint.weights, torch.float32, checkpoint.options("snugbert")
+    )
+
+
+@torch.no_grad()
+def extend_model(model: PreTrainedModel, extension: Extension) -> None:
+    """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
+
+    Args:
+        model: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
+            tokenizer has tokens.
+        extension: from [`learn_extension`].
+    """
+    vocab_size = extension.first_id + len(extension.tokens)
+    if vocab_size > model.config.vocab_size:
+        model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    embeddings: Any = model.get_input_embeddings()
+    output: Any = model.get_output_embeddings()
+    tables = [embeddings.weight]
+    if output is not None:
+        tables.append(output.bias)
+        if output.weight is not embeddings.weight:  # not tied
+            tables.append(output.weight)
+    for table in tables:
+        for index, ids in enumerate(extension.tokens.values(), start=extension.first_id):
+            table[index] = table[ids].mean(dim=0)
+
+
+def tokens_per_word(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> float:
+    """Returns the mean number of tokens per word, weighted by the words' counts."""
+    model = tokenizer.backend_tokenizer.model
+    return sum(count * len(model.tokenize(word)) for word, count in words.items()) / words.total()

@@ -1,0 +1,233 @@
+"""Runs `snugbert vocabulary`: learns or extends a tokenizer, saves it, and prints a summary."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tokenizers.models import WordPiece
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
+from transformers.utils import logging as transformers_logging
+
+from snugbert.checkpoints.loading import ModelArguments, TokenizerArguments, check_ids, load_tokenizer
+from snugbert.checkpoints.vocab_txt import write_vocab_txt
+from snugbert.data.documents import find_files, read_dataset_documents, read_lines
+from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
+from snugbert.data.text_arguments import TextArguments
+from snugbert.data.text_lines import ReadingLog
+from snugbert.errors import InputError
+from snugbert.hints import changed_flags, format_command
+from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
+from snugbert.trainers.pretraining.electra import find_generator
+from snugbert.trainers.pretraining.pretraining_guidance import SUGGESTED_SIZE, recipe_flags
+from snugbert.vocabulary.casing import MANY_ACCENTS, TextSample, default_casing, strips_accents
+from snugbert.vocabulary.extension import (
+    Extension,
+    extend_model,
+    extend_tokenizer,
+    learn_extension,
+    load_init_model,
+    read_settings,
+    tokens_per_word,
+)
+from snugbert.vocabulary.learning import Kind, count_words, learn_tokens, make_tokenizer
+from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
+from snugbert.writing import writing
+
+Flags = dict[str, Any]
+
+# Files that mark a folder as a tokenizer or a model.
+MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+
+
+def run(args: VocabularyArguments) -> None:
+    """Learns or extends a tokenizer, saves it, and prints a summary and the next command.
+
+    Raises:
+        InputError: the text is empty or cannot be read; the output folder already holds a tokenizer or a model;
+            `vocab_size` is too small; or the tokenizer or model of `init` cannot be extended.
+    """
+    output_dir = Path(args.output_dir)
+    _check_output_dir(output_dir, args.overwrite_output_dir)
+    log = ReadingLog(args.on_bad_text)
+    lines = _read_lines(args, log)
+    first_line = next(lines, None)
+    if first_line is None:
+        summary = f" {log.summarize()}" if log.summarize() else ""
+        source = args.dataset_name or ", ".join(args.train_file)
+        raise InputError(f"{source}: the text is empty.{summary}")
+    output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
+    before = _list_files(output_dir)
+    sample = TextSample(chain([first_line], lines))
+
+    learn = _learn if args.init is None else _extend
+    tokenizer, model_flags = learn(args, output_dir, sample)
+    with writing(output_dir, "run the same command again"):
+        _save(tokenizer, output_dir)
+
+    if len(tokenizer) < args.vocab_size:
+        print(
+            f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens. No other pair of tokens occurs "
+            f"{args.min_frequency} times in this text (--min_frequency)."
+        )
+    if summary := log.summarize():
+        print(f"Note: {summary}")
+    example = sample.find_example()
+    print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
+    written = sorted(name for name, version in _list_files(output_dir).items() if before.get(name) != version)
+    print(f"Written to {output_dir}: {', '.join(written)}")
+    flags = {**model_flags, **_text_flags(args), "output_dir": "pretrained"}
+    print(f"Next: {format_command('pretrain', flags)}")
+    if read_language(tokenizer) is None:
+        print("Add --language if the text is not English.")
+
+
+def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
+    """Returns the inode and the time of the last change of each file that this command may write."""
+    files = [file for each in (folder, folder / GENERATOR_FOLDER) for file in each.glob("*") if file.is_file()]
+    versions = {file: file.stat() for file in files}
+    return {str(file.relative_to(folder)): (stat.st_ino, stat.st_mtime_ns) for file, stat in versions.items()}
+
+
+def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
+    if any((output_dir / name).exists() for name in MARKING_FILES) and not overwrite:
+        raise InputError(
+            f"--output_dir: {output_dir} already contains a tokenizer or a model. Choose another folder, or set "
+            "--overwrite_output_dir to replace it."
+        )
+    if output_dir.exists() and not output_dir.is_dir():
+        raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+
+
+def _learn(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
+    """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
+    kind: Kind = args.model or "wordpiece"  # type: ignore[assignment]
+    casing = default_casing(args.language, kind, args.casing)
+    words = count_words(sample.lines, make_tokenizer(kind, **casing))
+    tokens, merges = learn_tokens(words, args.vocab_size, args.min_frequency, kind)
+    tokenizer = make_tokenizer(kind, tokens, merges, **casing)
+    store_language(args.language, tokenizer)
+    print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
+    print(sample.describe(tokenizer, casing, _advise(args, sample, casing)))
+    return tokenizer, _new_model(output_dir, tokenizer, words)
+
+
+def _advise(args: VocabularyArguments, sample: TextSample, casing: dict[str, Any]) -> str:
+    """Returns how to change the settings for case and accents."""
+    forgotten = args.language is None and args.strip_accents is None and strips_accents(casing)
+    if forgotten and sample.share_with_accents >= MANY_ACCENTS:
+        return (
+            f"{sample.share_with_accents:.1%} of the words have accents. If the text is not English, add --language, "
+            "such as --language de, which keeps case and accents."
+        )
+    flags = ["--no_do_lower_case" if casing["do_lower_case"] else "--do_lower_case"]
+    flags.append("--no_strip_accents" if strips_accents(casing) else "--strip_accents")
+    if args.language is None and (casing["do_lower_case"] or strips_accents(casing)):
+        flags.append("--language")
+    return f"To change this: {' or '.join(flags)}."
+
+
+def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:
+    num_tokens = words.total() * tokens_per_word(words, tokenizer)
+    return {"tokenizer_name": output_dir, **recipe_flags(SUGGESTED_SIZE, len(tokenizer), num_tokens)}
+
+
+def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
+    """Extends the tokenizer of `init`, and its model if there is one. Also returns flags as `_learn` does."""
+    name = str(args.init)
+    old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
+    kind, settings = read_settings(old, name)
+    language = choose_language(args.language, [stored_in_tokenizer(old, name)])
+    _check_init(args, old, name, kind, settings)
+    transformers_logging.disable_progress_bar()  # for reading and writing weights
+    model = load_init_model(name)
+    words = count_words(sample.lines, make_tokenizer(kind, **settings))
+    extension = learn_extension(words, old, args.vocab_size - len(old), args.min_frequency)
+    tokenizer = extend_tokenizer(old, extension, name)
+    store_language(language, tokenizer)
+    print(
+        f"Added {len(extension.tokens):,} tokens to the {len(old):,} of {name}, from {_format_counts(words)}.\n"
+        f"Tokens per word: {tokens_per_word(words, old):.3f} before, {tokens_per_word(words, tokenizer):.3f} now."
+    )
+    print(sample.describe(tokenizer, settings, f"These settings of {name} hold."))
+    unknown = 1 - extension.num_words / max(1, words.total())
+    if unknown:
+        print(f"Note: {unknown:.2%} of the words contain a character without a token in {name}. They stay [UNK].")
+    if model is None:
+        print(f"{name} has no model (config.json), so only the tokenizer was extended.")
+        return tokenizer, _new_model(output_dir, tokenizer, words)
+    is_electra = isinstance(model, SnugBertForReplacedTokenDetection)
+    generator = _load_generator(name) if is_electra else None  # before anything is written
+    remove_generator(output_dir)
+    _extend_and_save(model, extension, output_dir)
+    print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
+    if generator is not None:
+        _extend_and_save(generator, extension, output_dir / GENERATOR_FOLDER)
+        with writing(output_dir, "run the same command again"):
+            _save(tokenizer, output_dir / GENERATOR_FOLDER)
+        print("Its generator was extended, too.")
+    flags: Flags = {"model_name_or_path": output_dir}
+    if is_electra:
+        flags["objective"] = "electra"
+    elif model.config.type_vocab_size < 2:
+        flags["objective"] = "mlm"  # sentence pairs need two token types
+    return tokenizer, flags
+
+
+def _extend_and_save(model: PreTrainedModel, extension: Extension, folder: Path) -> None:
+    extend_model(model, extension)
+    with writing(folder, "run the same command again"):
+        model.save_pretrained(folder)
+
+
+def _load_generator(name: str) -> PreTrainedModel | None:
+    folder = find_generator(ModelArguments(model_name_or_path=name))
+    return None if folder is None else load_init_model(str(folder))
+
+
+def _check_init(
+    args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: Kind, settings: dict[str, Any]
+) -> None:
+    """Raises an [`InputError`] if an argument contradicts the tokenizer to extend."""
+    if args.model not in (None, kind):
+        raise InputError(f"--model {args.model}: the tokenizer of {name} is {kind}. Remove --model.")
+    if settings["strip_accents"] is None:
+        settings = settings | {"strip_accents": settings["do_lower_case"]}
+    for flag, value in args.casing.items():
+        if value != settings[flag]:
+            raise InputError(
+                f"--{flag} {str(value).lower()}: the tokenizer of {name} was learned with "
+                f"{str(settings[flag]).lower()}. Remove the flag."
+            )
+    check_ids(old, name)
+    if args.vocab_size <= len(old):
+        raise InputError(
+            f"--vocab_size {args.vocab_size} must be above the {len(old)} tokens of {name}. Give the total number, "
+            "including new tokens."
+        )
+
+
+def _save(tokenizer: TokenizersBackend, output_dir: Path) -> None:
+    for name in ("vocab.txt", "special_tokens_map.json", "added_tokens.json"):
+        (output_dir / name).unlink(missing_ok=True)  # left over from another tokenizer
+    tokenizer.save_pretrained(output_dir)
+    if isinstance(tokenizer.backend_tokenizer.model, WordPiece):
+        write_vocab_txt(tokenizer, output_dir)
+
+
+def _format_counts(words: Counter[str]) -> str:
+    return f"{words.total():,} words ({len(words):,} distinct)"
+
+
+def _read_lines(args: VocabularyArguments, log: ReadingLog) -> Iterator[str]:
+    if args.dataset_name:
+        return chain.from_iterable(read_dataset_documents(args, log))
+    return read_lines(find_files(args.train_file), args.text_column_name, log)
+
+
+def _text_flags(args: VocabularyArguments) -> dict[str, Any]:
+    """Returns the flags that name the text."""
+    return changed_flags(args, [field.name for field in fields(TextArguments)])

@@ -1,0 +1,94 @@
+"""The arguments of `snugbert vocabulary`.
+
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from snugbert.checkpoints.loading import check_folder
+from snugbert.data.languages import check_language
+from snugbert.data.text_arguments import TextArguments
+from snugbert.errors import InputError
+from snugbert.ranges import check_ranges
+from snugbert.vocabulary.learning import KINDS
+
+CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+
+
+@dataclass(kw_only=True)
+class VocabularyArguments(TextArguments):
+    """The text, the vocabulary to learn from it, and where to write it.
+
+    Raises:
+        InputError: no text is given, a value is out of range, the language is not a code, a flag and its opposite are
+            given, or the folder of `init` does not exist.
+    """
+
+    output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
+    language: str | None = field(
+        default=None, metadata={"help": "Language code of the text. Case and accents are kept for all but en."}
+    )
+    model: str | None = field(
+        default=None,
+        metadata={"choices": KINDS, "help": "Kind of tokenizer. Default: wordpiece, or the kind of --init."},
+    )
+    init: str | None = field(
+        default=None,
+        metadata={"help": "Tokenizer (folder or Hub name) to add tokens to. Its model, if any, is extended, too."},
+    )
+    vocab_size: int = field(
+        default=30522, metadata={"help": "Number of tokens, including special tokens and the tokens of --init."}
+    )
+    min_frequency: int = field(
+        default=2, metadata={"help": "Minimum occurrences of a new token, except single characters."}
+    )
+    do_lower_case: bool | None = field(
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Lowercase all text. Default: --init's setting, or true for English (byte-bpe: false).",
+        },
+    )
+    no_do_lower_case: bool = field(
+        default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
+    )
+    strip_accents: bool | None = field(
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Remove accents. Default: as --do_lower_case for English, otherwise false.",
+        },
+    )
+    no_strip_accents: bool = field(
+        default=False, metadata={"advanced": True, "help": "Same as --strip_accents false."}
+    )
+    tokenize_chinese_chars: bool | None = field(
+        default=None,
+        metadata={"nargs": "?", "const": True, "help": "Make each Chinese character a word. Default: true."},
+    )
+    no_tokenize_chinese_chars: bool = field(
+        default=False, metadata={"advanced": True, "help": "Same as --tokenize_chinese_chars false."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not self.train_file and self.dataset_name is None:
+            raise InputError("no text. Give --train_file or --dataset_name.")
+        check_ranges(self)
+        if self.language is not None:
+            check_language(self.language)
+        for name in CASING:
+            if getattr(self, f"no_{name}"):
+                if getattr(self, name):
+                    raise InputError(f"--{name} and --no_{name} exclude each other. Give one of them.")
+                setattr(self, name, False)
+        check_folder("init", self.init)
+
+    @property
+    def casing(self) -> dict[str, Any]:
+        """The given settings for case, accents and Chinese characters."""
+        return {name: getattr(self, name) for name in CASING if getattr(self, name) is not None}

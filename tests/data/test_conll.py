@@ -1,0 +1,206 @@
+"""Reading sentences in every form and tagging scheme, and files that cannot be read."""
+
+import gzip
+import json
+import logging
+import re
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from conll import PARTS, all_tags, convert_tags
+from datasets import ClassLabel, Dataset, Features, List, Value
+
+from snugbert.data.conll import NerSplit, Sentence, check_tags, choose_labels, load_splits
+from snugbert.errors import InputError
+from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
+from snugbert.tasks.tagging_arguments import NerDataArguments
+
+# Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
+# -DOCSTART- lines as sentences.
+PUBLISHED = {
+    "train": (946, 14987, 203621, 7140, 3438, 6321, 6600),
+    "validation": (216, 3466, 51362, 1837, 922, 1341, 1842),
+    "test": (231, 3684, 46435, 1668, 702, 1661, 1617),
+}
+
+
+def read(folder: Path, *texts: str, **arguments: object) -> dict[str, NerSplit]:
+    """Reads a CoNLL file of each text, for training, validation and test."""
+    for part, text in zip(PARTS, texts, strict=False):
+        arguments[f"{part}_file"] = str(folder / f"{part}.txt")
+        (folder / f"{part}.txt").write_text(text, encoding="utf-8")
+    return load_splits(NerDataArguments(**arguments), PARTS[: len(texts)])
+
+
+def test_conll_2003_as_published(conll):
+    for part, (documents, blocks, words, *entities) in PUBLISHED.items():
+        sentences = conll[part].sentences
+        assert len({sentence.document for sentence in sentences}) == documents
+        assert len(sentences) + documents == blocks
+        assert sum(len(sentence.words) for sentence in sentences) == words
+        kinds = Counter(kind for tags in all_tags(conll[part]) for kind, _, _ in decode_tags(tags))
+        assert [kinds[kind] for kind in ("LOC", "MISC", "ORG", "PER")] == entities
+    assert choose_labels(conll, ["LABEL_0"]) == [
+        "O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER",
+    ]  # fmt: skip
+
+
+def test_json_lines_and_datasets_give_the_same_sentences(conll, data_dir, tmp_path):
+    file = data_dir / "conll2003" / "valid.jsonl.gz"
+    split = load_splits(NerDataArguments(validation_file=str(file)), None)["validation"]
+    assert [sentence[:2] for sentence in split.sentences] == [s[:2] for s in conll["validation"].sentences]
+    assert [s.document for s in split.sentences] == [s.document for s in conll["validation"].sentences]
+
+    names = ["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"]
+    features = Features({"words": List(Value("string")), "ner": List(ClassLabel(names=names))})
+    rows = [{"words": sentence.words, "ner": sentence.tags} for sentence in split.sentences[:100]]
+    (tmp_path / "data").mkdir()
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
+    columns = {"text_column_name": "words", "label_column_name": "ner"}
+    arguments = NerDataArguments(dataset_name=str(tmp_path / "data"), **columns)
+    again = load_splits(arguments, ("validation",), cache_dir=str(tmp_path / "cache"))["validation"]
+    assert [sentence[:2] for sentence in again.sentences] == [sentence[:2] for sentence in split.sentences[:100]]
+    # The checkpoint's labels keep their order, whatever the order of the dataset's classes.
+    splits = {"train": split}
+    assert choose_labels(splits, names) == names and choose_labels(splits, names[:3])[1:3] == ["B-LOC", "I-LOC"]
+
+
+def test_columns_documents_and_compressed_files(tmp_path):
+    text = (
+        "-DOCSTART- -X- O\n\n\u00a0Jo\u00a0 NN B-PER\n  Li   NN   I-PER \n\n\n'  '' O\n-DOCSTART- -X- O\r\na NN O\r\n"
+    )
+    sentences = read(tmp_path, text)["train"].sentences
+    assert sentences == [
+        Sentence(["\u00a0Jo\u00a0", "Li"], ["B-PER", "I-PER"], 3, 0),  # a no-break space can be part of a word
+        Sentence(["'"], ["O"], 7, 0),
+        Sentence(["a"], ["O"], 9, 1),
+    ]
+    tabs = re.sub(" +", "\t", text.replace("  Li   NN   I-PER ", "Li NN I-PER"))
+    assert read(tmp_path, tabs)["train"].sentences == sentences
+    for name, data in (
+        ("a.gz", gzip.compress(text.encode())),
+        ("a.zst", pa.compress(text.encode(), "zstd", asbytes=True)),
+    ):
+        (tmp_path / name).write_bytes(data)
+        splits = load_splits(NerDataArguments(train_file=str(tmp_path / name)), ("train",))
+        assert splits["train"].sentences == sentences
+    # Words can be in the second column and tags in the first. A test file can lack tags.
+    swapped = {"text_column_name": "2", "label_column_name": "1"}
+    splits = read(tmp_path, "B-PER Jo 7\nO a 8\n\nO b 9\n", **swapped, max_train_samples=1)
+    assert splits["train"].sentences == [Sentence(["Jo", "a"], ["B-PER", "O"], 1, None)]
+    words = read(tmp_path, "Jo B-PER\n", "a O\n", "Jo\na\n\nb\n")["test"].sentences
+    assert words == [Sentence(["Jo", "a"], None, 1, None), Sentence(["b"], None, 4, None)]
+
+
+CONLL_U = "# text = im Haus\n1-2\tim\tO\n1\tin\tO\n2\tdem\tO\n2.1\tx\tO\n3\tHaus\tB-LOC\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CONLL_U, ["im", "in", "dem", "x", "Haus"]),
+        (CONLL_U.partition("\n")[2].replace("\t", " "), ["im", "in", "dem", "x", "Haus"]),
+        ("-DOCSTART- -X- O\n\n0 Jo B-PER\n1 a O\n", ["Jo", "a"]),
+        ("1 2 B-PER\n\nthe first O\n", None),  # only one sentence is numbers
+        ("3,5 NN B-X\n", None),
+    ],
+)
+def test_a_first_column_of_numbers_gets_a_warning(tmp_path, caplog, text, words):
+    read(tmp_path, text)
+    message = "train.txt: the first column has only numbers, and is read as words. If the words are in column 2, set "
+    assert (message + "--text_column_name 2." in caplog.text) == (words is not None)
+    caplog.clear()
+    if words:
+        assert read(tmp_path, text, text_column_name="2")["train"].sentences[0].words == words
+    read(tmp_path, text, text_column_name="1")  # the user chose it
+    read(tmp_path, "a B-X\n", "a B-X\n", "1\n2\n")  # there is no other column
+    assert "only numbers" not in caplog.text
+
+
+def test_every_scheme_is_recognized_and_gives_the_same_entities(conll, caplog):
+    caplog.set_level(logging.INFO, logger="snugbert")
+    split = conll["test"]
+    for scheme in SCHEMES:
+        original = split._replace(sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
+        checked = check_tags({"test": original}, "auto", "stop")["test"]
+        assert caplog.messages[-1].startswith(f"tagging scheme: {scheme.upper()}")
+        assert checked.sentences == split.sentences and checked.scheme == scheme
+        assert [encode_tags(decode_tags(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(original)
+
+
+def test_invalid_tags(tmp_path, caplog):
+    good = "a O\nb B-PER\nc I-PER\n\nd B-LOC\n\n"
+    with pytest.raises(InputError, match=r"validation.txt, line 8: tag 'I-LOC' after 'O' is invalid in BIO, "):
+        read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
+    with pytest.raises(
+        InputError, match=r"conlleval reads 'B-LOC' \(2 such tags\)\. Fix the tags, or set --on_bad_tag repair"
+    ):
+        read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
+    splits = read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n", on_bad_tag="repair")
+    assert all_tags(splits["validation"])[2:] == [["O", "B-LOC", "I-LOC"], ["B-PER", "B-LOC"]]
+    assert "(2 such tags). All invalid tags are repaired." in caplog.messages[-1]
+    # A tag can be valid in one scheme and invalid in another.
+    iob1 = "a I-PER\nb I-PER\n\nc I-PER\nd B-PER\n"
+    assert all_tags(read(tmp_path, iob1)["train"]) == [["B-PER", "I-PER"], ["B-PER", "B-PER"]]
+    with pytest.raises(InputError, match=r"line 1: tag 'I-PER' at the start of a sentence is invalid in BIO\. "):
+        read(tmp_path, iob1, tag_scheme="bio")
+    with pytest.raises(InputError, match="line 2: tag 'I-X' after 'B-X' is invalid in IOBES, the best fitting scheme"):
+        read(tmp_path, "a B-X\nb I-X\n\nc S-X\n\nd B-X\ne E-X\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a O\nb\n", r"train.txt, line 2: expected 2 columns as in line 1, found 1: 'b'"),
+        ("a O\n\nb x O\n", r"train.txt, line 3: expected 2 columns as in line 1, found 3: 'b x O'"),
+        ("a\nb\n", r"train.txt, line 1: no column 2 in 'a'"),
+        ("\n\n-DOCSTART- O\n\n", r"train.txt: no sentences"),
+        ("", r"train.txt: no sentences"),
+        ("a O\nb O\n", r"train.txt: no entities"),
+        ("a O\nb NN\n", r"train.txt, line 2: 'NN' is not an entity tag\. .*--label_column_name"),
+        ("a B-\n", r"train.txt, line 1: 'B-' is not an entity tag"),
+        ("a\tO\t\n", r"train.txt, line 1: '' is not an entity tag"),
+    ],
+)
+def test_bad_files(text, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        choose_labels(read(tmp_path, text), [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            [{"tokens": ["a"], "labels": ["O"]}],
+            "row 1: no column 'ner_tags' or 'tags'. Columns: tokens, labels. Set --label_column_name",
+        ),
+        ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: text, tags. Set --text_column_name"),
+        ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words in column 'tokens', found 'a b'"),
+        (
+            [{"tokens": ["a", "b"], "tags": ["O"]}],
+            "row 1: expected 2 tags, one per word, in column 'tags', found 1",
+        ),
+        ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: no tags in column 'tags'"),
+        ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are neither text nor class labels"),
+        (
+            [{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}],
+            "row 1: column 'tokens' is not valid Unicode: .ud83d is half",
+        ),
+        ([{"tokens": ["a"], "tags": ["B-\ude00"]}], "row 1: column 'tags' is not valid Unicode: .ude00 is half"),
+        ([{"tokens": [], "tags": []}], "train.jsonl: no sentences"),
+    ],
+)
+def test_bad_rows(rows, message, tmp_path):
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(InputError, match=message):
+        load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))
+
+
+def test_sentences_without_words_are_skipped(tmp_path, caplog):
+    rows = [{"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["B-X"]}, {"tokens": [], "tags": []}]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sentences = load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))["train"].sentences
+    assert sentences == [Sentence(["a"], ["B-X"], 2)]
+    assert "skipped sentences without words: 2, the first in row 1" in caplog.text

@@ -1,0 +1,105 @@
+"""Every format of text gives the same documents, and files are found by pattern."""
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from snugbert.data.documents import find_files, read_documents, read_lines
+from snugbert.data.text_lines import ReadingLog
+from snugbert.errors import InputError
+
+DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
+
+
+def write_documents(folder: Path, suffix: str, line_end: str = "\n") -> Path:
+    file = folder / f"text{suffix}"
+    if suffix == ".parquet":
+        datasets.Dataset.from_dict({"text": ["\n".join(lines) for lines in DOCUMENTS]}).to_parquet(file)
+        return file
+    if ".jsonl" in suffix:
+        plain = "".join(json.dumps({"text": "\n".join(lines)}) + "\n" for lines in DOCUMENTS).encode()
+    else:
+        plain = "\ufeff".encode() + "\n\n".join("\n".join(lines) for lines in DOCUMENTS).encode()
+    plain = plain.replace(b"\n", line_end.encode())
+    if suffix.endswith(".gz"):
+        plain = gzip.compress(plain)
+    elif suffix.endswith(".zst"):  # in two frames, as parallel compressors write
+        plain = b"".join(pa.compress(half, "zstd", asbytes=True) for half in (plain[:20], plain[20:]))
+    file.write_bytes(plain)
+    return file
+
+
+SUFFIXES = [".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"]
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_gives_the_same_documents(tmp_path, suffix, line_end):
+    file = write_documents(tmp_path, suffix, line_end)
+    log = ReadingLog()
+    assert list(read_documents([file], log=log)) == DOCUMENTS
+    assert log.position == file.stat().st_size  # for the progress bar
+    assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
+
+
+def test_each_file_is_found_once(tmp_path):
+    for name in ("b.txt", "a.txt", "c.jsonl"):
+        (tmp_path / name).write_text("x")
+    found = find_files([str(tmp_path / "*.txt"), str(tmp_path / "a.txt"), str(tmp_path / "c.jsonl")])
+    assert [file.name for file in found] == ["a.txt", "b.txt", "c.jsonl"]
+    with pytest.raises(InputError, match=f"{tmp_path} is a folder. Name its files, such as '{tmp_path}/"):
+        find_files([str(tmp_path)])
+
+
+def write_bad_rows(folder: Path, suffix: str) -> tuple[Path, list[str]]:
+    """Writes rows of which the first and the last are fine. Returns the file, and what is wrong with the others."""
+    file = folder / f"text{suffix}"
+    if suffix == ".parquet":
+        texts = [b"fine", b"b\xffd", None, b"end"]
+        strings = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+        pa.parquet.write_table(pa.table({"text": strings}), file)
+        return file, ["row 2: not UTF-8"]
+    lines = [b'{"text": "fine"}', b'{"text": "b\xffd"}', b'{"text": "cut', b"[1]", b'{"body": "x"}', b'{"text": 5}']
+    file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
+    problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
+    problems += ["row 5: no column 'text'. Columns: body", "row 6: expected text in column 'text', found int."]
+    return file, problems
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path, suffix):
+    file, problems = write_bad_rows(tmp_path, suffix)
+    with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
+        list(read_documents([file], log=ReadingLog("error")))
+    log = ReadingLog("skip")
+    assert list(read_documents([file], log=log)) == [["fine"], ["end"]]
+    assert (log.left_out, log.repaired) == (len(problems), 0)
+    assert f"The first: {file}, {problems[0]}" in log.summarize()
+    log = ReadingLog("replace")
+    assert list(read_documents([file], log=log)) == [["fine"], ["b\ufffdd"], ["end"]]
+    assert (log.left_out, log.repaired) == (len(problems) - 1, 1)
+    if suffix == ".jsonl":
+        rows = file.read_bytes().splitlines()
+        for number, problem in enumerate(problems, start=1):
+            file.write_bytes(b'{"text": ""}\n' * number + rows[number])
+            with pytest.raises(InputError, match=f"{problem}.*--on_bad_text skip"):
+                list(read_documents([file], log=ReadingLog("error")))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    file = write_documents(tmp_path, ".parquet")
+    content = file.read_bytes()
+    start = content.index(b"PAR1") + 4
+    zeroed = content[:start] + bytes(40) + content[start + 40 :]
+    # A changed letter is still text. Only the checksum of its page shows the damage.
+    pyarrow.parquet.write_table(pa.table({"text": ["fine"]}), file, write_page_checksum=True, compression="none")
+    changed = file.read_bytes().replace(b"fine", b"find", 1)
+    for damaged in (zeroed, changed):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"text\.parquet: not a Parquet file, or damaged"):
+            list(read_documents([file]))

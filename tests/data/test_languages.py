@@ -1,0 +1,201 @@
+"""Language codes, and the language that tokenizers, corpora and checkpoints store."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoTokenizer, BertConfig, BertTokenizer
+
+import snugbert
+from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.documents import split_sentences
+from snugbert.data.languages import (
+    Stored,
+    check_language,
+    choose_language,
+    primary_language,
+    read_language,
+    store_language,
+    stored_in_model,
+)
+from snugbert.data.preparation import prepare_corpus
+from snugbert.demo import answers
+from snugbert.errors import InputError
+from snugbert_cli import main as snugbert_command
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("klingon", "Give an ISO 639 code"),
+        ("english", "Did you mean en?"),
+        ("", "Give an ISO 639 code"),
+        ("EN ", "Did you mean en?"),
+    ],
+)
+def test_a_name_is_not_a_code(code, hint, tmp_path):
+    message = rf"--language '{code}' is not a language code\. .*{hint}".replace("?", r"\?")
+    for prepare in (
+        lambda: PreparationArguments(language=code),
+        lambda: prepare_corpus([], None, tmp_path, language=code),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("code", ["en", "nds", "ceb", "war", "fil", "en-us", "pt_PT", "zh-hans", "zh-min-nan"])
+def test_codes(code):
+    check_language(code)
+    assert primary_language(code) in ("en", "nds", "ceb", "war", "fil", "pt", "zh")
+
+
+@pytest.mark.parametrize(("code", "number"), [("pt", 2), ("pt-pt", 2), ("pt_BR", 2), ("pt-419", 2), ("en-gb", 3)])
+def test_a_region_has_the_rules_of_its_language(code, number):
+    assert len(split_sentences(["A Sra. Maria chegou. Ela ficou."], code)) == number
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "chosen"),
+    [
+        (None, [], None),
+        ("de", [None], "de"),
+        (None, [None, "de"], "de"),
+        ("pt-br", ["pt"], "pt-br"),  # a region contradicts nothing
+        (None, ["zh-hans", "zh"], "zh-hans"),
+        ("de", ["mul"], "de"),  # neither do several languages
+        (None, ["mul", "de"], "de"),
+        (None, ["mul"], "mul"),
+        ("de", [None, "en"], "--language de: the file 1 stores en. Remove the flag, or change 1."),
+        ("mul", ["de"], "--language mul: the file 0 stores de. Remove the flag, or change 0."),
+        ("de", ["de", "fr"], "--language de: the file 1 stores fr. Remove the flag, or change 1."),
+        (None, ["de", "en"], "the file 0 stores the language de, but the file 1 stores en. To continue, change 0, or"),
+    ],
+)
+def test_a_contradiction_names_both(given, stored, chosen):
+    files = [Stored(f"the file {index}", language, f"change {index}") for index, language in enumerate(stored)]
+    if chosen is not None and " " in chosen:
+        with pytest.raises(InputError) as raised:
+            choose_language(given, files)
+        assert chosen in str(raised.value)
+    else:
+        assert choose_language(given, files) == chosen
+
+
+def test_configurations_and_tokenizers_keep_the_language(tmp_path):
+    config, tokenizer = snugbert.SnugBertConfig.from_size("tiny"), snugbert.SnugBertTokenizer()
+    store_language(None, config, tokenizer)
+    for part in (config, tokenizer):
+        assert read_language(part) is None
+        part.save_pretrained(tmp_path / "without")
+    for file in (tmp_path / "without").glob("*config.json"):
+        assert "language" not in json.loads(file.read_text())
+    store_language("de", config, tokenizer)
+    for part in (config, tokenizer):
+        part.save_pretrained(tmp_path / "with")
+    assert read_language(BertConfig.from_pretrained(tmp_path / "with")) == "de"
+    for config_class, tokenizer_class in ((AutoConfig, AutoTokenizer), (snugbert.SnugBertConfig, BertTokenizer)):
+        assert read_language(config_class.from_pretrained(tmp_path / "with")) == "de"
+        loaded = tokenizer_class.from_pretrained(tmp_path / "with")
+        loaded.save_pretrained(tmp_path / "again")
+        assert read_language(tokenizer_class.from_pretrained(tmp_path / "again")) == "de"
+    # The checkpoint's language replaces the one of its own tokenizer, but not of another.
+    config.language = "fr"
+    assert [each.language for each in stored_in_model(config, tokenizer, "model", None)] == ["fr"]
+    assert [each.language for each in stored_in_model(config, tokenizer, "model", "tok")] == ["fr", "de"]
+    assert [each.language for each in stored_in_model(config, tokenizer, None, "tok")] == ["de"]
+
+
+@pytest.mark.parametrize("value", ["english", "German", ["de"], 5, None, ""])
+def test_other_values_are_no_language(value):
+    """FARM wrote names of languages into the configurations of public checkpoints."""
+    assert read_language(BertConfig(language=value)) is None
+
+
+SUBJECTS = ("Der schöne Hund", "Die alte Brücke", "Ein Bäcker, z. B. Dr. Müller,", "Herr Prof. Weiß", "Das grüne Haus")
+VERBS = ("steht schon", "läuft", "schläft", "hört bzw. sieht", "wartet seit dem 1. März")
+PLACES = ("in der Küche", "über die Straße", "hinter den Bäumen", "an der Tür", "in Köln")
+
+
+def write_german(file: Path, documents: int) -> None:
+    rng = random.Random(0)
+    lines = [
+        " ".join(f"{rng.choice(SUBJECTS)} {rng.choice(VERBS)} {rng.choice(PLACES)}." for _ in range(4))
+        for _ in range(documents)
+    ]
+    file.write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkpoint(tmp_path, monkeypatch, capsys):
+    """`vocabulary --language de`, and no flag afterwards. Every text is prepared once, by the rules of German."""
+    monkeypatch.chdir(tmp_path)
+    write_german(Path("train.txt"), 40)
+    write_german(Path("dev.txt"), 12)
+    sizes = "num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=16"
+    short = ["--max_seq_length", "24", "--cache_dir", "cache"]
+    run = [*short, "--max_steps", "2", "--use_cpu", "--report_to", "none", "--per_device_train_batch_size", "4"]
+    text, held_out = ["--train_file", "train.txt"], ["--validation_file", "dev.txt"]
+
+    def command(*arguments: str, fails: bool = False) -> str:
+        assert snugbert_command(list(arguments)) == (2 if fails else 0)
+        return "".join(capsys.readouterr())
+
+    printed = command("vocabulary", "--language", "de", *text, "--vocab_size", "300", "--output_dir", "tok")
+    assert "Add --language" not in printed
+    tokenizer = AutoTokenizer.from_pretrained("tok")
+    printed = command("prepare", "--tokenizer_name", "tok", *text, "--output_dir", "corpus")
+    corpus = open_corpus("corpus", tokenizer)
+    assert corpus.language == "de" and f"corpus: 40 documents, {corpus.num_sentences} sentences" in printed
+    in_python = prepare_corpus("train.txt", tokenizer, "in_python", show_progress=False)
+    assert in_python.digest == corpus.digest and corpus.num_sentences == 160
+
+    new = ["--tokenizer_name", "tok", "--config_name", "tiny", "--config_overrides", sizes]
+    command("pretrain", *new, "--corpus", "corpus", *held_out, *run, "--output_dir", "pretrained")
+    prepared = set(Path("cache/snugbert").iterdir())
+    (dev,) = prepared
+    assert (open_corpus(dev, tokenizer).language, open_corpus(dev, tokenizer).num_sentences) == ("de", 48)
+    assert ModelCard.load("pretrained/README.md").data.language == "de"
+    assert json.loads(Path("pretrained/config.json").read_text())["language"] == "de"
+    command("evaluate", "--model_name_or_path", "pretrained", *held_out, *text, *short)
+    (train,) = set(Path("cache/snugbert").iterdir()) - prepared
+    assert open_corpus(train, tokenizer).num_sentences == 160
+
+    checkpoint = answers.load_checkpoint("pretrained")
+    assert answers.list_masked_sentences(checkpoint) == ["Paris ist die [MASK] von Frankreich."]
+    assert answers.choose_sentence(checkpoint) == "Paris ist die [MASK] von Frankreich."
+
+    french = ["--language", "fr"]
+    for arguments, place in (
+        (["prepare", "--tokenizer_name", "tok", *text, "--output_dir", "x"], "the tokenizer tok"),
+        (["vocabulary", "--init", "pretrained", *text, "--output_dir", "x"], "the tokenizer pretrained"),
+        (["pretrain", *new, "--corpus", "corpus", *held_out, *run, "--output_dir", "x"], "the corpus corpus"),
+        (["pretrain", "--model_name_or_path", "pretrained", *text, *run, "--output_dir", "x"], "the checkpoint"),
+        (["evaluate", "--model_name_or_path", "pretrained", *held_out, *short], "the checkpoint pretrained"),
+    ):
+        error = command(*arguments, *french, fails=True)
+        assert "--language fr: " in error and f"{place}" in error and " stores de. Remove the flag, or" in error
+    with pytest.raises(InputError, match=r"--language fr: the tokenizer tok stores de\."):
+        prepare_corpus("train.txt", tokenizer, "x", language="fr")
+    other = [*french, "--config_overrides", "language=fr", "--output_dir", "french"]
+    command("pretrain", "--model_name_or_path", "pretrained", *text, *run, *other)
+    for name in ("config.json", "tokenizer_config.json"):
+        assert json.loads((Path("french") / name).read_text())["language"] == "fr"
+
+
+def test_a_corpus_of_lines_stores_its_language_only_if_it_is_known(tmp_path):
+    (tmp_path / "text.txt").write_text("Ein Satz.\nNoch einer.\n")
+    tokenizer = snugbert.SnugBertTokenizer()
+    languages = {}
+    for given in (None, "de"):
+        folder = tmp_path / str(given)
+        options = {"lines_are_sentences": True, "language": given, "show_progress": False}
+        corpus = prepare_corpus(tmp_path / "text.txt", tokenizer, folder, **options)
+        assert corpus.settings["language"] is None and corpus.settings["sentence_splitter"] is None
+        assert ("lines_language" in corpus.settings) is (given is not None)  # otherwise as before this setting
+        languages[given] = corpus.language
+    assert languages == {None: None, "de": "de"}
+    assert prepare_corpus(tmp_path / "text.txt", tokenizer, tmp_path / "x", show_progress=False).language == "en"

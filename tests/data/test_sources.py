@@ -1,0 +1,64 @@
+"""The splits of a task are chosen from files or a dataset, and named in cards."""
+
+from pathlib import Path
+
+import pytest
+
+from snugbert.data.sources import (
+    check_sources,
+    choose_splits,
+    describe_dataset,
+    describe_file,
+    describe_source,
+    hub_id,
+)
+from snugbert.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("available", "from_files", "expected"),
+    [
+        (("train", "validation", "test"), True, ("train", "validation", "test")),
+        (("train", "validation", "test"), False, ("train", "validation")),
+        (("test",), True, ("test",)),
+        (("validation", "diagnostic"), False, ("validation",)),
+    ],
+)
+def test_splits_are_chosen_by_default(available, from_files, expected):
+    assert choose_splits(None, available, from_files, "examples") == expected
+
+
+def test_requested_splits_must_exist():
+    assert choose_splits(("test",), ("train", "test"), False, "examples") == ("test",)
+    with pytest.raises(InputError, match=r"no validation questions\. Give --validation_file"):
+        choose_splits(("validation",), ("train", "test"), False, "questions")
+    with pytest.raises(InputError, match=r"no data to train or evaluate on\. Give --train_file or --validation_file"):
+        choose_splits(None, ("test",), False, "examples")
+
+
+def test_sources_are_existing_files_or_a_dataset(tmp_path):
+    (tmp_path / "a.csv").touch()
+    files = {"train": [tmp_path / "a.csv"]}
+    check_sources(files, None)
+    check_sources({}, "conll2003")
+    with pytest.raises(InputError, match=r"--test_file: there is no file .*b\.csv"):
+        check_sources(files | {"test": [tmp_path / "b.csv"]}, None)
+    with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):
+        check_sources(files, "conll2003")
+    with pytest.raises(InputError, match=r"no data\. Give --train_file, --validation_file or --dataset_name"):
+        check_sources({}, None)
+
+
+def test_data_have_short_names(tmp_path):
+    (tmp_path / "reviews").mkdir()
+    assert hub_id("imdb") == "imdb" and hub_id(str(tmp_path)) is None and hub_id(None) is None
+    assert describe_dataset("stanfordnlp/imdb") == "stanfordnlp/imdb"
+    assert describe_dataset(str(tmp_path / "reviews")) == "reviews"
+    assert describe_file(Path("data/reviews.csv.gz")) == "reviews"
+    assert describe_file(Path("data/reviews/train.jsonl")) == "reviews"
+    file = describe_source(Path("data/reviews.csv.gz"), None, "train", 3)
+    assert file == ("reviews.csv.gz", "train", 3, None, None)
+    assert describe_source(Path("data/reviews/train.jsonl"), None, "train", 3).name == "reviews/train.jsonl"
+    dataset = describe_source("google/xquad", "xquad.en", "validation", 3)
+    assert dataset == ("google/xquad (xquad.en)", "validation", 3, "google/xquad", "xquad.en")
+    assert describe_source(str(tmp_path / "reviews"), None, "test", 3) == ("reviews", "test", 3, None, None)

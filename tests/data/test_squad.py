@@ -1,0 +1,188 @@
+"""Reading questions in every form, and files that cannot be read."""
+
+import gzip
+import json
+
+import pytest
+from datasets import Dataset
+from squad_forms import flat, nested
+
+from snugbert.data.squad import find_answer, load_questions, read_questions
+from snugbert.errors import InputError
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_windows import Question
+
+
+@pytest.mark.parametrize(
+    ("name", "version_2", "sizes"),
+    # Questions, paragraphs, articles, questions without an answer.
+    [
+        ("dev-v1.1", False, (10570, 2067, 48, 0)),
+        ("train-v1.1-first44", False, (11877, 2429, 44, 0)),
+        ("dev-v2.0-half", True, (6078, 646, 16, 3168)),
+    ],
+)
+def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, data_dir):
+    loaded = []
+    for form in ("json", "jsonl"):
+        file = str(data_dir / "squad" / f"{name}.{form}.gz")
+        split = {"train_file": [file]} if name.startswith("train") else {"validation_file": file}
+        arguments = SquadDataArguments(**split, version_2_with_negative=version_2)
+        (questions,) = load_questions(arguments, None).values()
+        loaded.append(
+            [question._replace(source="", row="", is_impossible=False) for question in questions]
+        )  # flat files have no is_impossible
+    nested, flat = loaded
+    assert sorted(nested) == sorted(flat)
+    columns = [{getattr(question, name) for question in nested} for name in ("id", "context", "title")]
+    assert (*map(len, columns), sum(not question.answers for question in nested)) == sizes
+    for question in nested:
+        for text, start in zip(question.answers, question.answer_starts, strict=True):
+            assert question.context[start : start + len(text)] == text
+
+
+ROWS = [
+    {
+        "id": "a",
+        "title": "T",
+        "context": "Anna met  Ben.\n",
+        "question": "Who?",
+        "answers": [("Anna", 0), ("Ben", 10)],
+    },
+    {"id": "b", "title": "T", "context": "Anna met  Ben.\n", "question": "Why?", "answers": []},
+    {
+        "id": "c",
+        "title": "U",
+        "context": "\u00c9mile \u2028 slept.",
+        "question": "Who?",
+        "answers": [("\u00c9mile", 0)],
+    },
+]
+
+
+def test_every_format_gives_the_same_questions(tmp_path):
+    rows = [flat(row) for row in ROWS]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    contents = {
+        "lines.jsonl": "\ufeff" + lines,
+        "lines.json": lines.replace("\n", "\r\n\r\n"),
+        "list.json": json.dumps(rows, indent=1, ensure_ascii=False),
+        "data.json": json.dumps({"data": rows}, indent=1),  # as run_qa.py reads it
+        "nested.json": json.dumps(nested(ROWS)),
+        "indented.json": json.dumps(nested(ROWS), indent=2, ensure_ascii=False),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+    (tmp_path / "folder").mkdir()
+    Dataset.from_list(rows).to_parquet(tmp_path / "folder" / "validation.parquet")
+    sources = [{"validation_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
+    assert len(sources) == 12
+    for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
+        arguments = SquadDataArguments(**source, version_2_with_negative=True)
+        splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
+        assert [question._replace(source="", row="", is_impossible=False) for question in splits["validation"]] == [
+            Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10), "T"),
+            Question("b", "Why?", "Anna met  Ben.\n", (), (), "T"),
+            Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,), "U"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((True, 1, 1.0, "True", "true", "1", "yes"), True),
+        ((False, None, 0, 0.0, "False", "FALSE ", "0", "no", ""), False),
+    ],
+)
+def test_booleans_may_be_numbers_or_text(tmp_path, values, expected):
+    rows = [{"id": str(i), "question": "a", "context": "b", "is_impossible": value} for i, value in enumerate(values)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    questions = read_questions(tmp_path / "dev.jsonl", "dev.jsonl")
+    assert [question.is_impossible for question in questions] == [expected] * len(values)
+
+
+def test_several_files_and_limits(tmp_path):
+    for name, rows in (("1.json", ROWS[:2]), ("2.json", ROWS[2:])):
+        (tmp_path / name).write_text(json.dumps(nested(rows)))
+    files = [str(tmp_path / "1.json"), str(tmp_path / "2.json")]
+    questions = load_questions(SquadDataArguments(train_file=files, version_2_with_negative=True), ("train",))["train"]
+    assert [question.id for question in questions] == ["a", "b", "c"]
+    assert questions[1].row == f"{files[0]}, data[1].paragraphs[0].qas[0]"
+    # Only questions within the limit are checked: the question without an answer is beyond it.
+    questions = load_questions(SquadDataArguments(train_file=files, max_train_samples=1), ("train",))["train"]
+    assert [question.id for question in questions] == ["a"]
+
+
+def test_find_answer_ignores_white_space():
+    context = "In  1066\n William came "
+    assert find_answer(context, "1066", 4) == (4, 8)
+    assert find_answer(context, " 1066 ", 3) == (4, 8)  # the position includes the spaces
+    assert find_answer(context, "1066", 3) == (4, 8)
+    assert find_answer(context, " 1066", 4) == (4, 8)  # or only some of them
+    assert find_answer(context, "1066 William", 4) == (4, 17)  # the answer has a space for the line break
+    assert find_answer(context, "106", 4) == (4, 7)
+    assert find_answer(context, "1067", 4) is None
+    assert find_answer(context, "1066", 5) is None
+    assert find_answer(context, "In", -1) is None
+    assert find_answer(context, "In", 99) is None
+
+
+QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"text": ["anna"], "answer_start": [5]}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "dev.json: no questions"),
+        ('{"data": []}', "dev.json: no questions"),
+        ("id,question\n", "dev.json: not JSON"),
+        ('{"data": [', "dev.json: not JSON"),
+        (f"{json.dumps(QA)}\n{{", "dev.json, row 2: not JSON"),
+        (f"{json.dumps(QA)}\n3", "dev.json, row 2: expected a JSON object, found a int"),
+        (
+            {**QA, "context": None},
+            "row 1: 'context' must be text. Expected id, question, context, answers. Found: ",
+        ),
+        ({"id": "1", "query": "who", "passage": "x"}, "row 1: 'question' must be text.* Found: id, query, passage"),
+        ({**QA, "answers": "anna"}, "row 1: cannot read 'answers': anna. Expected"),
+        ({**QA, "answers": {"text": ["anna"], "answer_start": []}}, "row 1: cannot read 'answers': "),
+        ({**QA, "answers": {"text": ["anna"], "answer_start": ["5"]}}, "row 1: cannot read 'answers': "),
+        ({**QA, "answers": [{"text": "anna"}]}, "row 1: cannot read 'answers': "),
+        (
+            {**QA, "is_impossible": True},
+            "row 1: 'is_impossible' is true, but 'answers' contains 'anna'",
+        ),
+        ({**QA, "is_impossible": "True"}, "row 1: 'is_impossible' is true, but"),
+        ({**QA, "is_impossible": "maybe"}, "row 1: 'is_impossible' must be true or false, not 'maybe'"),
+        ({**QA, "is_impossible": 2}, "row 1: 'is_impossible' must be true or false, not 2"),
+        *(
+            ({**QA, name: "\ud83d"}, f"row 1: '{name}' is not valid Unicode: .ud83d is half of a character")
+            for name in ("id", "title", "question", "context")
+        ),
+        (nested([{**QA, "title": "", "answers": [("a\ude00", 0)]}]), r"qas\[0\]: 'answers' is not valid Unicode"),
+        ([QA, QA], "row 2: .*row 1 has the same id, 1"),
+        (
+            [QA, {**QA, "id": "2", "answers": None}],
+            "row 2: question 2 has no answer .* Set --version_2_with_negative",
+        ),
+        ([QA, {**QA, "id": "2", "answers": [{"text": " ", "answer_start": 0}]}], "row 2: question 2 has no answer"),
+        (
+            {"data": [{"title": "T", "paragraphs": {}}]},
+            r"data\[0\]: expected the list 'paragraphs' .* Found: title, paragraphs",
+        ),
+        (
+            {"data": [{"paragraphs": [{"context": "x"}]}]},
+            r"data\[0\].paragraphs\[0\]: expected the list 'qas' .* Found: context",
+        ),
+        (
+            {"data": [{"paragraphs": [{"qas": [QA, "who"]}]}]},
+            r"paragraphs\[0\].qas\[1\]: expected a question object, found a str",
+        ),
+    ],
+)
+def test_bad_files(content, message, tmp_path):
+    file = tmp_path / "dev.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(InputError, match=message):
+        load_questions(SquadDataArguments(validation_file=str(file)), None)

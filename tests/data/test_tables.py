@@ -1,0 +1,94 @@
+"""Rows of files and datasets are the same."""
+
+import gzip
+import json
+
+import pyarrow
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from snugbert.data.sources import load_dataset_splits
+from snugbert.data.tables import read_rows
+from snugbert.errors import InputError
+
+ROWS = [{"text": "a, b", "label": "yes"}, {"text": 'c "d"', "label": "no"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "first_row"),
+    [
+        ("a.tsv", 'text\tlabel\na, b\tyes\n\nc "d"\tno\n', 2),
+        ("a.csv", 'text,label\n"a, b",yes\n\n"c ""d""",no\n', 2),
+        ("semicolons.csv", '\ufeff"text";label\r\na, b;yes\r\n\r\n"c ""d""";no\r\n', 2),
+        ("tabs.csv", 'text\tlabel\na, b\tyes\n\n"c ""d"""\tno\n', 2),
+        ("a.jsonl", "\n".join(map(json.dumps, ROWS)), 1),
+        ("a.json", json.dumps(ROWS, indent=1), 1),
+    ],
+)
+@pytest.mark.parametrize("line_end", ["as written", "\r"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_every_format_gives_the_same_rows(tmp_path, name, content, first_row, suffix, line_end):
+    if line_end == "\r":
+        content = content.replace("\r", "").replace("\n", "\r")
+    plain = content.encode()
+    compressed = {"": plain, ".gz": gzip.compress(plain), ".zst": pyarrow.compress(plain, "zstd", asbytes=True)}
+    file = tmp_path / (name + suffix)
+    file.write_bytes(compressed[suffix])
+    numbers, rows = zip(*read_rows(file), strict=True)
+    assert list(rows) == ROWS
+    assert numbers == (first_row, first_row + 1 + name.endswith("sv"))  # an empty line counts
+
+
+def test_a_comma_in_the_header_separates_unless_it_is_quoted(tmp_path):
+    for content in ('"a, b";c\n1,5;2\n', '"a, b",c\n"1,5",2\n', '"a, b"\tc\n"1,5"\t2\n'):
+        (tmp_path / "a.csv").write_text(content)
+        assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a, b": "1,5", "c": "2"})]
+    (tmp_path / "a.csv").write_text("a;b,c;d\n1;2,3;4\n")
+    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a;b": "1;2", "c;d": "3;4"})]
+    (tmp_path / "a.csv").write_text('"a\nb",c\n1,2\n')  # the first row has two lines
+    assert list(read_rows(tmp_path / "a.csv")) == [(2, {"a\nb": "1", "c": "2"})]
+    (tmp_path / "a.csv").write_text("a (b, c);d\n1;2\n")
+    message = r"row 2: expected 2 columns, found 1\. The separator is a comma\. Quote .* first line such as sep=;$"
+    with pytest.raises(InputError, match=message):
+        list(read_rows(tmp_path / "a.csv"))
+
+
+@pytest.mark.parametrize("first", ["sep=;\r\n", '\ufeff"SEP=;"\n'])
+def test_the_first_line_can_name_the_separator(tmp_path, first):
+    (tmp_path / "a.csv").write_bytes(f"{first}a (b, c);d\n1;2\n".encode())
+    assert list(read_rows(tmp_path / "a.csv")) == [(3, {"a (b, c)": "1", "d": "2"})]
+
+
+@pytest.mark.parametrize("header", ["a", '"a"', '"a, b"'])
+def test_a_header_without_separator_is_one_column(tmp_path, header):
+    (tmp_path / "a.csv").write_text(header + '\nGood, nice; "x"\n\n"Two\nlines, ""y"""\n')
+    cells = [(2, 'Good, nice; "x"'), (4, 'Two\nlines, "y"')]
+    assert [(row, *values.values()) for row, values in read_rows(tmp_path / "a.csv")] == cells
+    (tmp_path / "a.csv").write_text('a\n"b" c\n')
+    with pytest.raises(InputError, match=r"row 2: not CSV \(line end expected after '\"'\)\."):
+        list(read_rows(tmp_path / "a.csv"))
+
+
+def test_class_labels_of_a_dataset_become_names():
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    dataset = Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, -1]}, features=features)
+    assert [(row, values["label"]) for row, values in read_rows(dataset)] == [(1, "yes"), (2, "no"), (3, None)]
+
+
+def test_a_dataset_with_text_that_is_not_utf_8(tmp_path):
+    """Parquet can contain any bytes, and JSON the halves of surrogate pairs."""
+    texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
+    strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
+    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert it to UTF-8\."):
+        list(read_rows(Dataset(pyarrow.table({"text": strings}))))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text(json.dumps({"text": "\ud83d"}))
+    with pytest.raises(InputError, match=r"data cannot be loaded: .*surrogate pair"):
+        load_dataset_splits(str(tmp_path / "data"), None, cache_dir=str(tmp_path / "cache"))
+
+
+def test_a_header_is_recognized_by_its_last_column(tmp_path):
+    columns = ("id", "text")
+    for name, content in (("with.tsv", "id\ttext\n1\ta\n"), ("without.tsv", "1\ta\n")):
+        (tmp_path / name).write_text(content)
+        assert [values for _, values in read_rows(tmp_path / name, columns)] == [{"id": "1", "text": "a"}]

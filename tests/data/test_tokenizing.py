@@ -1,0 +1,55 @@
+"""Documents are split into the same tokens as the tokenizer gives for whole sentences."""
+
+import gzip
+from itertools import chain
+
+import pytest
+from family_checkpoints import write_tokenizer
+from prepared import content, prepare
+
+import snugbert
+from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.data.documents import read_documents, split_sentences
+
+
+@pytest.mark.parametrize("cased", [False, True])
+def test_tokens_equal_the_tokenizers_in_any_number_of_processes(data_dir, tmp_path, small_blocks, cased):
+    """Compared with the tokenizer on whole sentences. One and two processes write the same bytes."""
+    vocabulary = data_dir / f"vocab/bert-base-{'cased' if cased else 'uncased'}-vocab.txt"
+    tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocabulary), do_lower_case=not cased)
+    files = [data_dir / "wikitext2/valid.docs.txt.gz", data_dir / "wiki_en/validation.txt.gz"]
+    corpus = prepare(tmp_path / "2", tokenizer, *files, num_workers=2)
+    sentences = [split_sentences(document, "en") for document in read_documents(files)]
+    expected = [tokenizer(document, add_special_tokens=False, verbose=False)["input_ids"] for document in sentences]
+    assert content(corpus) == expected
+    assert len(corpus.blocks) > 10
+    assert (corpus.num_documents, corpus.num_sentences) == (108, sum(map(len, expected)))
+    if not cased:
+        again = prepare(tmp_path / "1", tokenizer, *files, num_workers=1)
+        assert again.digest == corpus.digest
+        (name,) = (file.name for file in (tmp_path / "1").glob("*.arrow"))
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_a_tokenizer_that_looks_across_spaces_gets_whole_sentences(tmp_path, tokenizer):
+    """With a token that contains a space, the tokens of a word depend on its neighbor."""
+    tokenizer = snugbert.SnugBertTokenizer(tokenizer.get_vocab())
+    tokenizer.add_tokens(["new york"])
+    (tmp_path / "text.txt").write_text("from new york to new jersey\n")
+    expected = tokenizer("from new york to new jersey", add_special_tokens=False)["input_ids"]
+    assert len(expected) == 5
+    assert content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt")) == [[expected]]
+
+
+def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
+    """The tokens of a sentence depend on the space before it."""
+    with gzip.open(data_dir / "wiki_en/validation.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [" ".join(line.split()) for line in file if line.strip()][:100]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
+    write_tokenizer(tmp_path / "tokenizer", "roberta")
+    (tmp_path / "tokenizer/config.json").write_text('{"model_type": "roberta"}')
+    tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "tokenizer")))
+    documents = content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt"))
+    expected = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
+    assert [list(chain.from_iterable(sentences)) for sentences in documents] == expected
+    assert sum(map(len, documents)) > 3 * len(lines)

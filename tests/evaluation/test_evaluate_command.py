@@ -1,0 +1,134 @@
+"""`snugbert evaluate`, from files to results."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+
+from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertTokenizer
+from snugbert.evaluation import evaluate as run
+from snugbert_cli import main
+
+WORDS = "the cat cats sleep ##s walk ##ed in garden , .".split()
+CARD = "---\nlicense: mit\nmetrics: f1\n---\n# My card\n"
+PAIRS = [
+    {
+        "sentence_good": "The cat sleeps.",
+        "sentence_bad": "The cats sleeps.",
+        "UID": "number",
+        "linguistics_term": "agreement",
+    },
+    {
+        "sentence_good": "The cats sleep.",
+        "sentence_bad": "The cats sleep.",
+        "UID": "tie",
+        "linguistics_term": "agreement",
+    },
+    {"sentence_good": "The cat walked.", "sentence_bad": "The cat in.", "UID": "verb", "linguistics_term": "verbs"},
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    config = SnugBertConfig.from_size("tiny", vocab_size=len(vocabulary), initializer_range=0.2)
+    SnugBertForMaskedLM(config).save_pretrained(tmp_path / "model")
+    SnugBertTokenizer(vocab={token: id for id, token in enumerate(vocabulary)}).save_pretrained(tmp_path / "model")
+    (tmp_path / "model/README.md").write_text(CARD)
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs/all.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
+    return tmp_path
+
+
+def evaluate(folder, *argv) -> int:
+    return main(["evaluate", "--pairs_file", str(folder / "pairs/*.jsonl"), *map(str, argv)])
+
+
+def test_table_results_plot_and_card(folder, capsys):
+    model = ["--model_name_or_path", folder / "model"]
+    assert evaluate(folder, *model, "--output_dir", folder / "out", "--update_card") == 0
+    out = capsys.readouterr().out
+    results = json.loads((folder / "out/results.json").read_text())
+    pairs = results["minimal_pairs"]
+    assert results["model"] == "model" and pairs["dataset"] == "all" and pairs["pairs"] == 3
+    assert list(pairs["paradigms"]) == ["number", "tie", "verb"] and list(pairs["phenomena"]) == ["agreement", "verbs"]
+    assert pairs["paradigms"]["tie"]["accuracy"] == {"original": 0, "within_word_l2r": 0}  # a tie is wrong
+    assert (folder / "out/minimal_pairs.png").exists()
+    mean = 100 * pairs["accuracy"]["original"]
+    assert f"mean over paradigms      3  {mean:.1f}" in out and "agreement" in out
+    assert "| tie | agreement | 1 | 0.0 | 0.0 |" in (folder / "out/results.md").read_text()
+
+    # The card keeps its text and other entries. A second evaluation replaces the scores of the first.
+    assert evaluate(folder, *model, "--update_card") == 0
+    card = ModelCard.load(folder / "model/README.md")
+    assert card.text.strip() == "# My card" and card.data.license == "mit" and card.data.metrics == ["accuracy", "f1"]
+    assert [result.metric_value for result in card.data.eval_results] == [
+        pytest.approx(value, abs=1e-5) for value in pairs["accuracy"].values()
+    ]
+    metadata = yaml.safe_load((folder / "out/card_metadata.yaml").read_text())
+    assert metadata["model-index"] == card.data.to_dict()["model-index"]
+
+
+def test_the_data_set_is_named_after_its_folders(folder):
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "pairs.jsonl").write_text("\n".join(map(json.dumps, PAIRS)))
+    argv = ["evaluate", "--pairs_file", folder / "*/pairs.jsonl", "--model_name_or_path", folder / "model"]
+    assert main([str(text) for text in [*argv, "--output_dir", folder / "out"]]) == 0
+    assert json.loads((folder / "out/results.json").read_text())["minimal_pairs"]["dataset"] == "a, b"
+
+
+def test_random_weights_are_the_same_for_a_seed(folder):
+    def score(seed):
+        argv = ["--config_name", "tiny", "--tokenizer_name", folder / "model", "--seed", seed]
+        argv += [
+            "--config_overrides",
+            "initializer_range=0.5",
+            "--output_dir",
+            folder / "out",
+            "--overwrite_output_dir",
+        ]
+        assert evaluate(folder, *argv) == 0
+        return json.loads((folder / "out/results.json").read_text())["minimal_pairs"]["paradigms"]
+
+    assert score(1) == score(1)
+
+
+def test_bf16_gives_nearly_the_same_scores(folder, monkeypatch):
+    (folder / "text.txt").write_text("The cat sleeps. The cats sleep in the garden.\n" * 20)
+    precisions, scores = [], []
+    score_pairs = run.score_pairs
+    monkeypatch.setattr(
+        run, "score_pairs", lambda *args: precisions.append(torch.is_autocast_enabled("cpu")) or score_pairs(*args)
+    )
+    for flags in ([], ["--bf16"]):
+        argv = ["--model_name_or_path", folder / "model", "--validation_file", folder / "text.txt", *flags]
+        assert evaluate(folder, *argv, "--output_dir", folder / "out", "--overwrite_output_dir") == 0
+        scores.append(json.loads((folder / "out/results.json").read_text()))
+    exact, rounded = (score["held_out_text"]["metrics"]["mlm_loss"] for score in scores)
+    assert exact != rounded == pytest.approx(exact, rel=0.02)
+    assert precisions == [score["bf16"] for score in scores] == [False, True]
+
+
+def test_errors(folder, capsys):
+    def error(*argv) -> str:
+        assert evaluate(folder, *argv) == 2
+        return capsys.readouterr().err.removeprefix("snugbert evaluate: error: ")
+
+    model = ["--model_name_or_path", folder / "model"]
+    assert "--config_name gives random weights" in error(*model, "--config_name", "tiny")
+    (folder / "out").mkdir()
+    (folder / "out/results.json").write_text("{}")
+    assert "already contains results" in error(*model, "--output_dir", folder / "out")
+    (folder / "model/README.md").write_text("---\n[\n---\n")
+    assert "README.md is invalid" in error(*model, "--update_card")
+    (folder / "model/README.md").unlink()
+    assert "README.md. Remove the flag, or create the card first." in error(*model, "--update_card")
+    long = json.dumps({"sentence_good": "The cat.", "sentence_bad": "the " * 511})
+    (folder / "pairs/long.jsonl").write_text(f"{long}\n")
+    assert "long.jsonl, row 1: a sentence has 513 tokens. The model's limit is 512. Remove the pair." in error(*model)
+    assert main(["evaluate", *map(str, model)]) == 2
+    assert "no data. Give --pairs_file, --validation_file, or both." in capsys.readouterr().err

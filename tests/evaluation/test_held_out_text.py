@@ -1,0 +1,222 @@
+"""Held-out text: `snugbert pretrain`, stock BERT and single examples give the same scores."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+import transformers
+import yaml
+from pretraining_command import run
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import snugbert
+from snugbert.errors import InputError
+from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
+from snugbert.evaluation.held_out_text import score_text
+from snugbert.reports.pretrained_card import HUB_METRICS
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert_cli import main
+
+WORDS = [f"{first}{second}" for first in "bdfgk" for second in "aeiou"]
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SIZE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
+LENGTH = 30
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with two texts, a tokenizer, and a model whose predictions depend on its input."""
+    folder = tmp_path_factory.mktemp("held_out")
+    rng = random.Random(0)
+    for name, documents in (("train", 5), ("held_out", 30)):
+        lines = []
+        for _ in range(documents):
+            for _ in range(rng.randint(2, 4)):
+                sentences = (rng.choices(WORDS, k=rng.randint(2, 9)) for _ in range(2))
+                lines.append(" ".join(" ".join(words).capitalize() + "." for words in sentences))
+            lines.append("")
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    vocab = [*SPECIAL_TOKENS, ".", *WORDS]
+    snugbert.SnugBertTokenizer({token: index for index, token in enumerate(vocab)}).save_pretrained(folder / "model")
+    model = make(snugbert.SnugBertForPreTraining, snugbert.SnugBertConfig(vocab_size=len(vocab), **SIZE))
+    model.save_pretrained(folder / "model")
+    return folder
+
+
+def make(model_class, config):
+    """A model with random weights and biases."""
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def evaluate(files, tmp_path, model, **arguments):
+    """Runs `snugbert evaluate`, and returns the scores on held-out text in `results.json`."""
+    arguments = {"validation_file": files / "held_out.txt", "max_seq_length": LENGTH} | arguments
+    arguments |= {"model_name_or_path": model, "output_dir": tmp_path / "scores", "cache_dir": files / "cache"}
+    assert main(["evaluate", *(text for name, x in arguments.items() for text in (f"--{name}", str(x)))]) == 0
+    return json.loads((tmp_path / "scores/results.json").read_text())["held_out_text"]
+
+
+def score(model, tokenizer, files, **arguments):
+    arguments = {"validation_file": [str(files / "held_out.txt")], "max_seq_length": LENGTH} | arguments
+    return score_text(model, tokenizer, HeldOutTextArguments(**arguments), cache_dir=str(files / "cache"))
+
+
+@pytest.mark.parametrize("head", ["ForPreTraining", "ForMaskedLM"])
+def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path, capsys):
+    """With pairs and with full sentences. The same digits as `snugbert pretrain`."""
+    no_nsp = head == "ForMaskedLM"
+    arguments = {
+        "model_name_or_path": files / "model",
+        "train_file": files / "train.txt",
+        "validation_file": files / "held_out.txt",
+        "max_seq_length": LENGTH,
+        "no_nsp": no_nsp,
+        "cache_dir": files / "cache",
+        "output_dir": tmp_path / "pretrain",
+        "do_eval": True,
+        "use_cpu": True,
+    }
+    assert run(arguments) == 0
+    expected = json.loads((tmp_path / "pretrain/eval_results.json").read_text())
+    comparison = capsys.readouterr().out.splitlines()
+    ours = evaluate(files, tmp_path, files / "model", train_file=files / "train.txt", no_nsp=no_nsp)
+    seconds, printed = ours.pop("seconds"), capsys.readouterr().out
+    assert seconds > 0 and "frequency in the training text" in printed
+    table = [line for line in comparison if line.startswith(("masked", "next"))]
+    assert len(table) == (2 if no_nsp else 3) and all(line in printed for line in table)
+    report = (tmp_path / "scores/results.md").read_text()
+    assert f"| bits per character | {ours['metrics']['bits_per_character']:.3f} |" in report
+    entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]
+    values = [metric["value"] for entry in entries for metric in entry["metrics"]]
+    expected_values = [ours["metrics"][name] for name in HUB_METRICS if name in ours["metrics"]]
+    assert values == pytest.approx(expected_values, rel=1e-5)
+    assert (ours["objective"], ours["token_frequencies"]) == ("mlm" if no_nsp else "nsp", "training text")
+    names = ["mlm_loss", "mlm_accuracy"] + ([] if no_nsp else ["nsp_loss", "nsp_accuracy"])
+    assert set(ours["metrics"]) == {*names, "bits_per_character"}
+    for name in names:
+        assert ours["metrics"][name] == expected[f"eval_{name}"]
+        assert name == "nsp_loss" or ours["baselines"][name] == expected[f"eval_unigram_{name}"]
+
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
+    stock = getattr(transformers, f"Bert{head}").from_pretrained(files / "model")
+    theirs = score(stock, tokenizer, files, train_file=[str(files / "train.txt")])
+    assert theirs.pop("metrics") == pytest.approx(ours["metrics"], rel=1e-5)
+    assert theirs.items() <= ours.items()
+    # Without training text, the held-out text itself gives the frequencies.
+    alone = score(stock, tokenizer, files, max_eval_samples=9)
+    assert alone["baselines"]["mlm_loss"] < ours["baselines"]["mlm_loss"] and alone["examples"] == 9
+
+
+def byte_level_tokenizer():
+    """RoBERTa's kind of tokenizer: a space belongs to the next word."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokens = [*special, *alphabet]
+    merges = [("Ġ", letter) for letter in "bdfgk"]
+    vocab = {token: index for index, token in enumerate([*tokens, *("".join(merge) for merge in merges)])}
+    backend = Tokenizer(models.BPE(vocab, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = ["bos_token", "pad_token", "eos_token", "unk_token", "mask_token"]
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="<s>", sep_token="</s>", **dict(zip(names, special, strict=True))
+    )
+
+
+def other_model(kind, tokenizer):
+    special = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if kind == "roberta":
+        return make(transformers.RobertaForMaskedLM, transformers.RobertaConfig(**special, **SIZE, type_vocab_size=1))
+    if kind == "electra":
+        return make(transformers.ElectraForMaskedLM, transformers.ElectraConfig(**special, **SIZE, embedding_size=8))
+    if kind == "fnet":  # ignores the attention mask
+        return make(transformers.FNetForMaskedLM, transformers.FNetConfig(**special, **SIZE))
+    if kind == "bert":
+        return make(transformers.BertForMaskedLM, transformers.BertConfig(**special, **SIZE))
+    config = transformers.DistilBertConfig(**special, dim=16, n_layers=2, n_heads=2, hidden_dim=32)
+    return make(transformers.DistilBertForMaskedLM, config)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "electra", "distilbert", "bert", "fnet"])
+def test_other_models(kind, files, tmp_path):
+    """Padding changes nothing: single examples, with the loss that the model computes, give the same scores."""
+    if kind == "roberta":
+        tokenizer = byte_level_tokenizer()
+    else:
+        tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
+    model = other_model(kind, tokenizer)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    results = evaluate(files, tmp_path, tmp_path / "model")
+    assert results["objective"] == "mlm" and "nsp_accuracy" not in results["baselines"]
+    lines = [line for line in (files / "held_out.txt").read_text().splitlines() if line]
+    assert results["tokens"] == sum(len(tokenizer(line, add_special_tokens=False).input_ids) for line in lines)
+    assert results["characters"] == sum(map(len, lines))
+    assert results["unknown_tokens"] == 0
+
+    (folder,) = [part for part in (files / "cache/snugbert").iterdir() if is_prepared_with(part, tokenizer)]
+    corpus = snugbert.open_corpus(folder, tokenizer)
+    dataset = PretrainingDataset(corpus, tokenizer, LENGTH, "mlm", seed=VALIDATION_SEED)
+    assert results["examples"] == len(dataset)
+    collate, losses, counts = SnugBertDataCollatorForPretraining(tokenizer), [], []
+    for index in range(len(dataset)):
+        batch = collate([dataset[index]])
+        counts.append((batch["labels"] >= 0).sum().item())
+        losses.append(model(input_ids=batch["input_ids"], labels=batch["labels"]).loss.item() * counts[-1])
+    assert results["metrics"]["mlm_loss"] == pytest.approx(sum(losses) / sum(counts), rel=1e-5)
+
+
+def is_prepared_with(folder, tokenizer) -> bool:
+    try:
+        return snugbert.open_corpus(folder, tokenizer).num_documents == 30
+    except InputError:
+        return False
+
+
+def test_bits_per_character_of_a_uniform_model(files, tmp_path):
+    """log2(vocabulary) x tokens / characters, whatever the tokenizer."""
+    (tmp_path / "text.jsonl").write_text('{"text": "ba da. \\n\\n fa  zz."}\n' * 3)  # 6 + 7 characters
+    for tokens in ([*SPECIAL_TOKENS, ".", *WORDS], [*SPECIAL_TOKENS, ".", *"abdf", *(f"##{c}" for c in "abdf")]):
+        tokenizer = snugbert.SnugBertTokenizer({token: index for index, token in enumerate(tokens)})
+        model = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig(vocab_size=len(tokens), **SIZE))
+        torch.nn.init.zeros_(model.get_output_embeddings().weight)
+        results = score(model, tokenizer, tmp_path, validation_file=[str(tmp_path / "text.jsonl")])
+        num_tokens = 3 * (6 if "ba" in tokens else 9)
+        assert (results["tokens"], results["characters"]) == (num_tokens, 39)
+        assert results["unknown_tokens"] == pytest.approx(3 / num_tokens)
+        assert results["metrics"]["mlm_loss"] == pytest.approx(math.log(len(tokens)))
+        assert results["metrics"]["bits_per_character"] == pytest.approx(math.log2(len(tokens)) * num_tokens / 39)
+        nats = results["baselines"]["mlm_loss"]
+        assert results["baselines"]["bits_per_character"] == pytest.approx(nats / math.log(2) * num_tokens / 39)
+
+
+def test_errors(files):
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(files / "model")
+    model = snugbert.SnugBertForMaskedLM.from_pretrained(files / "model")
+    for arguments, message in [
+        ({"max_seq_length": 41}, "--max_seq_length 41 must be between 5 and the limit (40)."),
+        ({"sentence_order": True}, "--sentence_order: the model does not predict the order of segments"),
+        ({"validation_file": ["missing.txt"]}, "--validation_file: missing.txt: no such file"),
+        ({"train_file": ["missing.txt"]}, "--train_file: missing.txt: no such file"),
+    ]:
+        with pytest.raises(InputError) as raised:
+            score(model, tokenizer, files, **arguments)
+        assert message in str(raised.value)
+    torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
+    with pytest.raises(InputError, match="the model's loss is not finite"):
+        score(model, tokenizer, files)

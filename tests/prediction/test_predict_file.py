@@ -1,0 +1,400 @@
+"""`snugbert predict`: every head next to transformers or sentence-transformers, order, resume, shards and bad rows."""
+
+import gzip
+import json
+import os
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import family_checkpoints
+import forked
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy.special import softmax
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Normalize
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import pipeline
+
+import snugbert
+import snugbert.prediction.predict_file as run
+import snugbert.prediction.predictor
+import snugbert.prediction.question_answerer
+from snugbert.data.tables import read_rows
+from snugbert.errors import InputError
+from snugbert_cli import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WORDS = family_checkpoints.WORDS
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Returns a function that writes a tiny stock checkpoint of a head, with larger weights: distinct predictions."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def write(head: str, family: str = "bert", **fields) -> Path:
+        folder = root / f"{family}-{head}-{len(fields.get('id2label', ())) or fields.get('num_labels')}"
+        if not folder.exists():
+            family_checkpoints.write_checkpoint(folder, family, head, initializer_range=0.2, **fields)
+        return folder
+
+    return write
+
+
+@pytest.fixture(params=[None, 96], ids=["rows", "filled rows"])
+def rows_of_all_kinds(request, monkeypatch):
+    """Rows as they are, and filled up to a multiple of 96 tokens as on a GPU."""
+    for module in (snugbert.prediction.predictor, snugbert.prediction.question_answerer):
+        monkeypatch.setattr(module, "choose_prediction_multiple", lambda *_: request.param)
+
+
+def make_texts(number: int = 40) -> list[str]:
+    """Texts of 1 to 60 words in no order of length."""
+    return [
+        " ".join(WORDS[(7 * index + step) % len(WORDS)] for step in range(1 + index * 23 % 60))
+        for index in range(number)
+    ]
+
+
+def write_rows(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def predict(tmp_path: Path, model: Path, rows: list[dict], *arguments: str) -> list[dict]:
+    source, output = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out.jsonl"
+    files = ["--input_file", str(source), "--output_file", str(output)]
+    assert main(["predict", "--model_name_or_path", str(model), *files, *arguments]) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.jsonl", "rows.jsonl"]
+    return read(output)
+
+
+def read(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.usefixtures("rows_of_all_kinds")
+def test_a_classifier_predicts_like_the_pipeline(checkpoint, tmp_path, family):
+    model = checkpoint("ForSequenceClassification", family, num_labels=3)
+    rows = [{"id": index, "text": text} for index, text in enumerate(make_texts())]
+    found = predict(tmp_path, model, rows, "--max_batch_tokens", "100")
+    assert [{name: row[name] for name in ("id", "text")} for row in found] == rows
+    classify = pipeline("text-classification", str(model), top_k=None)
+    for row, expected in zip(found, classify([row["text"] for row in rows]), strict=True):
+        assert row["predicted_label"] == expected[0]["label"]
+        assert row["probabilities"] == pytest.approx({each["label"]: each["score"] for each in expected}, abs=1e-5)
+    assert np.std([row["probabilities"]["LABEL_0"] for row in found]) > 0.001
+
+
+def test_pairs_several_labels_and_numbers(checkpoint, tmp_path):
+    model = transformers.BertForSequenceClassification.from_pretrained(checkpoint("ForSequenceClassification"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint("ForSequenceClassification"))
+    texts = make_texts()
+    rows = [{"sentence1": first, "sentence2": second} for first, second in pairwise(texts)]
+    inputs = tokenizer(*([row[name] for row in rows] for name in rows[0]), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    for problem in ("multi_label_classification", "regression"):
+        folder = tmp_path / problem
+        model.config.problem_type = problem
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+        (folder / "run").mkdir()
+        found = predict(folder / "run", folder / "model", rows)
+        for row, expected in zip(found, logits, strict=True):
+            if problem == "regression":
+                assert row["predicted_label"] == pytest.approx(expected.tolist(), abs=1e-5)
+            else:
+                labels = [f"LABEL_{index}" for index in (expected > 0).nonzero()[:, 0].tolist()]
+                assert row["predicted_label"] == labels
+                assert list(row["probabilities"].values()) == pytest.approx(expected.sigmoid().tolist(), abs=1e-5)
+
+
+@pytest.mark.usefixtures("rows_of_all_kinds")
+def test_words_and_texts_are_tagged_like_the_pipeline(checkpoint, tmp_path):
+    labels = dict(enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]))
+    model = checkpoint("ForTokenClassification", id2label=labels, label2id={label: i for i, label in labels.items()})
+    texts = [f"  {text}, ok" for text in make_texts()]
+    found = predict(tmp_path, model, [{"text": text} for text in texts])
+    tag = pipeline("token-classification", str(model), aggregation_strategy="first")
+    for row, expected in zip(found, tag(texts), strict=True):
+        spans = [(each["type"], each["start"], each["end"]) for each in row["entities"]]
+        assert spans == [(each["entity_group"], each["start"], each["end"]) for each in expected]
+        scores = [each["score"] for each in row["entities"]]
+        assert scores == pytest.approx([float(each["score"]) for each in expected], abs=1e-5)
+        assert all(row["text"][each["start"] : each["end"]] == each["text"] for each in row["entities"])
+    assert sum(len(row["entities"]) for row in found) > len(texts)
+
+    (tmp_path / "out.jsonl").unlink()
+    words = [{"tokens": text.replace(",", " ,").split()} for text in texts] + [{"tokens": WORDS * 30}]
+    tagged = predict(tmp_path, model, words)
+    assert [len(row["predicted_tags"]) for row in tagged] == [len(row["tokens"]) for row in words]
+    assert len(tagged[-1]["tokens"]) > 512
+    for row, text in zip(tagged, found, strict=False):
+        assert sum(each["end"] - each["start"] > 0 for each in text["entities"]) <= len(row["tokens"])
+
+
+@pytest.mark.usefixtures("rows_of_all_kinds")
+def test_questions_and_choices(checkpoint, tmp_path, monkeypatch):
+    model = checkpoint("ForQuestionAnswering")
+    texts = make_texts(12)
+    rows = [{"question": "who was it?", "context": text} for text in [*texts, " ".join(WORDS * 20)]]
+    found = predict(tmp_path, model, rows)
+    answerer = snugbert.QuestionAnswerer(model)
+    monkeypatch.setattr(snugbert.prediction.question_answerer, "choose_prediction_multiple", lambda *_: None)
+    for row in found:
+        expected = answerer(question=row["question"], context=row["context"])
+        assert row["answer"] == expected["answer"] and row["score"] == pytest.approx(expected["score"], abs=1e-5)
+
+    (tmp_path / "out.jsonl").unlink()
+    model = checkpoint("ForMultipleChoice")
+    rows = [{"text": text, "choices": texts[: 2 + index % 3]} for index, text in enumerate(texts)]
+    stock, tokenizer = (
+        transformers.BertForMultipleChoice.from_pretrained(model),
+        transformers.AutoTokenizer.from_pretrained(model),
+    )
+    for row in predict(tmp_path, model, rows):
+        inputs = tokenizer([row["text"]] * len(row["choices"]), row["choices"], padding=True, return_tensors="pt")
+        with torch.no_grad():
+            logits = stock(**{name: values[None] for name, values in inputs.items()}).logits[0].numpy()
+        assert row["probabilities"] == pytest.approx(softmax(logits).tolist(), abs=1e-5)
+        assert row["predicted_choice"] == logits.argmax()
+
+
+def test_embeddings_and_scores_equal_sentence_transformers(checkpoint, tmp_path):
+    encoder = Transformer(str(checkpoint("Model")))
+    pooling = Pooling(encoder.get_embedding_dimension(), "cls")
+    model = SentenceTransformer(modules=[encoder, pooling, Normalize()], prompts={"query": "who is "})
+    model.save_pretrained(str(tmp_path / "encoder"))
+    texts = make_texts()
+    run = tmp_path / "run"
+    run.mkdir()
+    found = predict(run, tmp_path / "encoder", [{"text": text} for text in texts], "--prompt_name", "query")
+    embeddings = np.array([row["embedding"] for row in found], np.float32)
+    np.testing.assert_allclose(embeddings, model.encode(texts, prompt_name="query"), atol=1e-5)
+
+    CrossEncoder(str(checkpoint("ForSequenceClassification", num_labels=1))).save_pretrained(
+        str(tmp_path / "reranker")
+    )
+    (run / "out.jsonl").unlink()
+    pairs = [{"query": texts[0], "text": text} for text in texts]
+    found = predict(run, tmp_path / "reranker", pairs)
+    expected = CrossEncoder(str(tmp_path / "reranker")).predict([(texts[0], text) for text in texts])
+    assert [row["score"] for row in found] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def predict_and_die(arguments: list[str]) -> None:
+    """The process dies while it writes the third window."""
+    write, calls = run.write_atomically, []
+
+    def write_or_die(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            os._exit(9)
+        write(*arguments)
+
+    run.WINDOW_ROWS, run.write_atomically = 8, write_or_die
+    main(arguments)
+
+
+def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, monkeypatch, caplog):
+    model = checkpoint("ForSequenceClassification")
+    rows = [{"text": text} for text in make_texts()]
+    monkeypatch.setattr(run, "WINDOW_ROWS", 8)
+    whole = predict(tmp_path, model, rows)
+    straight = (tmp_path / "out.jsonl").read_bytes()
+    (tmp_path / "out.jsonl").unlink()
+
+    arguments = ["predict", "--model_name_or_path", str(model), "--input_file", str(tmp_path / "rows.jsonl")]
+    arguments += ["--output_file", str(tmp_path / "out.jsonl")]
+    assert forked.run(predict_and_die, arguments).returncode == 9
+    assert not (tmp_path / "out.jsonl").exists()
+    assert (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n") == 24  # more than the 16 rows of the state
+
+    assert main([*arguments, "--max_seq_length", "9"]) == 2  # other settings
+    caplog.clear()
+    assert main(arguments) == 0
+    assert "continuing after 16 rows" in caplog.text
+    assert (tmp_path / "out.jsonl").read_bytes() == straight
+    assert len(whole) == len(rows)
+    assert main(arguments) == 2  # the output exists
+
+
+def test_shards_follow_each_other(checkpoint, tmp_path):
+    model = checkpoint("ForSequenceClassification")
+    rows = [{"text": text} for text in make_texts()]
+    whole = predict(tmp_path, model, rows)
+    for number in (1, 2, 3):
+        arguments = ["--input_file", str(tmp_path / "rows.jsonl"), "--output_file", str(tmp_path / "part.jsonl")]
+        assert main(["predict", "--model_name_or_path", str(model), *arguments, "--shard", f"{number}/3"]) == 0
+    parts = sorted(tmp_path.glob("part-*-of-00003.jsonl"))
+    found = [row for part in parts for row in read(part)]
+    assert [row["text"] for row in found] == [row["text"] for row in rows]
+    assert {len(read(part)) for part in parts} == {13, 14}
+    for row, expected in zip(found, whole, strict=True):
+        assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, caplog):
+    model = checkpoint("ForSequenceClassification")
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    lines = [
+        '{"text": "one"}',
+        "not JSON",
+        '{"text": null}',
+        '{"text": "\\ud83d"}',
+        "",
+        '{"text": "two", "id": "\\ud83d"}',
+    ]
+    source.write_text("\n".join(lines))
+    arguments = ["predict", "--model_name_or_path", str(model), "--input_file", str(source)]
+    arguments += ["--output_file", str(output)]
+    assert main(arguments) == 2
+    assert "rows.jsonl, row 2: not JSON" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+    assert main([*arguments, "--on_bad_text", "skip"]) == 0
+    assert [row["text"] for row in read(output)] == ["one", "two"]
+    for row, problem in ((2, "not JSON"), (3, "no text in column 'text'"), (4, "not valid Unicode")):
+        assert any(f"rows.jsonl, row {row}: " in line and problem in line for line in caplog.text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "arguments", "message"),
+    [
+        ("ForMaskedLM", [{"text": "a"}], [], "names BertForMaskedLM. Expected a fine-tuned model"),
+        ("ForQuestionAnswering", [{"text": "a"}], [], "no columns 'question' and 'context'. Columns: text. Set"),
+        ("ForSequenceClassification", [{"a": 1}], [], "no text column"),
+        ("ForSequenceClassification", [{"text": "a"}], ["--text_column_names", "a,b,c"], "expected 1 or 2 columns"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--text_column_names", "txt"],
+            "no column 'txt'. Columns: text.",
+        ),
+        ("ForSequenceClassification", [{"id": "a", "body": "b"}], [], "several text columns: id, body. Set --text_c"),
+        ("ForSequenceClassification", [{"text": "a", "probabilities": 1}], [], "'probabilities' would be overwritten"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--output_file", "a.csv"],
+            "must be a file that ends in .jsonl",
+        ),
+        ("ForSequenceClassification", [{"text": "a"}], ["--shard", "3/2"], "--shard '3/2' must be i/n"),
+        ("ForQuestionAnswering", [{"question": "a " * 65, "context": "b"}], [], "row 1: the question has 65 tokens"),
+        (
+            "ForQuestionAnswering",
+            [{"question": "a", "context": "\u200b" * 300}],
+            [],
+            "row 1: no words in column 'context'",
+        ),
+        ("ForQuestionAnswering", [{"question": "a", "context": "b"}], ["--max_seq_length", "99"], "leaves no room"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--input_file", "none.jsonl"],
+            "--input_file: none.jsonl: no such file.",
+        ),
+    ],
+)
+def test_errors(checkpoint, tmp_path, capsys, head, rows, arguments, message):
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    files = ["--input_file", str(source), "--output_file", str(tmp_path / "out.jsonl")]
+    assert main(["predict", "--model_name_or_path", str(checkpoint(head)), *files, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_tables_compressed_files_and_bad_bytes(checkpoint, tmp_path):
+    model, texts = checkpoint("ForSequenceClassification"), make_texts(6)
+    whole = predict(tmp_path, model, [{"text": text} for text in texts])
+    table = "id,text\n" + "".join(f'{index},"{text}"\n' for index, text in enumerate(texts))
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(table.encode()))
+    arguments = ["predict", "--model_name_or_path", str(model), "--output_file", str(tmp_path / "out.jsonl")]
+    arguments.append("--overwrite_output_file")
+    assert main([*arguments, "--input_file", str(tmp_path / "rows.csv.gz")]) == 0
+    found = read(tmp_path / "out.jsonl")
+    assert [row["id"] for row in found] == list("012345")
+    assert [row["probabilities"] for row in found] == [row["probabilities"] for row in whole]
+
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "one"}\n{"text": "tw\xff"}\n{"text": "x", "n": NaN}\n')
+    arguments += ["--input_file", str(tmp_path / "rows.jsonl")]
+    for choice, expected in (("skip", ["one", "x"]), ("replace", ["one", "tw\ufffd", "x"])):
+        assert main([*arguments, "--on_bad_text", choice]) == 0
+        assert [row["text"] for row in read(tmp_path / "out.jsonl")] == expected
+    assert read(tmp_path / "out.jsonl")[-1]["n"] is None  # JSON has no NaN
+
+
+def test_an_interrupted_run_continues_next_to_the_model(checkpoint, tmp_path, monkeypatch, capsys):
+    """The output is in the model's folder. Its partial files do not count as a change of the model."""
+    shutil.copytree(checkpoint("ForSequenceClassification"), tmp_path / "model")
+    source = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in make_texts()])
+    monkeypatch.setattr(run, "WINDOW_ROWS", 16)
+    write = run.write_atomically
+    calls = []
+
+    def write_or_stop(*arguments):
+        write(*arguments)
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "write_atomically", write_or_stop)
+    arguments = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--input_file", str(source)]
+    arguments += ["--output_file", str(tmp_path / "model/out.jsonl")]
+    assert main(arguments) == 130
+    assert "Run the same command again to continue" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert len(calls) == 3 and len(read(tmp_path / "model/out.jsonl")) == 40
+
+
+def test_bfloat16_changes_little(checkpoint, tmp_path):
+    rows = [{"text": text} for text in make_texts(8)]
+    exact = predict(tmp_path, checkpoint("ForSequenceClassification"), rows)
+    (tmp_path / "out.jsonl").unlink()
+    rounded = predict(tmp_path, checkpoint("ForSequenceClassification"), rows, "--bf16")
+    pairs = [
+        (one["probabilities"]["LABEL_0"], other["probabilities"]["LABEL_0"])
+        for one, other in zip(exact, rounded, strict=True)
+    ]
+    assert any(one != other for one, other in pairs) and all(abs(one - other) < 0.03 for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", "", "has no rows."),
+        ("rows.jsonl.gz", gzip.compress(b"\n\n", mtime=0), "has no rows."),
+        ("rows.json", "[]", "has no rows."),
+        ("rows.csv", "text,id\n", "has no rows."),
+        ("rows.jsonl", "{\n", "has no rows."),
+        ("rows.jsonl", '{"text": null}\n', "no row of {} can be read."),
+    ],
+)
+def test_a_file_without_rows_is_an_error(checkpoint, tmp_path, capsys, name, content, message):
+    source = tmp_path / name
+    source.write_bytes(content.encode() if isinstance(content, str) else content)
+    files = ["--input_file", str(source), "--output_file", str(tmp_path / "out.jsonl"), "--on_bad_text", "skip"]
+    model = str(checkpoint("ForSequenceClassification"))
+    assert main(["predict", "--model_name_or_path", model, *files, "--text_column_names", "text"]) == 2
+    error = capsys.readouterr().err
+    assert message.format(source) in error and str(source) in error
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "größe,text\n1,a\n"), ("a.tsv", "größe\ttext\n"), ("a.jsonl", '{"größe": 1}\n')]
+)
+def test_other_encodings_are_refused_like_in_glue(checkpoint, tmp_path, capsys, name, content, encoding):
+    source = tmp_path / name
+    source.write_bytes(content.encode(encoding))
+    with pytest.raises(InputError) as expected:
+        list(read_rows(source))
+    files = ["--input_file", str(source), "--output_file", str(tmp_path / "out.jsonl")]
+    assert main(["predict", "--model_name_or_path", str(checkpoint("ForSequenceClassification")), *files]) == 2
+    assert str(expected.value) in capsys.readouterr().err

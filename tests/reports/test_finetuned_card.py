@@ -1,0 +1,167 @@
+"""The model card of a fine-tuning run: its metadata for the Hub, its text, and its code, which must run."""
+
+import re
+
+import pytest
+import torch
+from finetuning_examples import write_card
+from huggingface_hub import EvalResult, ModelCard
+from markdown_tables import cells
+
+import snugbert
+from snugbert.data.sources import DataSource
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def source(*fields) -> dict[str, object]:
+    return DataSource(*fields)._asdict()
+
+
+CARD = {
+    "name": "me/mnli",
+    "task": "MNLI",
+    "pipeline_tag": "text-classification",
+    "base_model": "google-bert/bert-base-uncased",
+    "labels": ["entailment", "neutral", "contradiction"],
+    "data": {
+        "train": [source("GLUE MNLI", "train", 800, "nyu-mll/glue", "mnli"), source("more.csv", "train", 1)],
+        "eval": [source("GLUE MNLI", "validation_matched", 90, "nyu-mll/glue", "mnli")],
+        "eval_mm": [source("GLUE MNLI", "validation_mismatched", 90, "nyu-mll/glue", "mnli")],
+        "predict": [source("my reviews, 2024", "test", 70)],
+        "predict_ax": [source("unlabeled.csv", "test", 11)],
+    },
+    "perfect_score": 1,
+    "settings": {
+        **{"learning_rate": 3e-5, "seed": 0, "weight_decay": 0.0, "precision": "float32", "class_weights": None},
+        **{"train_file": "/home/ada/train.csv", "max_eval_samples": 90},
+    },
+    "metrics": {
+        "eval": {"accuracy": 0.8412345678, "combined_score": 0.7, "pearson": float("nan")},
+        "eval_mm": {"accuracy": 0.83},
+        "predict": {"exact_match": 0.805, "pearson": 0.9, "f1": None},
+        "predict_ax": {},
+    },
+    "baselines": {"eval": {"answer": "always 'entailment'", "accuracy": 0.3545}},
+}
+
+
+def test_metadata_and_text_of_a_card(tmp_path):
+    for name in ("learning_curve.png", "eval_mm_confusion_matrix.png", "confusion_matrix.png", "another.png"):
+        (tmp_path / name).touch()
+    write_card(tmp_path, **CARD)
+    card = ModelCard.load(tmp_path / "README.md")
+
+    def result(split, metric, name, value):
+        mnli = {"dataset_type": "nyu-mll/glue", "dataset_name": "GLUE MNLI", "dataset_config": "mnli"}
+        mnli |= {"dataset_args": {"num_examples": 90, "first": 90}}
+        own = {"dataset_type": "my-reviews-2024", "dataset_name": "my reviews, 2024"}
+        own |= {"dataset_args": {"num_examples": 70}}
+        return EvalResult(
+            **(own if split == "test" else mnli),
+            task_type="text-classification",
+            task_name="MNLI",
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=name,
+            metric_value=value,
+        )
+
+    assert card.data.eval_results == [
+        result("validation_matched", "accuracy", "Accuracy", 0.841235),
+        result("validation_mismatched", "accuracy", "Accuracy", 0.83),
+        result("test", "exact_match", "Exact match", 0.805),
+        result("test", "pearsonr", "Pearson correlation", 0.9),
+    ]
+    assert card.data.model_name == "me/mnli" and card.data.metrics == ["accuracy", "exact_match", "pearsonr"]
+    assert card.data.base_model == "google-bert/bert-base-uncased" and card.data.pipeline_tag == "text-classification"
+    assert card.data.datasets == ["nyu-mll/glue"]
+    hub = {"hub_id": "nyu-mll/glue", "config_name": "mnli"}
+    assert card.data.training_data == [
+        {"name": "GLUE MNLI", "split": "train", "num_examples": 800, **hub},
+        {"name": "more.csv", "split": "train", "num_examples": 1},
+    ]
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+    assert "fine-tuned on GLUE MNLI (800 examples) and more.csv (1 example) with SnugBERT, starting" in card.text
+    assert "measured on GLUE MNLI and my reviews, 2024. " in card.text
+    assert cells(card.text)[:8] == [
+        ["set", "data", "examples"],
+        ["training", "GLUE MNLI", "800"],
+        ["training", "more.csv", "1"],
+        ["validation", "GLUE MNLI", "90"],
+        ["validation mismatched", "GLUE MNLI", "90"],
+        ["test", "my reviews, 2024", "70"],
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "accuracy", "84.12", "35.45 (always 'entailment')"],
+    ]
+    assert cells(card.text)[-6:] == [
+        ["setting", "value"],
+        ["learning rate", "3e-05"],
+        ["seed", "0"],
+        ["weight decay", "0"],
+        ["precision", "float32"],
+        ["max eval samples", "90"],
+    ]
+    assert re.findall(r"!\[(.+)\]\((.+)\)", card.text) == [
+        ("Loss and score over the steps of training", "learning_curve.png"),
+        ("Confusion matrix: one row per true label, one column per predicted label", "confusion_matrix.png"),
+        (
+            "Confusion matrix: one row per true label, one column per predicted label, validation mismatched examples",
+            "eval_mm_confusion_matrix.png",
+        ),
+    ]
+
+
+def test_a_card_contains_no_local_paths(tmp_path):
+    checkpoint = tmp_path / "secret" / "pretrained"
+    checkpoint.mkdir(parents=True)
+    own = {"data": {"train": [source("my reviews, 2024", "train", 2)], "predict": [source("new.csv", "test", 3)]}}
+    own |= {"base_model": str(checkpoint), "metrics": {"predict": {}}}
+    write_card(tmp_path, **CARD | own, sweep_tables="| batch size |")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.base_model is None and card.data.datasets is None and card.data.eval_results is None
+    assert (
+        "fine-tuned on my reviews, 2024 (2 examples) with SnugBERT, starting from pretrained." in card.text
+        and "secret" not in card.content
+    )
+    assert "## All runs\n\n| batch size |" in card.text
+    assert "## Results" not in card.text and "new.csv" not in card.text and "measured on" not in card.text
+
+
+@pytest.mark.parametrize(
+    "pipeline_tag, head, labels, ability",
+    [
+        ("text-classification", "SequenceClassification", ["bad", "good"], "classifies texts."),
+        ("text-classification", "SequenceClassification", ["bad", "good"], "classifies pairs of texts."),
+        ("text-classification", "SequenceClassification", None, "predicts a number for pairs of texts."),
+        ("token-classification", "TokenClassification", ["O", "B-PER", "I-PER"], "labels the words of a text"),
+        ("question-answering", "QuestionAnswering", None, "answers questions about a text."),
+    ],
+)
+def test_the_code_in_a_card_runs(tmp_path, capsys, pipeline_tag, head, labels, ability):
+    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] ada lovelace was born in london where ? a the first second".split()
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    snugbert.SnugBertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    number = len(labels) if labels else 2 if pipeline_tag == "question-answering" else 1
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(vocabulary), num_labels=number)
+    torch.manual_seed(0)
+    getattr(snugbert, f"SnugBertFor{head}")(config).save_pretrained(tmp_path)
+
+    pairs = "pairs" in ability
+    facts = {"name": str(tmp_path), "pipeline_tag": pipeline_tag, "labels": labels, "text_pairs": pairs}
+    write_card(tmp_path, **CARD | facts)
+    text = ModelCard.load(tmp_path / "README.md").text
+    assert f"A BERT encoder that {ability}" in text
+    for snippet in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(snippet, names := {})
+        printed = capsys.readouterr().out
+        assert isinstance(names["model"], torch.nn.Module)
+        match pipeline_tag:
+            case "text-classification":
+                assert printed.count("'score'") == number
+                # The example has as many texts as the training examples.
+                assert (snippet.count("A text."), snippet.count("text_pair")) == ((0, 1) if pairs else (1, 0))
+            case "token-classification":
+                assert printed.startswith("[")
+            case "question-answering":
+                assert ("'answer'" in printed) == ("import snugbert" in snippet)

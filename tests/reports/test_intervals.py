@@ -1,0 +1,196 @@
+"""Intervals of scores against a plain bootstrap that scores resampled examples with the official metric."""
+
+import time
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap as scipy_bootstrap
+from scipy.stats import ttest_1samp
+
+from snugbert.data.conll import NerSplit, Sentence
+from snugbert.reports import intervals
+from snugbert.reports.intervals import SEED, TAILS, bootstrap, combine_intervals, estimate_mean_interval
+from snugbert.tasks import squad_metrics as squad
+from snugbert.tasks.classification import estimate_intervals, make_score
+from snugbert.tasks.entity_tags import convert_tags
+from snugbert.tasks.tag_metric import estimate_intervals as estimate_entity_intervals
+from snugbert.tasks.tag_metric import score_tags
+
+RESAMPLES = 20
+GENERATOR = np.random.default_rng(3)
+
+
+@pytest.fixture
+def few_resamples(monkeypatch):
+    monkeypatch.setattr(intervals.bootstrap, "__defaults__", (RESAMPLES,))
+
+
+def plain_bootstrap(number: int, score) -> dict[str, tuple[float, float]]:
+    """Draws the same examples, and scores each resample from scratch."""
+    generator = np.random.default_rng(SEED)
+    drawn = [score(generator.integers(number, size=number)) for _ in range(RESAMPLES)]
+    names = [name for name in drawn[0] if not np.isnan([metrics[name] for metrics in drawn]).all()]
+    return {name: tuple(np.nanpercentile([metrics[name] for metrics in drawn], TAILS)) for name in names}
+
+
+def assert_equal(ours, expected):
+    assert ours.keys() == expected.keys() and ours
+    for name, interval in expected.items():
+        assert ours[name] == pytest.approx(interval, abs=1e-12), name
+        assert interval[0] <= interval[1]
+
+
+def noisy(labels: int, number: int, share: float) -> tuple[np.ndarray, np.ndarray]:
+    references = GENERATOR.integers(labels, size=number)
+    return np.where(GENERATOR.random(number) < share, references, GENERATOR.integers(labels, size=number)), references
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "number"),
+    [
+        ("sst2", ["negative", "positive"], 120),
+        ("cola", ["unacceptable", "acceptable"], 120),
+        ("cola", ["unacceptable", "acceptable"], 3),  # resamples with one label only: the correlation is 0
+        ("mrpc", ["equivalent", "not_equivalent"], 120),  # the checkpoint's ids are not the task's
+        ("ax", ["entailment", "neutral", "contradiction"], 120),
+        (None, list("abcdefghijk"), 120),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:A single label was found")  # from scikit-learn
+@pytest.mark.usefixtures("few_resamples")
+def test_classes(task, labels, number):
+    predictions, references = noisy(len(labels), number, 0.6)
+    kind = "single_label_classification"
+    score = make_score(task, labels, kind)
+    names = score(predictions, references)
+    ours = estimate_intervals(predictions, references, names, task, labels, kind)
+    assert_equal(ours, plain_bootstrap(number, lambda drawn: score(predictions[drawn], references[drawn])))
+
+
+@pytest.mark.parametrize("task", ["stsb", None])
+@pytest.mark.parametrize("spread", ["distinct", "ties", "constant"])
+@pytest.mark.usefixtures("few_resamples")
+def test_numbers(task, spread):
+    references = GENERATOR.normal(size=80)
+    predictions = (references + GENERATOR.normal(size=80)).astype(np.float32)
+    if spread != "distinct":
+        references, predictions = references.round(), predictions.round()
+    if spread == "constant":
+        predictions[:] = 0.1
+    score = make_score(task, None, "regression")
+    names = score(predictions, references)
+    ours = estimate_intervals(predictions, references, names, task, None, "regression")
+    expected = plain_bootstrap(80, lambda drawn: score(predictions[drawn], references[drawn]))
+    if spread == "constant" and task:
+        assert ours == expected == {}  # the correlations are undefined
+    else:
+        assert_equal(ours, expected)
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_label_sets():
+    references = GENERATOR.integers(2, size=(60, 4))
+    references[:, 3] = 0  # a label without references, which is never predicted in some resamples
+    predictions = np.where(GENERATOR.random((60, 4)) < 0.2, 1 - references, references)
+    kind = "multi_label_classification"
+    score = make_score(None, list("abcd"), kind)
+    ours = estimate_intervals(predictions, references, score(predictions, references), None, list("abcd"), kind)
+    assert_equal(ours, plain_bootstrap(60, lambda drawn: score(predictions[drawn], references[drawn])))
+
+
+def tagged(number: int, share: float = 0.2) -> tuple[NerSplit, list[list[str]]]:
+    tags = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    rows = [[tags[i] for i in GENERATOR.integers(len(tags), size=GENERATOR.integers(1, 9))] for _ in range(number)]
+    predicted = [[tags[GENERATOR.integers(6)] if GENERATOR.random() < share else tag for tag in row] for row in rows]
+    return split_of(rows), predicted
+
+
+def split_of(rows: list[list[str]]) -> NerSplit:
+    sentences = [Sentence(["word"] * len(row), convert_tags(row, "bio"), 1) for row in rows]
+    return NerSplit("made", sentences, one_word_per_line=False)
+
+
+@pytest.mark.parametrize("nothing_predicted", [False, True])
+@pytest.mark.usefixtures("few_resamples")
+def test_entities(nothing_predicted):
+    split, predicted = tagged(50)
+    if nothing_predicted:
+        predicted = [["O"] * len(row) for row in predicted]
+    ours = estimate_entity_intervals(split, predicted)
+
+    def score(drawn):
+        metrics = score_tags(split_of([split.references[i] for i in drawn]), [predicted[i] for i in drawn])
+        return {name: metrics[name] for name in ("precision", "recall", "f1", "accuracy")}
+
+    assert_equal(ours, plain_bootstrap(50, score))
+
+
+@pytest.mark.parametrize("share_without_answer", [None, 0.4, 0.0])
+@pytest.mark.usefixtures("few_resamples")
+def test_questions(share_without_answer):
+    """Each drawn question gets a new id, because the official scripts need one id per question."""
+    words, number, version_2 = "the red house on a green hill".split(), 60, share_without_answer is not None
+
+    def text():
+        return " ".join(GENERATOR.choice(words, size=GENERATOR.integers(1, 4)))
+
+    golds = {str(i): [text()] if GENERATOR.random() >= (share_without_answer or 0) else [] for i in range(number)}
+    spans = {i: answers[0] if answers and GENERATOR.random() < 0.5 else text() for i, answers in golds.items()}
+    odds = {i: GENERATOR.normal() + 2 * (not answers) for i, answers in golds.items()}
+    texts = {i: "" if version_2 and odds[i] > 0.5 else span for i, span in spans.items()}
+
+    def score(drawn):
+        new = {f"{place}": str(i) for place, i in enumerate(drawn)}
+        some_golds, some_texts, some_spans, some_odds = (
+            {name: values[i] for name, i in new.items()} for values in (golds, texts, spans, odds)
+        )
+        scores = squad.squad_scores(some_texts, some_golds, version_2)
+        if not version_2:
+            return squad.squad_metrics(*scores)
+        best = squad.squad_v2_metrics(
+            *squad.squad_scores(some_spans, some_golds, True), some_spans, some_golds, some_odds
+        )
+        metrics = squad.squad_v2_metrics(*scores, some_texts, some_golds)
+        metrics |= {name: value for name, value in best.items() if name.startswith("best_")}
+        return {name: value for name, value in metrics.items() if not name.endswith(("total", "_thresh"))}
+
+    scores = squad.squad_scores(texts, golds, version_2)
+    if version_2:
+        ours = squad.estimate_intervals_v2(*scores, *squad.squad_scores(spans, golds, True), spans, golds, odds)
+    else:
+        ours = squad.estimate_intervals(*scores)
+    expected = plain_bootstrap(number, score)
+    assert_equal(ours, expected)
+    assert ("NoAns_f1" in ours) == bool(share_without_answer)
+
+
+def test_means_and_averages():
+    values = [0.71, 0.74, 0.69, 0.8, 0.73]
+    assert estimate_mean_interval(values) == pytest.approx(tuple(ttest_1samp(values, 0).confidence_interval(0.95)))
+    assert estimate_mean_interval([0.7]) is None and estimate_mean_interval([0.7, np.nan]) is None
+    # Symmetric intervals of independent scores: variances add up.
+    assert combine_intervals([0.5, 0.7], [(0.2, 0.8), (0.3, 1.1)]) == pytest.approx((0.35, 0.85))
+
+
+def test_intervals_agree_with_scipy_are_repeatable_and_fast():
+    """SciPy draws other examples, so the ends differ by chance. 40,000 examples are as many as QQP has."""
+    right = (GENERATOR.random(500) < 0.8).astype(int)
+    ones = np.ones(500, dtype=int)
+    names, labels = ["accuracy"], ["a", "b"]
+    arguments = (names, None, labels, "single_label_classification")
+    ours = estimate_intervals(right, ones, *arguments)["accuracy"]
+    # SciPy 1.15 renamed random_state to rng and accepts both.
+    generator = np.random.default_rng(1)
+    theirs = scipy_bootstrap((right,), np.mean, method="percentile", random_state=generator).confidence_interval
+    assert ours == pytest.approx(tuple(theirs), abs=0.006) and ours[1] - ours[0] == pytest.approx(0.07, abs=0.01)
+    assert estimate_intervals(right, ones, *arguments)["accuracy"] == ours
+    predictions, references = noisy(2, 40_000, 0.9)
+    start = time.process_time()
+    low, high = estimate_intervals(
+        predictions, references, ["f1"], "qqp", ["not_duplicate", "duplicate"], arguments[3]
+    )["f1"]
+    assert time.process_time() - start < 5 and 0.94 < low < high < 0.96
+
+
+def test_one_resample_with_equal_rows():
+    assert bootstrap(np.zeros((5, 1)), lambda rows, counts: {"sum": counts @ rows[:, 0]}) == {"sum": (0.0, 0.0)}

@@ -1,0 +1,91 @@
+"""The files results.json and results.md."""
+
+import dataclasses
+import json
+
+import pytest
+from finetuning_examples import make_task, make_tokenizer
+
+from snugbert.reports.results import format_summary, write_results
+from snugbert.tasks.base import Baseline
+
+
+def test_results_files(tmp_path):
+    results = {
+        "task": "CoLA",
+        "metrics": {"eval": {"matthews_correlation": 0.52}},
+        "intervals": {"eval": {"matthews_correlation": [0.471, 0.5649]}},
+        "perfect_score": 1,
+        "data": {"eval": [{"name": "dev.tsv", "split": "validation", "num_examples": 1043}]},
+        "baselines": {"eval": {"answer": "always 'acceptable'", "matthews_correlation": 0.0}},
+        "sweep": {"std": float("nan"), "name": "Zürich"},
+    }
+    write_results(tmp_path, results, "| batch size |")
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert text.startswith("# CoLA\n\n| set | data | examples |\n") and "| validation | dev.tsv | 1,043 |" in text
+    assert "correlations times 100. In parentheses: 95 % intervals from a bootstrap over the examples.\n" in text
+    assert text.endswith("| 52.00 (47.1 to 56.5) | 0.00 (always 'acceptable') |\n\n| batch size |\n")
+    written = (tmp_path / "results.json").read_text(encoding="utf-8")
+    assert json.loads(written) == results | {"sweep": {"std": None, "name": "Zürich"}}
+    with pytest.raises(TypeError):
+        write_results(tmp_path, results | {"settings": object()})
+    assert (tmp_path / "results.json").read_text(encoding="utf-8") == written
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
+
+
+def test_summary(tmp_path):
+    task = make_task(make_tokenizer(), 3)
+    (validation_set,) = task.evaluation_sets
+    task.metrics = ("accuracy", "mse", "pearson")
+    validation_set.baseline = Baseline("always 'few'", {"accuracy": 0.25, "mse": 2.5, "pearson": float("nan")})
+    test_set = dataclasses.replace(validation_set, name="predict_mm", score=None, baseline=None, num_examples=1234)
+    task.evaluation_sets = [validation_set, test_set]
+    (tmp_path / "README.md").touch()
+    (tmp_path / "eval_confusion_matrix.png").touch()
+    training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
+    metrics = {"eval": {"accuracy": 0.5, "mse": 1.0, "pearson": 0.1, "total": 30}, "predict_mm": {}}
+    results = {"training": training, "metrics": metrics}
+    assert format_summary(task, results, tmp_path).splitlines() == [
+        "counting: trained 1 epoch (1 step) in 1 min 1 s",
+        "  validation       30 examples: accuracy 50.00 (baseline 25.00), mse 1.0000 (baseline 2.5000), pearson 10.00",
+        "  test mismatched  1,234 examples: predicted, not scored: there are no labels",
+        "  baseline         always 'few'",
+        f"  folder           {tmp_path}",
+        "  plots            eval_confusion_matrix.png",
+        "  model card       README.md",
+    ]
+    intervals = {"eval": {"accuracy": (0.3333, 0.6667), "mse": (0.5, 1.5), "pearson": (-0.1, 0.25)}, "predict_mm": {}}
+    lines = format_summary(task, results | {"intervals": intervals}, tmp_path).splitlines()
+    assert lines[1].partition(": ")[2] == (
+        "accuracy 50.00 (33.3 to 66.7; baseline 25.00), mse 1.0000 (0.5000 to 1.5000; baseline 2.5000), "
+        "pearson 10.00 (-10.0 to 25.0)"
+    )
+    assert lines[4] == "  intervals        95 % intervals from a bootstrap over the examples."
+
+
+@pytest.mark.parametrize("undefined", [float("nan"), None])  # results.json contains null
+def test_undefined_metrics_in_the_summary(undefined, tmp_path):
+    task = make_task(make_tokenizer(), 3)
+    task.metrics = ("accuracy", "pearson")
+    metrics = {"eval": {"accuracy": undefined, "pearson": undefined}}
+    summary = format_summary(task, {"training": {}, "metrics": metrics}, tmp_path)
+    assert "30 examples: accuracy - (baseline 25.00), pearson -\n" in summary
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
+    """In the folder of a trained model, it lists only the predictions. The other files are from the training."""
+    task = make_task(make_tokenizer(), 3)
+    trained = ("config.json", "model.safetensors", "README.md", "learning_curve.png")
+    for name in ("predictions.txt", "results.md", "confusion_matrix.png", *(trained if is_trained else ())):
+        (tmp_path / name).touch()
+    summary = format_summary(task, {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
+    written = ["  plots        confusion_matrix.png", "  all results  results.md"]
+    assert summary.splitlines() == [
+        "counting: scored",
+        "  validation   30 examples: accuracy 50.00 (baseline 25.00)",
+        "  baseline     always 'few'",
+        f"  folder       {tmp_path}",
+        "  predictions  predictions.txt",
+        *([] if is_trained else written),
+    ]

@@ -1,0 +1,216 @@
+"""The plots of a fine-tuning run: the values are correct, and the text fits and is legible."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+from sklearn.metrics import confusion_matrix
+
+from snugbert.reports.score_plots import (
+    ANSWER_LENGTHS,
+    draw_confusion_matrix,
+    draw_entity_scores,
+    draw_f1_by_answer_length,
+    draw_learning_curve,
+    draw_thresholds,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
+
+
+@pytest.fixture
+def plot(tmp_path, monkeypatch):
+    """Returns a function that draws a plot and returns its figure. All text must be inside the figure and legible."""
+    figures = []
+    save = Figure.savefig
+
+    def recorded(figure, *args, **kwargs):
+        figures.append(figure)
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", recorded)
+
+    def draw(function, *args):
+        file = tmp_path / "plot.png"
+        function(*args, file)
+        (figure,) = figures
+        figures.clear()
+        image = Image.open(file)
+        assert image.format == "PNG" and image.size == tuple(figure.bbox.size.astype(int))
+        assert image.getpixel((0, 0))[:3] == (255, 255, 255)
+        extent = figure.get_tightbbox()  # inches
+        assert extent.x0 >= 0 and extent.y0 >= 0 and extent.x1 <= figure.bbox_inches.x1
+        assert extent.y1 <= figure.bbox_inches.y1
+        assert all(text.get_fontsize() >= 4.5 for text in figure.findobj(Text))
+        for panel in figure.axes[: 1 if figure.axes[-1].get_label() == "<colorbar>" else None]:
+            assert panel.get_title("left") and panel.get_xlabel() and panel.get_ylabel()
+        return figure
+
+    return draw
+
+
+def words(texts) -> list[str]:
+    return [text.get_text() for text in texts]
+
+
+def overlap(texts) -> bool:
+    return any(a.get_window_extent().overlaps(b.get_window_extent()) for a, b in pairwise(texts))
+
+
+@pytest.mark.parametrize("classes", [2, 5, 20, 77])
+def test_confusion_matrix_equals_scikit_learn(plot, classes):
+    generator = np.random.default_rng(classes)
+    right = generator.integers(0, classes - 1, 40 * classes)  # none of the last label
+    given = np.where(generator.random(len(right)) < 0.8, right, generator.integers(0, classes, len(right)))
+    labels = [f"the_label_{i}" for i in range(classes)]
+    labels[1] = "costs $5 or $6, in " + "a very " * 100 + "long name"
+    figure = plot(draw_confusion_matrix, right, given, labels)
+    panel = figure.axes[0]
+    counts = confusion_matrix(right, given, labels=range(classes))
+    shares = confusion_matrix(right, given, labels=range(classes), normalize="true")
+    np.testing.assert_allclose(panel.images[0].get_array(), shares)
+    correct = f"{counts.trace():,} of {len(right):,} correct ({(right == given).mean():.1%})"
+    assert panel.get_title("left") == f"Confusion matrix\n{correct}"
+    rows = words(panel.get_yticklabels())
+    assert rows[0] == f"the_label_0 ({counts[0].sum()})" and rows[-1].endswith(" (0)")
+    assert len(rows) == classes and len(rows[1]) < 50
+    assert not overlap(panel.get_xticklabels()) and not overlap(panel.get_yticklabels())
+
+    cells = {(round(text.get_position()[1]), round(text.get_position()[0])): text for text in panel.texts}
+    for (row, column), text in cells.items():
+        shown = text.get_text().split("\n")
+        assert shown[0] == f"{counts[row, column]:,}"
+        assert shown[1:] == ([f"{shares[row, column]:.0%}"] if classes <= 30 and counts[row, column] else [])
+        corners = panel.transData.transform([(0, 0), (1, 1)])
+        width, height = np.abs(corners[1] - corners[0])
+        box = text.get_window_extent()
+        assert box.width <= width and box.height <= height
+    assert all((i, i) in cells for i in range(classes - 1))
+    assert len(cells) == classes**2 if classes <= 30 else len(cells) >= (shares > 0.02).sum()
+
+
+def test_confusion_matrix_with_too_many_labels_to_read(plot):
+    ids = np.arange(200)
+    panel = plot(draw_confusion_matrix, *2 * [np.repeat(ids, 1000)], [f"label {i}" for i in ids]).axes[0]
+    np.testing.assert_array_equal(panel.images[0].get_array(), np.eye(200))
+    assert words(panel.get_xticklabels()) == [f"label {i}" for i in ids[::2]] and not overlap(panel.get_yticklabels())
+    assert not panel.texts
+
+
+def test_entity_scores(plot):
+    scores = {
+        "PER": {"precision": 0.95, "recall": 0.85, "f1": 0.897, "number": 1617},
+        "PRODUCT": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 0},
+        "LOC": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1},
+    }
+    figure = plot(draw_entity_scores, scores)
+    (panel,) = figure.axes
+    assert words(panel.get_yticklabels()) == ["PER (1,617)", "PRODUCT (0)", "LOC (1)"]
+    assert panel.yaxis_inverted()  # the first type on top
+    assert [bar.get_width() for bar in panel.patches] == [0.897, 0.0, 1.0]
+    marks = {line.get_label(): list(line.get_xdata()) for line in panel.lines}
+    assert marks == {"precision": [0.95, 0.0, 1.0], "recall": [0.85, 0.0, 1.0]}
+    assert words(panel.texts) == ["F1 89.7%", "no entities", "F1 100.0%"]
+    assert words(figure.legends[0].get_texts()) == ["F1", "recall", "precision"]
+    many = plot(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(40)})
+    assert not overlap(many.axes[0].get_yticklabels()) and many.get_figheight() > 10
+
+
+def test_f1_by_answer_length(plot):
+    lengths = np.array([0, 1, 1, 1, 7, 10, 11, 500])
+    f1 = np.array([100.0, 90.0, 60.0, 30.0, 50.0, 40.0, 0.0, 80.0])
+    figure = plot(draw_f1_by_answer_length, lengths, f1)
+    (panel,) = figure.axes
+    groups = ["no answer\n(1)", "1\n(3)", "6-10\n(2)", "11-20\n(1)", "21 or more\n(1)"]
+    assert words(panel.get_xticklabels()) == groups
+    assert [bar.get_height() for bar in panel.patches] == [100.0, 60.0, 45.0, 0.0, 80.0]
+    assert words(panel.texts) == ["100.0", "60.0", "45.0", "0.0", "80.0"]
+    # By hand: the standard deviation of 90, 60, 30 is 30. The standard deviation of 50, 40 is the root of 50. A single
+    # question has no interval.
+    three, two = 1.96 * 30 / math.sqrt(3), 1.96 * math.sqrt(50) / math.sqrt(2)
+    intervals = [segment[:, 1].tolist() for segment in panel.collections[0].get_segments()]
+    np.testing.assert_allclose(intervals, [[60 - three, 60 + three], [45 - two, 45 + two]])
+    # Each number is above its bar and its interval, and in front of the line.
+    (overall,) = [line for line in panel.lines if line.get_label().startswith("all")]
+    for text, top in zip(panel.texts, [100, 60 + three, 45 + two, 0, 80], strict=True):
+        assert text.get_position()[1] > top and text.get_zorder() > overall.get_zorder()
+    assert words(figure.legends[0].get_texts()) == ["all questions (8): 56.2", "95 % confidence interval"]
+    plot(draw_f1_by_answer_length, np.array([3]), np.array([66.7]))  # one bar
+
+
+def test_answer_lengths_have_no_gaps():
+    assert [low for low, _ in ANSWER_LENGTHS] == [0, *(high + 1 for _, high in ANSWER_LENGTHS[:-1])]
+
+
+@pytest.mark.parametrize(
+    "chosen, f1_there", [(-np.inf, 50.0), (-5.0, 50.0), (-2.0, 51.0), (0.5, 52.0), (9.0, 53.0), (np.inf, 53.0)]
+)
+def test_thresholds(plot, chosen, f1_there):
+    thresholds = np.array([-np.inf, -2.0, 0.0, 3.0])
+    exact_at, f1_at = np.array([50.0, 40.0, 45.0, 41.0]), np.array([50.0, 51.0, 52.0, 53.0])
+    figure = plot(draw_thresholds, thresholds, exact_at, f1_at, chosen)
+    f1, exact, line, best = figure.axes[0].lines
+    assert f1.get_linestyle() != exact.get_linestyle()
+    assert (best.get_xdata()[0], best.get_ydata()[0]) == (3.0, 53.0)
+    assert list(f1.get_xdata())[1:-1] == list(exact.get_xdata())[1:-1] == [-2.0, 0.0, 3.0]
+    low, high = figure.axes[0].get_xlim()
+    assert low == f1.get_xdata()[0] < -2.0 and high == f1.get_xdata()[-1] > 3.0
+    assert list(f1.get_ydata()) == [*f1_at, 53.0] and list(exact.get_ydata()) == [*exact_at, 41.0]
+    assert set(line.get_xdata()) == {chosen if np.isfinite(chosen) else low if chosen < 0 else high}
+    assert low <= line.get_xdata()[0] <= high
+    texts = words(figure.legends[0].get_texts())
+    assert texts[0] == f"F1, {f1_there} at the chosen threshold"
+    assert texts[2:] == [f"chosen threshold, {chosen:.2f}", "best F1, 53.0 at 3.00"]
+
+
+def test_learning_curve(plot):
+    training = [{"loss": 1 / step, "learning_rate": 1e-5, "epoch": step / 10, "step": step} for step in range(1, 31)]
+    validation = [
+        {"eval_loss": 0.5, "eval_accuracy": 0.8, "epoch": 1.0, "step": 10},
+        {"eval_loss": 0.4, "eval_accuracy": 0.9, "epoch": 2.0, "step": 20},
+        {"train_runtime": 3.0, "train_loss": 0.2, "epoch": 3.0, "step": 30},
+    ]
+    log = training + validation
+    # The best model was kept.
+    final = {"step": 20, "loss": 0.4, "accuracy": 0.9}
+    loss, accuracy = plot(draw_learning_curve, log, "accuracy", 1, final, 0.25).axes
+    assert [panel.get_title("left") for panel in (loss, accuracy)] == ["Loss", "Validation accuracy"]
+    assert [panel.get_ylabel() for panel in (loss, accuracy)] == ["loss", "accuracy (percent)"]
+    assert loss.get_xlabel() == accuracy.get_xlabel() == "step (10 per epoch)"
+    assert list(loss.lines[0].get_xdata()) == [line["step"] for line in training]
+    assert list(loss.lines[1].get_ydata()) == [0.5, 0.4]
+    assert list(accuracy.lines[0].get_xdata()) == [10, 20] and list(accuracy.lines[0].get_ydata()) == [80, 90]
+    ends = ["training, last 0.0333", "validation, last 0.4000", "validation, final model 0.4000"]
+    assert words(loss.get_legend().get_texts()) == ends
+    ends = ["validation, last 90.00", "validation, final model 90.00", "baseline 25.00"]
+    assert words(accuracy.get_legend().get_texts()) == ends
+    assert list(accuracy.lines[1].get_xdata()) == [20]
+
+    # Without evaluation during training, the only score is of the final model. Its scale starts at 0.
+    end = log[-1:]
+    loss, f1 = plot(draw_learning_curve, training[:1] + end, "f1", 100, {"step": 30, "f1": 88.125}, math.nan).axes
+    assert words(f1.get_legend().get_texts()) == ["validation, final model 88.12"] and f1.get_ylim()[0] == 0
+    assert f1.get_title("left") == "Validation F1" and loss.lines[0].get_marker() == "o"
+    assert not f1.lines[0].get_clip_on()  # the mark of a perfect score would be cut
+    # All scores are 0.
+    _, f1 = plot(draw_learning_curve, training + end, "f1", 100, {"step": 30, "f1": 0.0}, 0.0).axes
+    assert f1.get_ylim()[1] - f1.get_ylim()[0] == pytest.approx(1)
+    # An error is not a score. Without validation examples, or with an undefined score, there is only the loss.
+    _, error = plot(draw_learning_curve, training + end, "mse", 1, {"step": 30, "mse": 2.5}, 3.0).axes
+    assert words(error.get_legend().get_texts()) == ["validation, final model 2.5000", "baseline 3.0000"]
+    for final in ({}, {"step": 30, "pearson": math.nan}):
+        assert len(plot(draw_learning_curve, training + end, "pearson", 1, final, None).axes) == 1
+
+
+def test_no_plot_without_data(tmp_path):
+    file, none = tmp_path / "plot.png", np.array([])
+    draw_confusion_matrix(none, none, ["a", "b"], file)
+    draw_entity_scores({}, file)
+    draw_f1_by_answer_length(none, none, file)
+    draw_thresholds(none, none, none, 0.0, file)
+    draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, {}, None, file)
+    assert not file.exists()

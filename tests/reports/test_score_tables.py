@@ -1,0 +1,150 @@
+"""Tables of metrics: one run, means over seeds, the GLUE suite."""
+
+import pytest
+from markdown_tables import cells
+
+from snugbert.reports.score_tables import SCALE, data_table, results_tables, suite_table, sweep_tables
+
+
+def test_scores_have_one_scale_and_are_apart_from_counts():
+    """The same scores as fractions and as percent give the same table. Counts are in the table of the data."""
+    scores = {"exact": 0.81256, "f1": 1.0, "HasAns_exact": 0.625, "pearson": -0.5}
+    others = {"total": 1500, "HasAns_total": 900, "NoAns_total": 600, "best_exact_thresh": -1.25, "mse": 2.5}
+    undefined = {"spearmanr": float("nan"), "matthews_correlation": None}
+    sets = {"eval": {**scores, **others, **undefined}, "predict_mm": {"accuracy": 0.91234}, "predict_ax": {}}
+    baselines = {"eval": {"answer": "always no answer", "exact": 0.5, "mse": 3.0}}
+    fractions = results_tables(sets, baselines, 1)
+    assert fractions.count(SCALE) == 1 and cells(fractions) == [
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "exact", "81.26", "50.00 (always no answer)"],
+        ["validation", "f1", "100.00", ""],
+        ["validation", "HasAns exact", "62.50", ""],
+        ["validation", "pearson", "-50.00", ""],
+        ["validation", "spearmanr", "-", ""],
+        ["validation", "matthews correlation", "-", ""],
+        ["test mismatched", "accuracy", "91.23", ""],
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "best exact thresh", "-1.2500", ""],
+        ["validation", "mse", "2.5000", "3.0000 (always no answer)"],
+    ]
+    percent = {"eval": sets["eval"] | {name: 100 * value for name, value in scores.items()}}
+    percent |= {"predict_mm": {"accuracy": 91.234}}
+    baselines["eval"]["exact"] = 50.0
+    assert results_tables(percent, baselines, 100) == fractions
+    data = {
+        "train": [
+            {"name": "a.json", "split": "train", "num_examples": 1000},
+            {"name": "b.json", "split": "unlabeled", "num_examples": 1},
+        ],
+        "eval": [{"name": "dev.json", "split": "validation", "num_examples": 1500}],
+        "predict_mm": [{"name": "test.json", "split": "test", "num_examples": 7}],
+    }
+    assert cells(data_table(data, sets)) == [
+        ["set", "data", "examples"],
+        ["training", "a.json", "1,000"],
+        ["training, unlabeled", "b.json", "1"],
+        ["validation", "dev.json", "1,500"],
+        ["validation HasAns", "dev.json", "900"],
+        ["validation NoAns", "dev.json", "600"],
+        ["test mismatched", "test.json", "7"],
+    ]
+    assert results_tables({"predict": {}}, {}, 1) == "" and SCALE not in results_tables({"eval": {"mse": 1.0}}, {}, 1)
+
+
+def test_intervals_follow_scores():
+    metrics = {
+        "eval": {
+            "exact": 81.256,
+            "mse": 2.5,
+            "spearmanr": float("nan"),
+            "LOC_number": 3,
+            **dict.fromkeys(("LOC_precision", "LOC_recall", "LOC_f1"), 50.0),
+        }
+    }
+    intervals = {"eval": {"exact": (79.04, 83.26), "mse": [2.0, 3.125]}}
+    text = results_tables(metrics, {"eval": {"answer": "a", "exact": 50.0}}, 100, intervals)
+    assert text.startswith(f"{SCALE} In parentheses: 95 % intervals from a bootstrap over the examples.\n")
+    assert [row[2] for row in cells(text)] == [
+        *("this model", "81.26 (79.0 to 83.3)", "-", "this model", "2.5000 (2.0000 to 3.1250)", "entities", "3")
+    ]
+
+
+def test_entity_types():
+    entities = {"f1": 0.5, "LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 1248}
+    assert cells(results_tables({"eval": entities}, {}, 1)) == [
+        ["set", "metric", "this model", "baseline"],
+        ["validation", "f1", "50.00", ""],
+        ["set", "type", "entities", "precision", "recall", "f1"],
+        ["validation", "LOC", "1,248", "100.00", "25.00", "40.00"],
+    ]
+
+
+# Devlin et al. (2018), table 1: MNLI matched and mismatched, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE, average.
+PUBLISHED = {
+    "OpenAI GPT": (82.1, 81.4, 70.3, 87.4, 91.3, 45.4, 80.0, 82.3, 56.0, 75.1),
+    "BERT-base": (84.6, 83.4, 71.2, 90.5, 93.5, 52.1, 85.8, 88.9, 66.4, 79.6),
+    "BERT-large": (86.7, 85.9, 72.1, 92.7, 94.9, 60.5, 86.5, 89.3, 70.1, 82.1),
+}
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_suite_average_equals_the_published_one(model):
+    matched, mismatched, qqp, qnli, sst2, cola, stsb, mrpc, rte, _ = PUBLISHED[model]
+    metrics = {
+        "cola": {"eval": {"matthews_correlation": cola / 100}},
+        "mnli": {"eval": {"accuracy": matched / 100}, "eval_mm": {"accuracy": mismatched / 100}, "predict_ax": {}},
+        "mrpc": {"eval": {"accuracy": 0.1, "f1": mrpc / 100, "combined_score": 0.1}},
+        "qnli": {"eval": {"accuracy": qnli / 100}},
+        "qqp": {"eval": {"accuracy": 0.1, "f1": qqp / 100}},
+        "rte": {"eval": {"accuracy": rte / 100}},
+        "sst2": {"eval": {"accuracy": sst2 / 100}, "predict": {"accuracy": 0.1}},
+        "stsb": {"eval": {"pearson": 0.1, "spearmanr": stsb / 100}},
+        "wnli": {"eval": {"accuracy": 0.563}},
+    }
+    table = suite_table(metrics)
+    header, row = cells(table)
+    assert header == "MNLI-m MNLI-mm QQP QNLI SST-2 CoLA STS-B MRPC RTE average WNLI".split()
+    assert row == [*map(str, PUBLISHED[model]), "56.3"] and "Missing" not in table
+
+    some = suite_table({"mnli": {"eval": metrics["mnli"]["eval"]}, "rte": metrics["rte"]})
+    header, row = cells(some)
+    assert row == [str(matched), "-", "-", "-", "-", "-", "-", "-", str(rte), f"{(matched + rte) / 2:.1f}"]
+    assert "Missing here: MNLI-mm, QQP, QNLI, SST-2, CoLA, STS-B, MRPC." in some
+
+    # The average of two scores: sqrt(3^2 + 4^2) / 2 = 2.5 below, sqrt(0.5^2 + 1.2^2) / 2 = 0.65 above.
+    intervals = {
+        "mnli": {"eval": {"accuracy": [(matched - 3) / 100, (matched + 0.5) / 100]}},
+        "rte": {"eval": {"accuracy": [(rte - 4) / 100, (rte + 1.2) / 100]}},
+    }
+    with_intervals = suite_table({"mnli": {"eval": metrics["mnli"]["eval"]}, "rte": metrics["rte"]}, intervals)
+    _, row, ends = cells(with_intervals)
+    average = (matched + rte) / 2
+    assert ends[0] == f"{matched - 3:.1f} to {matched + 0.5:.1f}" and ends[1] == ""
+    assert [float(end) for end in ends[9].split(" to ")] == pytest.approx([average - 2.5, average + 0.65], abs=0.051)
+    assert with_intervals.endswith("Second row: 95 % intervals from a bootstrap over the examples.")
+
+
+def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
+    nan = float("nan")
+    setting = {"batch_size": 32, "learning_rate": 3e-5, "epochs": 3.0}
+    of_types = {"LOC_precision": 1.0, "LOC_recall": 0.25, "LOC_f1": 0.4, "LOC_number": 9}
+    metrics = {name: {"mean": value, "std": 0.125} for name, value in {"f1": 0.5, "total": 30, **of_types}.items()}
+    spreads = [(0.5, 0.01), (0.5, nan), (nan, nan)]  # three seeds, one seed, a correlation of a constant
+    settings = [{**setting, "seeds": 2, "mean": mean, "std": std} for mean, std in spreads]
+    summary = {"chosen_by": "eval_f1", "settings": settings, "best_setting": setting, "failures": ["seed-7: *nan*"]}
+    text = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
+    assert cells(text) == [
+        ["batch size", "learning rate", "epochs", "seeds", "mean ± standard deviation"],
+        *(["32", "3e-05", "3", "2", mean] for mean in ("50.00 ± 1.00", "50.00", "-")),
+        ["set", "metric", "mean ± standard deviation"],
+        ["validation", "f1", "50.00 ± 12.50"],
+        ["validation", "LOC f1", "40.00 ± 12.50"],
+    ]
+    assert r"Failed: seed-7: \*nan\*" in text and "In parentheses" not in text
+    settings[0]["interval"], metrics["f1"]["interval"] = (0.41, 0.5904), (0.25, 0.75)
+    with_intervals = sweep_tables({**summary, "metrics": {"eval": metrics}}, tuple(setting), 1)
+    assert "by eval_f1. In parentheses: 95 % intervals: Student's t over the seeds" in with_intervals
+    assert {"50.00 ± 1.00 (41.0 to 59.0)", "50.00 ± 12.50 (25.0 to 75.0)"} <= {
+        row[-1] for row in cells(with_intervals)
+    }
+    assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its metrics" in text

@@ -1,0 +1,19 @@
+"""Sentences of CoNLL-2003, and a tokenizer."""
+
+import pytest
+from conll import conll  # noqa: F401 (a fixture)
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from snugbert.data.conll import NerSplit
+
+
+@pytest.fixture(scope="session")
+def part(conll) -> NerSplit:  # noqa: F811
+    """Whole documents with about 400 sentences."""
+    last = conll["validation"].sentences[400].document
+    return conll["validation"]._replace(sentences=[s for s in conll["validation"].sentences if s.document < last])
+
+
+@pytest.fixture(scope="session")
+def tokenizer(minilm) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(minilm)

@@ -1,0 +1,289 @@
+"""Reading GLUE's files and your own in every format, and files that cannot be read."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from tables import write_csv
+
+from snugbert import SnugBertTokenizer
+from snugbert.data.glue import TASKS
+from snugbert.errors import InputError
+from snugbert.tasks.classification import make_features
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_data import load_splits
+from snugbert.tasks.labels import choose_labels, encode_labels
+
+WORDS = "a the film plot story scene old new it was and with".split()
+VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+
+# Sizes of train, validation and test, and how many validation examples have label 1, from the datasets' papers.
+GLUE_FOLDERS = {
+    "sst2": (67349, 872, 1821, 444),
+    "cola": (8551, 1043, 1063, 721),
+    "mrpc": (3668, 408, 1725, 279),
+    "rte": (2490, 277, 3000, 131),
+    "stsb": (5749, 1500, 1379, None),
+    "wnli": (635, 71, 146, 31),
+}
+
+
+@pytest.mark.parametrize("task", GLUE_FOLDERS)
+def test_glue_folders_are_read(task, data_dir):
+    *sizes, ones = GLUE_FOLDERS[task]
+    parts = ("train", "validation", "test")
+    folder = data_dir / "glue"
+    splits = load_splits(GlueDataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
+    assert [len(splits[part].data) for part in parts] == sizes
+    assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].text_columns) == 2)
+    assert set(splits["test"].data["label"]) == {None}
+    labels = choose_labels(TASKS[task], splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
+    ids = encode_labels(splits["validation"], labels)
+    if ones is None:
+        assert labels is None and ids[:2] == [5.0, 4.75] and min(ids) == 0.0 and max(ids) == 5.0
+    else:
+        assert sum(ids) == ones
+    # The task's folder can be given instead of its parent.
+    own = load_splits(GlueDataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
+    assert own["validation"].data[:] == splits["validation"].data[:]
+
+
+def test_first_example_of_each_task(data_dir):
+    first = {}
+    for task in ("sst2", "cola", "mrpc", "rte"):
+        arguments = GlueDataArguments(task_name=task, data_dir=str(data_dir / "glue"))
+        first[task] = load_splits(arguments, ("validation",))["validation"].data[0]
+    journey = "it 's a charming and often affecting journey . "
+    assert first["sst2"] == {"text": journey, "label": "positive", "index": "0", "row": 2}
+    assert first["cola"]["text"] == "The sailors rode the breeze clear of the rocks."
+    assert first["cola"]["label"] == "acceptable" and first["cola"]["row"] == 1
+    # Quotes are kept.
+    assert first["mrpc"]["text_pair"].startswith('" The foodservice pie business does not fit')
+    assert first["mrpc"]["label"] == "equivalent"
+    assert first["rte"]["text"].startswith("Dana Reeve") and first["rte"]["label"] == "not_entailment"
+
+
+def test_files_given_by_name(data_dir):
+    for task, folder, file, rows in (
+        ("mnli", "MNLI", "dev_subset.tsv", 1000),
+        ("qqp", "QQP", "dev_subset.tsv", 1000),
+        ("qnli", "QNLI", "dev.tsv", 5463),
+        ("mrpc", "MRPC", "test_labelled.tsv", 1725),
+        ("stsb", "STS-B", "test_labelled.tsv", 1379),
+    ):
+        arguments = GlueDataArguments(task_name=task, validation_file=str(data_dir / "glue" / folder / file))
+        split = load_splits(arguments, ("validation",))["validation"]
+        assert len(encode_labels(split, list(TASKS[task].labels) or None)) == rows
+
+
+def test_mnli_on_the_hub(monkeypatch):
+    """MNLI has two validation and two test splits and the diagnostic split. A label of -1 means not labeled."""
+    features = Features(
+        {
+            "premise": Value("string"),
+            "hypothesis": Value("string"),
+            "label": ClassLabel(names=["entailment", "neutral", "contradiction"]),
+            "idx": Value("int32"),
+        }
+    )
+
+    def rows(*labels: int) -> Dataset:
+        columns = {"premise": ["a"] * len(labels), "hypothesis": ["b"] * len(labels), "label": labels}
+        return Dataset.from_dict({**columns, "idx": range(100, 100 + len(labels))}, features=features)
+
+    parts = ("validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
+    hub = {
+        "mnli": DatasetDict({"train": rows(0), **{part: rows(*[-1 if "test" in part else 1] * 2) for part in parts}}),
+        "ax": DatasetDict({"test": rows(-1, -1, -1)}),
+    }
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
+    splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
+    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
+    assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}
+    assert splits["validation_mismatched"].data["label"][:] == ["neutral", "neutral"]
+    assert splits["diagnostic"].data["label"][:] == [None] * 3
+    assert splits["diagnostic"].data["index"][:] == ["100", "101", "102"]
+
+
+def test_diagnostic_set_is_found(tmp_path):
+    """The diagnostic set is found in its usual places. A file with labels comes first."""
+    plain = "index\tsentence1\tsentence2\n0\tA.\tB.\n"
+    labeled = "Lexical Semantics\tDomain\tPremise\tHypothesis\tLabel\n\tNews\tA.\tB.\tneutral\n"
+    for place, content in (
+        ("AX/AX.tsv", plain),
+        ("diagnostic/diagnostic.tsv", plain),
+        ("MNLI/diagnostic.tsv", plain),
+        ("diagnostic/diagnostic-full.tsv", labeled),
+    ):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(content)
+        (tmp_path / "MNLI").mkdir(exist_ok=True)
+        for data_dir in (tmp_path, tmp_path / "MNLI"):
+            splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
+            assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
+            label = "neutral" if content == labeled else None
+            assert splits["diagnostic"].data[:] == {
+                "text": ["A."],
+                "text_pair": ["B."],
+                "label": [label],
+                "index": ["0"],
+                "row": [2],
+            }
+
+
+def test_every_format_gives_the_same_features(tmp_path):
+    rows = [
+        {"id": "0", "question": 'the "old" film, a story', "answer": "None", "label": "yes"},
+        {"id": "1", "question": "was it long ?", "answer": "NA \u2028 \u00e9", "label": "no"},
+        {"id": "2", "question": "", "answer": "1984", "label": "yes"},
+    ]
+    columns = list(rows[0])
+    write_csv(tmp_path / "a.csv", rows)
+    tsv = "\n".join("\t".join(line) for line in [columns, *(row.values() for row in rows)])
+    (tmp_path / "a.tsv").write_text("\ufeff" + tsv, encoding="utf-8")
+    (tmp_path / "crlf.tsv").write_bytes(tsv.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    numbers = [{**row, "id": int(row["id"])} for row in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in numbers), encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps(numbers, indent=1, ensure_ascii=False), encoding="utf-8")
+    for file in [*tmp_path.iterdir()]:
+        (tmp_path / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    features = Features(
+        {"question": Value("string"), "answer": Value("string"), "label": ClassLabel(names=["no", "yes"])}
+    )
+    (tmp_path / "folder").mkdir()
+    dataset = Dataset.from_list([{name: row[name] for name in features} for row in rows], features=features)
+    dataset.to_parquet(tmp_path / "folder" / "train.parquet")
+
+    tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
+    sources = [{"train_file": str(file)} for file in sorted(tmp_path.iterdir()) if file.is_file()]
+    assert len(sources) == 10
+    results = []
+    for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
+        splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
+        labels = choose_labels(None, splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
+        assert labels == ["no", "yes"]
+        results.append(make_features(splits["train"], labels, tokenizer, 128, None)[:])
+    assert all(result == results[0] for result in results)
+    assert results[0]["label"] == [1, 0, 1]
+    expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
+    assert results[0]["input_ids"] == expected["input_ids"]
+    assert results[0]["token_type_ids"] == expected["token_type_ids"]
+
+
+def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
+    rows = [("the film", ["b", "a"]), ("a plot", []), ("the scene", ["c"])]
+    write_csv(tmp_path / "a.csv", [{"id": 1, "text": text, "topics": " | ".join(labels)} for text, labels in rows])
+    listed = [{"topics": labels, "text": text} for text, labels in rows]
+    (tmp_path / "a.json").write_text(json.dumps(listed))
+    (tmp_path / "folder").mkdir()
+    features = Features({"text": Value("string"), "topics": List(ClassLabel(names=["a", "b", "c"]))})
+    Dataset.from_list(listed, features=features).to_parquet(tmp_path / "folder" / "train.parquet")
+
+    tokenizer = SnugBertTokenizer(vocab=VOCABULARY)
+    for source in (
+        {"train_file": str(tmp_path / "a.csv"), "label_separator": "|", "text_column_names": "text"},
+        {"train_file": str(tmp_path / "a.json")},
+        {"dataset_name": str(tmp_path / "folder")},
+    ):
+        arguments = GlueDataArguments(**source, label_column_name="topics")
+        splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
+        labels = choose_labels(None, splits, checkpoint_labels=[])
+        features = make_features(splits["train"], labels, tokenizer, 128, None)
+        assert labels == ["a", "b", "c"]
+        assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+        assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]
+
+
+def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
+    texts, ages = ["2012", "a good year", "a bad year"], [31, "", 47.5]
+    rows = [{"age": age, "old": "", "text": text, "label": "x"} for age, text in zip(ages, texts, strict=True)]
+    lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
+        data = load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].data
+        assert data["text"][:] == texts and "text_pair" not in data.column_names
+
+
+def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
+    texts = ["a", "", " \t", None, float("nan"), "\u3000", "", "0"]
+    rows = [{"title": "x", "body": text, "label": i} for i, text in enumerate(texts)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = load_splits(GlueDataArguments(train_file=str(tmp_path / "a.jsonl")), ("train",))["train"].data
+    assert data["text_pair"][:] == ["a", "", " \t", "", "", "\u3000", "", "0"]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.endswith("a.jsonl: empty text in 6 rows: 2, 3, 4, 5, 6 and more. All rows are kept.")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "sentence\tlabel\na\tyes\nb\n", r"a\.tsv, row 3: expected 2 columns, found 1"),
+        ("a.tsv", "sentence\tlabel\n\na\tyes\tno\n", r"a\.tsv, row 3: expected 2 columns, found 3"),
+        ("a.csv", 'sentence,label\n"a, b",yes\nc,no,no\n', r"a\.csv, row 3: expected 2 columns, found 3"),
+        ("a.csv", 'sentence,label\na,yes\n"b,no\n', r"a\.csv, row 3: not CSV"),
+        ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence"\n', r"a\.jsonl, row 2: not JSON"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n7\n',
+            r"a\.jsonl, row 2: expected a JSON object, found a int",
+        ),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n{"text": "b", "label": 1}',
+            r"row 2: no text in column 'sent",
+        ),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": 1}\n{"sentence": "a"}',
+            r"row 2: no label in column 'label'\. Columns: sent",
+        ),
+        ("a.jsonl", '{"sentence": ["a", "b"], "label": 1}', r"row 1: no text in column 'sentence'"),
+        (
+            "a.jsonl",
+            '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
+            r"row 2: single labels and lists of labels are mixed",
+        ),
+        ("a.jsonl", '{"sentence": "a", "label": {"b": 1}}', r"row 1: the label is a dict\. Expected text or a number"),
+        (
+            "a.jsonl",
+            '{"sentence": "a \\ud83d\\ude00", "label": "\\ude00"}',
+            r"a\.jsonl, row 1: the label is not valid Unicode: \\ude00 is half of a character\. Remove it\.$",
+        ),
+        ("a.jsonl", '{"sentence": "a", "label": ["x", "\\ud83d"]}', r"row 1: the label is not valid Unicode"),
+        ("a.jsonl", '{"sentence": "a \\ud83d", "label": 1}', r"row 1: column 'sentence' is not valid Unicode"),
+        ("a.jsonl", '{"te\\ud83dxt": "a", "label": 1}', r"a\.jsonl: the name of a column is not valid Unicode"),
+        ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
+        (
+            "a.csv",
+            "sentence,number\na,1\n",
+            r"a\.csv: no column 'label'\. Columns: sentence, number\. Set --label_column_name",
+        ),
+        (
+            "a.csv",
+            "sentence|label\na|1\n",
+            r"no column 'label'\. Columns: sentence\|label\. Separate columns by tabs in \.tsv files, and by commas, ",
+        ),
+        (
+            "a.csv",
+            "idx,label\n1,yes\n",
+            r"a\.csv: no text column besides the label 'label'\. Columns: idx, label\. Set --text_column_names",
+        ),
+        ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
+        ("a.json", "", r"a\.json: no examples"),
+        ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),
+        ("a.tsv", b"sentence\tlabel\na\tyes\n\xff\tno\n", r"a\.tsv, line 3: not UTF-8"),
+        (
+            "a.tsv.gz",
+            gzip.compress(b"sentence\tlabel\na\tyes\n" * 999, mtime=0)[:-20],
+            r"a\.tsv\.gz, .*: damaged or incomplete gzip file",
+        ),
+        ("a.tsv.gz", b"sentence\tlabel\na\tyes\n", r"a\.tsv\.gz, after line 0: damaged or incomplete gzip file"),
+    ],
+)
+def test_bad_files(name, content, message, tmp_path):
+    file = tmp_path / name
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(InputError, match=message):
+        load_splits(GlueDataArguments(train_file=str(file)), None)

@@ -1,0 +1,41 @@
+"""Tagging schemes: tags to entities and back."""
+
+import random
+
+import pytest
+from conll import convert_tags
+
+from snugbert.tasks.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tags"),
+    [
+        ("bio", ["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]),
+        ("iob1", ["I-PER", "I-PER", "O", "I-LOC", "B-LOC"]),
+        ("iobes", ["B-PER", "E-PER", "O", "S-LOC", "S-LOC"]),
+        ("bilou", ["B-PER", "L-PER", "O", "U-LOC", "U-LOC"]),
+    ],
+)
+def test_schemes_by_hand(scheme, tags):
+    entities = [("PER", 0, 1), ("LOC", 3, 3), ("LOC", 4, 4)]
+    assert decode_tags(tags) == entities
+    assert encode_tags(entities, len(tags), scheme) == tags
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_random_entities_survive_every_scheme(scheme):
+    generator = random.Random(0)
+    for _ in range(200):
+        tags: list[str] = []
+        while len(tags) < 12:
+            kind, length = generator.choice(["O", "PER", "LOC", "PER-X"]), generator.randint(1, 3)
+            tags += ["O"] if kind == "O" else [f"B-{kind}", *[f"I-{kind}"] * (length - 1)]
+        written = encode_tags(decode_tags(tags), len(tags), scheme)
+        assert written == convert_tags(tags, scheme) and all(TAG.fullmatch(tag) for tag in written)
+        assert decode_tags(written) == decode_tags(tags)
+
+
+def test_invalid_tags_are_read_as_conlleval_reads_them():
+    assert decode_tags(["O", "I-LOC", "I-PER", "I-PER"]) == [("LOC", 1, 1), ("PER", 2, 3)]
+    assert decode_tags(["B-PER", "I-LOC", "I-LOC"]) == [("PER", 0, 0), ("LOC", 1, 2)]

@@ -1,0 +1,209 @@
+"""Labels of your own data, their ids, and labels that cannot be used."""
+
+import json
+
+import pytest
+from datasets import Dataset
+from sklearn.preprocessing import MultiLabelBinarizer
+from tables import write_csv
+
+from snugbert.errors import InputError
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_data import load_splits
+from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
+
+
+def test_labels_of_your_own_data(tmp_path):
+    def labels(
+        values: list[object],
+        checkpoint: tuple[str, ...] = ("LABEL_0", "LABEL_1"),
+        regression: bool | None = None,
+        distills: bool = False,
+    ) -> tuple:
+        file = tmp_path / "train.jsonl"
+        file.write_text("\n".join(json.dumps({"sentence": "a", "label": value}) for value in values))
+        splits = load_splits(GlueDataArguments(train_file=str(file)), ("train",))
+        names = choose_labels(None, splits, list(checkpoint), regression, distills)
+        return names, encode_labels(splits["train"], names)
+
+    assert labels([10, 9, 10]) == (["9", "10"], [1, 0, 1])
+    assert labels([-1, 1, -1]) == (["-1", "1"], [0, 1, 0])
+    assert labels(["b", "a"]) == (["a", "b"], [1, 0])
+    assert labels(["b", "a"], checkpoint=("B", "A")) == (["b", "a"], [0, 1])  # the checkpoint's order
+    assert labels(["b", "a"], checkpoint=("b", "c")) == (["a", "b"], [1, 0])
+    assert labels(["A"], checkpoint=("b", "a"), distills=True) == (["b", "A"], [1])
+    assert labels(["a"], checkpoint=("A", "b", "a"), distills=True) == (["A", "b", "a"], [2])
+    with pytest.raises(InputError, match=r"the label '5'\. At least two"):  # the teacher predicts numbers
+        labels([5, 5], checkpoint=("LABEL_0",), distills=True)
+    assert labels([0.5, 1, 2.25]) == (None, [0.5, 1.0, 2.25])
+    assert labels([1, 5, 3], regression=True) == (None, [1.0, 5.0, 3.0])
+    assert labels([0.5, 2.25, 0.5], regression=False) == (["0.5", "2.25"], [0, 1, 0])
+    assert labels(["3.5", "none", "3.6", "none"]) == (["3.5", "3.6", "none"], [0, 2, 1, 2])
+    assert labels([1, 2, "n/a"]) == (["1", "2", "n/a"], [0, 1, 2])
+    assert labels(["nan", "inf"]) == (["inf", "nan"], [1, 0])
+    assert labels([True, False]) == (["False", "True"], [1, 0])
+    message = r"train\.jsonl, row 3: the label 'n/a' is not a number, but most labels are\. .* --do_regression false"
+    with pytest.raises(InputError, match=message):
+        labels([0.5, 1, "n/a", 0.5, "?"])
+    assert labels([0.5, 1, "n/a", 2], regression=False) == (["0.5", "1", "2", "n/a"], [0, 1, 3, 2])
+    for values in (["2", "3,5", "-1,0"], ["3,5", "n/a", "2,5", "1"]):
+        with pytest.raises(InputError, match=r"train.jsonl: labels such as '3,5' are numbers with a comma\. Use a "):
+            labels(values)
+    assert labels(["3,5", "n/a", "2,5", "?"]) == (["2,5", "3,5", "?", "n/a"], [1, 3, 0, 2])
+    assert labels(["2", "3,5"], regression=False) == (["2", "3,5"], [0, 1])
+    assert labels(["2,x", "3,5"]) == (["2,x", "3,5"], [0, 1])
+    with pytest.raises(InputError, match=r"row 2: 'n/a' is not a finite number"):
+        labels([0.5, "n/a"], regression=True)
+
+
+def encode(file, values: list[object], checkpoint: tuple[str, ...] = (), **arguments: str) -> tuple:
+    """Writes the values as labels of a file, and returns the names of the labels and the encoded labels."""
+    rows = [{"sentence": "a", "label": value} for value in values]
+    if file.suffix == ".csv":
+        write_csv(file, rows)
+    else:
+        file.write_text("\n".join(map(json.dumps, rows)))
+    split = "validation" if checkpoint else "train"
+    splits = load_splits(GlueDataArguments(**{f"{split}_file": str(file)}, **arguments), None)
+    names = choose_labels(None, splits, list(checkpoint))
+    return names, encode_labels(splits[split], names)
+
+
+def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
+    vectors = [[1, 0, 1], [0, 0, 0], [0, 1, 1]]
+    expected = (["LABEL_0", "LABEL_1", "LABEL_2"], vectors)
+    for change in (int, float, bool, str):
+        assert encode(tmp_path / "a.jsonl", [[change(bit) for bit in vector] for vector in vectors]) == expected
+    for form in ("[{}, {}, {}]", "[{} {} {}]", "({}, {}, {})", "[{}., {}., {}.]", "[{}. {}. {}.]", "  [{},{},{}]\n"):
+        assert encode(tmp_path / "a.csv", [form.format(*vector) for vector in vectors]) == expected, form
+    assert encode(tmp_path / "a.csv", [str(list(map(bool, vector))) for vector in vectors]) == expected
+    for separator in " |,":
+        cells = [separator.join(map(str, vector)) for vector in vectors]
+        assert encode(tmp_path / "a.csv", cells, label_separator=separator) == expected
+        with pytest.raises(InputError, match=r"labels such as '0.0.0' are vectors\. Set --label_separator '[ |,]'"):
+            encode(tmp_path / "a.csv", cells)
+    (tmp_path / "folder").mkdir()
+    Dataset.from_dict({"sentence": list("abc"), "label": vectors}).to_parquet(tmp_path / "folder" / "train.parquet")
+    arguments = GlueDataArguments(dataset_name=str(tmp_path / "folder"))
+    splits = load_splits(arguments, None, cache_dir=str(tmp_path / "cache"))
+    assert (choose_labels(None, splits, []), encode_labels(splits["train"], expected[0])) == expected
+    assert "without names. Their elements are called LABEL_0 to LABEL_2. To name them" in caplog.text
+    caplog.clear()
+    assert encode(tmp_path / "a.jsonl", vectors, checkpoint=("x", "b", "c")) == (["x", "b", "c"], vectors)
+    assert "Assuming the model's order: x, b, c." in caplog.text
+    with pytest.raises(InputError, match=r"vectors of 3 elements, but the model has 2 labels"):
+        encode(tmp_path / "a.jsonl", vectors, checkpoint=("a", "b"))
+    # Vectors of two, and lists of one label, which is a name.
+    assert encode(tmp_path / "a.jsonl", [[1, 0], [0, 1]]) == (["LABEL_0", "LABEL_1"], [[1, 0], [0, 1]])
+    assert encode(tmp_path / "a.jsonl", [[1], [0]]) == (["0", "1"], [[0, 1], [1, 0]])
+    assert encode(tmp_path / "a.jsonl", [[1, 0], [2]]) == (["0", "1", "2"], [[1, 1, 0], [0, 0, 1]])
+
+
+def test_lists_in_cells_are_read(tmp_path):
+    values = [["joy", "love"], ["joy"], [], ["it's", "a, b"], ['"q"']]
+    binarizer = MultiLabelBinarizer()
+    encoded = binarizer.fit_transform(values).tolist()
+    expected = (list(binarizer.classes_), encoded)
+    numpy = ["['joy' 'love']", "['joy']", "[]", '["it\'s"\n "a, b"]', "['\"q\"']"]
+    sets = ["{'love', 'joy'}", "{'joy'}", "[]", "{\"it's\", 'a, b'}", "{'\"q\"'}"]
+    for cells in (
+        list(map(str, values)),
+        list(map(json.dumps, values)),
+        list(map(str, map(tuple, values))),
+        numpy,
+        sets,
+    ):
+        for arguments in ({}, {"label_separator": ","}):
+            assert encode(tmp_path / "a.csv", cells, **arguments) == expected, cells
+    escaped = ['["\\ud83d\\ude00", "b"]', "['\\xe9', 'b']"]
+    assert encode(tmp_path / "a.csv", escaped)[0] == ["b", "\xe9", "\U0001f600"]
+    # Parentheses and braces may be part of a name.
+    names = ["(other)", "{x}", "f(x)", "(5)", "[a", "a]"]
+    assert encode(tmp_path / "a.csv", names) == (sorted(names), [sorted(names).index(name) for name in names])
+
+
+def test_spaces_and_invisible_characters_around_labels_do_not_matter(tmp_path):
+    edges = ["pos", " pos", "pos\t", "\xa0pos\u3000", "pos\u200b", "\ufeffpos", "pos\r\n", "\u2060pos\u200e"]
+    composed, decomposed = "caf\xe9", "cafe\u0301"
+    expected = (["caf\xe9", "pos"], [1] * len(edges) + [0, 0])
+    assert encode(tmp_path / "a.csv", [*edges, composed, decomposed]) == expected
+    assert encode(tmp_path / "a.jsonl", [*edges, composed, decomposed]) == expected
+    # The checkpoint's labels may have another form.
+    assert encode(tmp_path / "a.csv", [*edges[:2], composed], checkpoint=(decomposed, " pos"))[1] == [1, 1, 0]
+    listed = [[edge, composed] for edge in edges] + [[decomposed]]
+    assert encode(tmp_path / "a.jsonl", listed) == (expected[0], [[1, 1]] * len(edges) + [[1, 0]])
+
+
+def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
+    values = [
+        "pos",
+        "Pos",
+        "neg",
+        "very good",
+        "very  good",
+        "very\xa0good",
+        "ne\u200bg",
+        "\uff21",
+        "a",
+    ]
+    names, _ = encode(tmp_path / "a.csv", values)
+    assert len(names) == len(values)
+    assert (
+        "labels that look alike are different classes: 'Pos' and 'pos', 'a' and '\uff21', 'neg' and 'ne\\u200bg', "
+        r"'very  good' and 'very good' and 'very\xa0good'. If they should be one, write them in the same way."
+    ) in caplog.text
+    (tmp_path / "dev.csv").write_text("sentence,label\na,POS\n")
+    files = {"train_file": str(tmp_path / "a.csv"), "validation_file": str(tmp_path / "dev.csv")}
+    splits = load_splits(GlueDataArguments(**files), None)
+    with pytest.raises(InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected 'Pos' or 'pos', from the"):
+        encode_labels(splits["validation"], names)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            [[1, 0, 1], [1, 0]],
+            r"row 2: expected a vector of 3 elements, each 0 or 1, .* Found 1, 0\. If 0 and 1 are names",
+        ),
+        ([[0], [0, 1]], r"row 2: expected a vector of 1 elements"),
+        ([[0, 1], []], r"row 2: expected a vector of 2 elements.* Found no elements"),
+        ([[], [1, 0]], r"row 1: expected a vector of 2 elements.* Found no elements"),
+        ([[1, 0, 1], [1, 0, None]], r"row 2: expected a vector of 3"),
+        ([[0, 0, 2], [0, 1, 0]], r"row 1: the label 0, 0, 2 is not a list of different names"),
+        ([[0.3, 0.7], [0, 1]], r"row 1: the label 0.3, 0.7 is not a list of different names"),
+        (
+            ["[joy, love]", "x"],
+            r"row 1: the label '\[joy, love\]' is not a list that can be read\. Write lists as \[\"joy",
+        ),
+        (["['joy' ...]", "x"], r"is not a list that can be read"),
+        (["['a''b']", "x"], r"is not a list that can be read"),
+        (["[" * 5000 + "]" * 5000, "x"], r"is not a list that can be read"),
+        (["array(['joy'], dtype=object)", "x"], r"is not a list that can be read"),
+        (["set()", "x"], r"is not a list that can be read"),
+        (["{'joy': 1, 'love': 0}", "x"], r"is not a list that can be read"),
+        (["[" + "1" * 50_000 + "x]", "x"], r"is not a list that can be read"),
+        (["1 0", "0 1"], r"labels such as '0 1' are vectors\. Set --label_separator ' '"),
+        (['[["joy"]]', "x"], r"row 1: the label is a list"),
+    ],
+)
+def test_lists_that_are_neither_names_nor_vectors(values, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        encode(tmp_path / "a.jsonl", values)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"sentence": "a", "label": []}\n{"sentence": "b", "label": []}', r"all examples have no label"),
+        ('{"sentence": "a", "label": "yes"}\n{"sentence": "b", "label": "yes"}', r"all examples have the label 'yes'"),
+        ('{"sentence": "a", "label": ["a", "b"]}', r"lists of labels, but .*dev\.jsonl has single labels"),
+    ],
+)
+def test_bad_labels(content, message, tmp_path):
+    (tmp_path / "train.jsonl").write_text(content)
+    (tmp_path / "dev.jsonl").write_text('{"sentence": "a", "label": 1}')
+    files = {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "dev.jsonl")}
+    splits = load_splits(GlueDataArguments(**files), None)
+    with pytest.raises(InputError, match=message):
+        choose_problem(splits, choose_labels(None, splits, []), None)

@@ -1,0 +1,192 @@
+"""Answers from the logits of windows, compared with a search through every span."""
+
+import json
+import math
+import random
+import time
+from operator import itemgetter
+
+import numpy as np
+import pytest
+
+from snugbert import SnugBertTokenizer
+from snugbert.data.squad import load_questions
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
+from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
+from snugbert.tasks.squad_metrics import (
+    squad_scores,
+    squad_v2_metrics,
+)
+
+WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
+TOKENIZER = SnugBertTokenizer(
+    vocab={word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "."])}
+)
+
+
+def make_questions(number: int, longest: int, seed: int) -> list[Question]:
+    """Makes contexts of a few words, so that the same text occurs in many places. Some have no words."""
+    chance = random.Random(seed)
+    questions = []
+    for i in range(number):
+        words = [
+            chance.choice(WORDS) + chance.choice(["", "", "s"])
+            for _ in range(chance.randint(1, longest) if i % 9 else 0)
+        ]
+        context = "".join(word + chance.choice([" ", "  ", ". "]) for word in words)
+        asked = " ".join(chance.choices(WORDS, k=chance.randint(1, 3)))
+        questions.append(Question(id=f"q{i}", question=asked, context=context))
+    return questions
+
+
+def make_logits(windows: ContextWindows, seed: int, padding: float) -> tuple[np.ndarray, np.ndarray]:
+    """Makes logits with many ties. Question tokens, which cannot be answers, have the highest."""
+    generator = np.random.default_rng(seed)
+    lengths = [len(ids) for ids in windows.features["input_ids"]]
+    logits = generator.integers(-6, 7, (2, len(lengths), max(lengths))).astype(np.float32) / 2
+    for window, length in enumerate(lengths):
+        logits[:, window, 1 : windows.context_offsets[window]] = 99.0
+        logits[:, window, length - 1] = 99.0  # [SEP]
+        logits[:, window, length:] = padding
+    return logits[0], logits[1]
+
+
+def search_every_span(
+    questions, windows, start_logits, end_logits, n_best_size, max_answer_length, version_2, threshold
+):
+    """The definition, span by span: (text, start, end, null odds, candidates as (text, logits, characters))."""
+    results = []
+    for number, question in enumerate(questions):
+        spans, nulls = [], []
+        for window in range(len(windows.question_indices)):
+            if windows.question_indices[window] != number:
+                continue
+            nulls.append((float(start_logits[window, 0]), float(end_logits[window, 0])))
+            first, tokens = int(windows.context_offsets[window]), len(windows.char_starts[window])
+            for start in range(tokens):
+                for end in range(start, tokens):
+                    if end - start + 1 > max_answer_length or not windows.max_context[window][start]:
+                        continue
+                    begin, stop = int(windows.char_starts[window][start]), int(windows.char_ends[window][end])
+                    scores = float(start_logits[window, first + start]), float(end_logits[window, first + end])
+                    spans.append((question.context[begin:stop], *scores, begin, stop))
+        spans.sort(key=lambda span: -(span[1] + span[2]))  # stable: ties keep this order
+        texts, distinct = set(), []
+        for span in spans:
+            if span[0] not in texts:
+                texts.add(span[0])
+                distinct.append(span)
+        candidates = distinct[:n_best_size]
+        odds = None
+        if version_2:
+            null = ("", *min(nulls, key=sum), 0, 0) if nulls else ("", 0.0, 0.0, 0, 0)
+            odds = sum(null[1:3]) - sum(distinct[0][1:3]) if distinct else SURELY_NULL
+            candidates = sorted([*distinct, null], key=lambda span: -(span[1] + span[2]))[:n_best_size]
+            candidates += [span for span in (*distinct[:1], null) if span not in candidates]
+        elif not candidates:
+            candidates = [("", 0.0, 0.0, 0, 0)]
+        no_answer = not distinct or (odds is not None and odds > threshold)
+        chosen = ("", 0, 0) if no_answer else itemgetter(0, 3, 4)(distinct[0])
+        results.append((*chosen, odds, candidates))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("n_best_size", "max_answer_length", "version_2", "threshold", "padding"),
+    [
+        (20, 30, False, 0.0, math.nan),
+        (20, 30, True, 0.0, -100.0),
+        (3, 4, True, -3.5, math.inf),
+        (1, 1, False, 0.0, -math.inf),
+        (1, 2, True, 2.0, 99.0),
+        (500, 100, True, 1.0, math.nan),
+    ],
+)
+def test_every_span_is_compared(n_best_size, max_answer_length, version_2, threshold, padding):
+    questions = make_questions(60, longest=60, seed=n_best_size)
+    windows = make_windows(questions, TOKENIZER, max_seq_length=24, doc_stride=6)
+    assert len(windows.question_indices) > 2 * len(questions) and not all(
+        len(starts) for starts in windows.char_starts
+    )
+    logits = make_logits(windows, seed=n_best_size, padding=padding)
+    expected = search_every_span(questions, windows, *logits, n_best_size, max_answer_length, version_2, threshold)
+    answers = best_answers(questions, windows, *logits, n_best_size, max_answer_length, version_2, threshold)
+    assert len(answers) == len(questions)
+    for question, answer, (text, start, end, odds, candidates) in zip(questions, answers, expected, strict=True):
+        assert (answer.text, answer.null_odds) == (text, odds)
+        assert question.context[start:end] == answer.text
+        assert [(c.text, c.start_logit, c.end_logit, c.start, c.end) for c in answer.n_best] == candidates
+        weights = [math.exp(c.start_logit + c.end_logit) for c in answer.n_best]
+        assert [c.probability for c in answer.n_best] == pytest.approx([w / sum(weights) for w in weights])
+        assert answer.best_span == next((c.text for c in answer.n_best if c.text), "")
+        json.dumps([c._asdict() for c in answer.n_best], allow_nan=False)
+        json.dumps(answer.null_odds, allow_nan=False)
+
+
+def two_windows() -> tuple[list[Question], ContextWindows, np.ndarray, np.ndarray]:
+    """A question in two windows of 4 and 3 context tokens, with logits of zero: [CLS] ax [SEP] context [SEP]."""
+    questions = [Question(id="q", question="ax", context="ax ay az bx by")]
+    windows = make_windows(questions, TOKENIZER, max_seq_length=8, doc_stride=2)
+    assert [starts.tolist() for starts in windows.char_starts] == [[0, 3, 6, 9], [6, 9, 12]]
+    return questions, windows, np.zeros((2, 8)), np.zeros((2, 8))
+
+
+def test_no_answer_takes_its_score_from_the_least_certain_window():
+    questions, windows, start, end = two_windows()
+    start[:, 0], end[:, 0] = [9.0, 2.0], [9.0, 1.0]
+    start[0, 4], end[0, 5] = 3.0, 0.5  # ay az
+
+    def answer(threshold: float) -> Answer:
+        return best_answers(questions, windows, start, end, version_2=True, null_threshold=threshold)[0]
+
+    assert answer(0.0).null_odds == 2.0 + 1.0 - 3.5
+    assert answer(0.0).text == "ay az" and answer(-0.5).text == "ay az"  # the odds must exceed the threshold
+    assert answer(-0.6).text == "" and answer(-0.6).best_span == "ay az"
+    # "No answer" is best in every window, and `n_best_size` is 1. The original release fails here.
+    start[:, 0] = 50.0
+    only = best_answers(questions, windows, start, end, n_best_size=1, version_2=True, null_threshold=100.0)[0]
+    assert (only.text, only.null_odds, [c.text for c in only.n_best]) == ("ay az", 51.0 - 3.5, ["", "ay az"])
+
+
+def test_a_start_counts_in_the_window_with_its_maximum_context():
+    questions, windows, start, end = two_windows()
+    assert [flags.tolist() for flags in windows.max_context] == [[True, True, True, False], [False, True, True]]
+    start[1, 3] = 9.0  # az, at the edge of the second window
+    end[1, 4] = 5.0  # bx
+    start[0, 5], end[0, 6] = 4.0, 3.0  # az bx in the first
+    answer = best_answers(questions, windows, start, end)[0]
+    assert (answer.text, answer.n_best[0].score) == ("az bx", 7.0)
+
+
+def test_logits_that_are_nan_or_have_the_wrong_size():
+    questions, windows, start, end = two_windows()
+    with pytest.raises(ValueError, match="`n_best_size` 0 and `max_answer_length` 30 must be positive"):
+        best_answers(questions, windows, start, end, n_best_size=0)
+    with pytest.raises(
+        ValueError, match="Expected logits of 2 windows, but `start_logits` has 1 and `end_logits` has 2"
+    ):
+        best_answers(questions, windows, start[:1], end)
+    end[1, 0] = math.nan
+    assert best_answers(questions, windows, start, end)[0].text  # [CLS] is not read in v1.1
+    with pytest.raises(ValueError, match=r"A logit of \[CLS\] for question q is NaN or infinite"):
+        best_answers(questions, windows, start, end, version_2=True)
+    end[1, 4] = math.nan
+    with pytest.raises(ValueError, match="A logit for the context of question q is NaN or infinite"):
+        best_answers(questions, windows, start, end)
+
+
+def test_all_of_squad_takes_seconds(data_dir):
+    """Answers and scores all of dev-v1.1 with random logits, the hardest case."""
+    arguments = SquadDataArguments(validation_file=str(data_dir / "squad" / "dev-v1.1.json.gz"))
+    (questions,) = load_questions(arguments, None).values()
+    assert len(questions) == 10570
+    tokenizer = SnugBertTokenizer(vocab=str(data_dir / "vocab" / "bert-base-uncased-vocab.txt"))
+    windows = make_windows(questions, tokenizer)
+    start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question_indices), 384))
+    begin = time.process_time()
+    answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)
+    predictions = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
+    golds = {question.id: question.answers for question in questions}
+    squad_v2_metrics(*squad_scores(predictions, golds, version_2=True), predictions, golds)
+    assert time.process_time() - begin < 20  # processor time

@@ -1,0 +1,148 @@
+"""SQuAD's metrics, by hand and compared with a second implementation of the official definition."""
+
+import random
+
+import numpy as np
+import pytest
+from squad_definition import definition_1, definition_2
+
+from snugbert.tasks.squad_metrics import (
+    SquadMetric,
+    normalize,
+    squad_metrics,
+    squad_scores,
+    squad_v2_metrics,
+    threshold_curve,
+    word_f1,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Beatles", "beatles"),
+        ("A.N. Other", "other"),  # punctuation first: "an other"
+        ("a-b", "ab"),
+        ("a, the; AN!", ""),
+        ("theatre and an anthem", "theatre and anthem"),
+        ("«La Paz»\u00a0§ é", "«la paz» § é"),  # only ASCII punctuation is removed, but all Unicode white space
+        ("THÉ a\u0301", "thé \u0301"),  # a combining accent is a word boundary: "a" is an article
+        ("$1,000.50 (U.S.)", "100050 us"),
+        ("İstanbul", "i\u0307stanbul"),
+        ("\t\n", ""),
+    ],
+)
+def test_normalize_by_hand(text, expected):
+    assert normalize(text) == expected
+
+
+# name -> prediction, gold answers, exact match and F1 in v1.1, exact match and F1 in v2.0
+CASES = {
+    "article": ("the cat", ["Cat"], 1, 1.0, 1, 1.0),
+    "punctuation": ("U.S.A.", ["usa"], 1, 1.0, 1, 1.0),
+    "one word too many": ("cat sat", ["cat"], 0, 2 / 3, 0, 2 / 3),
+    "repeated words": ("no no no", ["no no yes"], 0, 2 / 3, 0, 2 / 3),
+    "best of several": ("big red dog", ["cat", "red dog", "dog"], 0, 0.8, 0, 0.8),
+    "nothing in common": ("cat", ["dog"], 0, 0, 0, 0),
+    "empty prediction": ("", ["dog"], 0, 0, 0, 0),
+    "prediction of one article": ("The", ["dog"], 0, 0, 0, 0),
+    "gold answers are articles": ("the", ["an", "the"], 1, 0, 1, 1),
+    "v2.0 ignores a gold article": ("", ["the", "dog"], 1, 0, 0, 0),
+}
+
+
+def test_scores_by_hand():
+    predictions = {name: case[0] for name, case in CASES.items()}
+    golds = {name: case[1] for name, case in CASES.items()}
+    exact, f1 = squad_scores(predictions, golds)
+    assert exact == {name: case[2] for name, case in CASES.items()}
+    assert f1 == pytest.approx({name: case[3] for name, case in CASES.items()})
+    exact, f1 = squad_scores(
+        {**predictions, "yes": "", "no": "!", "wrong": "cat"}, {**golds, "yes": [], "no": [], "wrong": []}, True
+    )
+    assert exact == {**{name: case[4] for name, case in CASES.items()}, "yes": 1, "no": 1, "wrong": 0}
+    assert f1 == pytest.approx({**{name: case[5] for name, case in CASES.items()}, "yes": 1, "no": 1, "wrong": 0})
+
+
+def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]], dict[str, float]]:
+    """Predictions, gold answers and odds, in different orders and with a prediction for an unknown question."""
+    chance = random.Random(seed)
+    words = ["the", "A", "an", "cat", "Cat", "dog.", "big", "--", "(red)", "é", "1,5", "to", "of", "\u00a0", "ox"]
+
+    def text(least: int) -> str:
+        return " ".join(chance.choices(words, k=chance.randint(least, 6)))
+
+    golds = {f"q{i}": [text(1) for _ in range(chance.choice([0, 1, 3, 5]))] for i in range(number)}
+    predictions = {name: chance.choice([text(0), *answers]) for name, answers in golds.items()}
+    names = [*predictions, "unknown"]
+    chance.shuffle(names)
+    odds = {name: chance.choice([chance.gauss(0, 2), float(chance.randint(-2, 2))]) for name in names}
+    return {**predictions, "unknown": "cat"}, golds, odds
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_metrics_are_equal_to_the_last_digit(seed):
+    predictions, golds, odds = random_answers(701, seed)
+    expected = definition_2(predictions, golds, odds, threshold=1.0)
+    scores = squad_scores(predictions, golds, version_2=True)
+    assert squad_v2_metrics(*scores, predictions, golds, odds) == expected
+    assert expected["f1"] != expected["HasAns_f1"] != expected["best_f1"] > expected["f1"]
+    without_odds = squad_v2_metrics(*scores, predictions, golds)
+    assert without_odds["exact"] == 100 * sum(scores[0].values()) / 701 and "best_f1" not in without_odds
+
+    names = [name for name in predictions if name in golds]
+    answered = [{"id": name, "prediction_text": predictions[name]} for name in sorted(names, key=odds.get)]
+    references = [{"id": q, "answers": {"text": a, "answer_start": [0] * len(a)}} for q, a in golds.items()]
+    metric = SquadMetric("squad_v2", keep_in_memory=True)
+    ordered = {row["id"]: odds[row["id"]] for row in answered}
+    rows = [{**row, "no_answer_probability": odds[row["id"]]} for row in answered]
+    metrics = metric.compute(predictions=rows, references=references, no_answer_threshold=-0.5)
+    assert metrics == definition_2(predictions, golds, ordered, threshold=-0.5)
+
+    golds = {question: answers for question, answers in golds.items() if answers}
+    expected = definition_1(predictions, golds)
+    assert squad_metrics(*squad_scores(predictions, golds)) == expected
+    metric = SquadMetric(keep_in_memory=True)
+    for row in answered:
+        if row["id"] in golds:
+            metric.add(prediction=row, reference=references[int(row["id"][1:])])
+    assert metric.compute() == pytest.approx(expected)  # added in a different order
+
+
+def test_best_threshold_equals_an_exhaustive_search():
+    predictions, golds, _ = random_answers(200, seed=9)
+    chance = random.Random(0)
+    odds = {question: chance.gauss(0, 2) for question in golds}  # all different
+    exact, f1 = squad_scores(predictions, golds, version_2=True)
+    metrics = squad_v2_metrics(exact, f1, predictions, golds, odds)
+    thresholds, *curves = threshold_curve(exact, f1, predictions, golds, odds)
+    assert thresholds.tolist() == [-np.inf, *sorted(odds.values())]
+    for name, scores, curve in (("exact", exact, curves[0]), ("f1", f1, curves[1])):
+
+        def at(threshold: float, scores=scores) -> float:
+            said = {q: predictions[q] if odds[q] <= threshold else "" for q in golds}
+            hits = [(scores[q] if said[q] else 0) if golds[q] else said[q] == "" for q in golds]
+            return 100 * sum(hits) / len(hits)
+
+        tried = [at(threshold) for threshold in thresholds]
+        assert curve == pytest.approx(tried)
+        assert metrics[f"best_{name}"] == pytest.approx(max(tried))
+        assert at(metrics[f"best_{name}_thresh"]) == pytest.approx(max(tried))
+
+
+def test_missing_predictions_and_bad_references(caplog):
+    golds = {"a": ["cat"], "b": ["dog"]}
+    assert squad_metrics(*squad_scores({"b": "dog"}, golds)) == {"exact_match": 50.0, "f1": 50.0}
+    assert "Questions without a prediction: 1. The first: a. They score 0." in caplog.text
+    with pytest.raises(ValueError, match=r"Questions without a prediction: 1\. The first: a"):
+        squad_scores({"b": "dog"}, golds, version_2=True)
+    with pytest.raises(ValueError, match="Question b has no reference answers"):
+        squad_scores({"a": "cat", "b": "dog"}, {**golds, "b": []})
+    with pytest.raises(ValueError, match=r"SquadMetric: unknown version 'squad3'\. Choose squad or squad_v2"):
+        SquadMetric("squad3")
+    reference = {"id": "a", "answers": {"text": ["cat"], "answer_start": [0]}}
+    with pytest.raises(ValueError, match="1 of 2 references have a repeated id"):
+        SquadMetric(keep_in_memory=True).compute(
+            predictions=[{"id": "a", "prediction_text": "cat"}] * 2, references=[reference] * 2
+        )
+    assert word_f1([], []) == 0

@@ -1,0 +1,113 @@
+"""Windows of sentences: every word is labeled once, with context on both sides."""
+
+import json
+
+import numpy as np
+import pytest
+from conll import WAYS, join_documents
+from family_checkpoints import write_tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from snugbert.data.conll import NerSplit, Sentence, choose_labels
+from snugbert.families_snugbert import FAMILY_TYPES
+from snugbert.tasks.tag_windows import make_windows, put_space_before_words
+
+
+@pytest.mark.parametrize("family", FAMILY_TYPES)
+def test_words_of_every_family_are_encoded_as_in_the_stock_script(family, conll, part, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    write_tokenizer(tmp_path, family)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    put_space_before_words(tokenizer)
+    options = {"add_prefix_space": True} if family == "roberta" else {}  # as in run_ner.py
+    stock = AutoTokenizer.from_pretrained(tmp_path, **options)
+    assert_encoded_as_by(stock, conll, part, tokenizer)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved/config.json").write_text(json.dumps({"model_type": "snugbert"}))
+    saved, text = AutoTokenizer.from_pretrained(tmp_path / "saved"), "Who said it?"
+    options = {"return_offsets_mapping": True}
+    assert saved(text, **options) == tokenizer(text, **options) == stock(text, **options)
+
+
+def test_a_space_before_words_needs_no_post_processor_of_byte_level_bpe(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    write_tokenizer(tmp_path, "roberta")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    expected = tokenizer(" said it")["input_ids"]
+    frame = {"single": "<s> $A </s>", "special_tokens": [("<s>", expected[0]), ("</s>", expected[-1])]}
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(**frame)
+    put_space_before_words(tokenizer)
+    assert tokenizer(["said", "it"], is_split_into_words=True)["input_ids"] == expected
+
+
+def test_a_sentence_that_fits_is_encoded_as_by_the_tokenizer(conll, part, tokenizer):
+    assert_encoded_as_by(tokenizer, conll, part, tokenizer)
+
+
+def assert_encoded_as_by(stock, conll, part, tokenizer):
+    labels = choose_labels(conll, [])
+    features = make_windows(part, labels, tokenizer, 512).features
+    for sentence, row in zip(part.sentences, features, strict=True):
+        encoded = stock(sentence.words, is_split_into_words=True)
+        words = encoded.word_ids()
+        expected = [
+            -100 if word is None or word == before else labels.index(sentence.tags[word])
+            for before, word in zip([None, *words], words, strict=False)
+        ]
+        assert row == {**encoded, "labels": expected}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_word_is_labeled_once(way, conll, part, tokenizer):
+    change, limit, document_context = WAYS[way]
+    split, labels = change(part), choose_labels(conll, [])
+    words = [word for sentence in split.sentences for word in sentence.words]
+    tags = [tag for sentence in split.sentences for tag in sentence.tags]
+    tokens = {word: tokenizer(word, add_special_tokens=False)["input_ids"][: limit - 2] for word in set(words)}
+
+    windows = make_windows(split, labels, tokenizer, limit, document_context)
+    inputs, targets = windows.features["input_ids"][:], windows.features["labels"][:]
+    assert max(map(len, inputs)) <= limit
+    # In the order of the words, the first sub-token of each word is labeled, at its position in `windows`.
+    labeled = [(i, j) for i, row in enumerate(targets) for j, label in enumerate(row) if label != -100]
+    assert labeled == list(zip(windows.window_indices, windows.token_indices, strict=True))
+    assert [labels[targets[i][j]] for i, j in labeled] == tags
+    assert [inputs[i][j] for i, j in labeled] == [tokens[word][0] for word in words]
+
+    every = make_windows(split, labels, tokenizer, limit, document_context, label_all_tokens=True)
+    assert every.features["input_ids"][:] == inputs
+    # All sub-tokens of a word have its tag, with B- only on the first.
+    expected = [
+        label
+        for word, tag in zip(words, tags, strict=True)
+        for label in [tag] + [tag.replace("B-", "I-")] * (len(tokens[word]) - 1)
+    ]
+    assert [labels[label] for row in every.features["labels"] for label in row if label != -100] == expected
+
+
+def test_words_have_context_on_both_sides(conll, part, tokenizer):
+    split, labels = join_documents(part), choose_labels(conll, [])
+    windows = make_windows(split, labels, tokenizer, 128)
+    window_lengths = np.array([len(ids) - 2 for ids in windows.features["input_ids"]])
+    assert (window_lengths == 126).mean() > 0.5
+    word = 0
+    for sentence in split.sentences:
+        words = slice(word, word := word + len(sentence.words))
+        lengths = np.array([len(tokenizer.tokenize(word)) for word in sentence.words])
+        quarter = 126 // 4 - lengths.max()  # windows contain whole words
+        at = np.cumsum(lengths) - lengths
+        before = windows.token_indices[words] - 1
+        after = window_lengths[windows.window_indices[words]] - before - lengths
+        assert (before >= np.minimum(quarter, at)).all()
+        assert (after >= np.minimum(quarter, lengths.sum() - at - lengths)).all()
+
+
+def test_words_without_tokens_keep_their_tags(tokenizer):
+    words = ["Jo", "\u200b", "\u0001", "", "Li", "a-" * 40]
+    split = NerSplit("s", [Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)], True)
+    labels = ["O", "B-LOC", "B-PER", "I-PER"]
+    features = make_windows(split, labels, tokenizer, 20).features
+    assert tokenizer.convert_ids_to_tokens(features[0]["input_ids"][:6]) == ["[CLS]", "jo", *["[UNK]"] * 3, "li"]
+    assert [labels[i] for row in features["labels"] for i in row if i != -100] == split.sentences[0].tags
+    assert list(map(len, features["input_ids"])) == [7, 20]  # a word longer than a window is truncated

@@ -1,0 +1,128 @@
+"""A run that does not beat its baseline says so and suggests what to try."""
+
+import dataclasses
+import math
+
+import pytest
+from finetuning_examples import arguments, make_task, make_tokenizer
+
+from snugbert.tasks.base import Baseline
+from snugbert.trainers.finetuning.fine_tune import fine_tune
+from snugbert.trainers.finetuning.finetuning_guidance import (
+    describe_overfitting,
+    describe_perfect_scores,
+    describe_shortfalls,
+    describe_wide_intervals,
+)
+
+ADVICE = (
+    "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
+    "more examples, or a larger pretrained checkpoint."
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "baseline", "told"),
+    [
+        ("accuracy", 0.26, 0.25, None),
+        ("accuracy", 0.25, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
+        ("accuracy", 0.2, 0.25, "Validation: accuracy 20.00 is below the baseline, 25.00 (always 'few')."),
+        ("accuracy", 0.24999, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
+        ("accuracy", 0.9, 1.0, "Validation: accuracy 90.00 is below the baseline, 100.00 (always 'few')."),
+        ("f1", 0.0, 0.0, "Validation: f1 0.00 equals the baseline (always 'few')."),
+        ("mse", 2.0, 2.5, None),
+        ("mse", 3.0, 2.5, "Validation: mse 3.0000 is above the baseline, 2.5000 (always 'few')."),
+        ("pearson", 0.1, math.nan, None),
+        ("pearson", -0.1, math.nan, "Validation: pearson -10.00 is below the baseline, 0.00 (the correlation of"),
+        ("pearson", math.nan, math.nan, "Validation: pearson is undefined, because all predictions or"),
+        ("matthews_correlation", 0.0, 0.0, "Validation: matthews correlation 0.00 equals"),
+    ],
+)  # fmt: skip
+def test_shortfalls(metric, score, baseline, told, tmp_path):
+    task = make_task(make_tokenizer(), 3)
+    task.main_metric = metric
+    task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: baseline})
+    task.evaluation_sets += [dataclasses.replace(task.evaluation_sets[0], name="predict", baseline=None)]
+    metrics = {"eval": {metric: score}, "predict": {}}
+    sentences = describe_shortfalls(task, metrics, arguments(tmp_path), trained=True)
+    if told is None:
+        assert sentences == []
+    else:
+        assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
+    (check,) = describe_shortfalls(task, metrics, arguments(tmp_path), trained=False)[1:] or [None]
+    assert check is None or check.startswith("Check that the checkpoint was fine-tuned for this task")
+
+
+@pytest.mark.parametrize(("metric", "perfect"), [("accuracy", 1.0), ("mse", 0.0)])
+def test_a_baseline_that_cannot_be_beaten(metric, perfect, tmp_path):
+    """Longer training would not help."""
+    task = make_task(make_tokenizer(), 3)
+    task.main_metric = metric
+    task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: perfect})
+    shown = "100.00" if perfect else "0.0000"
+    assert describe_shortfalls(task, {"eval": {metric: perfect}}, arguments(tmp_path), trained=True) == [
+        f"Validation: {metric} {shown} equals the baseline (always 'few'). All examples have the same answer.",
+        "To compare models, evaluate on examples with different answers.",
+    ]
+
+
+@pytest.mark.parametrize(("perfect_score", "metric"), [(1, "accuracy"), (100, "f1")])
+def test_wide_intervals_and_perfect_scores(perfect_score, metric):
+    """Warnings cover only the main metric, in points out of 100."""
+    task = make_task(make_tokenizer(), 3)
+    task.main_metric, task.perfect_score = metric, perfect_score
+    ends = {
+        "eval": (0.4, 0.5),
+        "eval_mm": (0.4, 0.625),
+        "predict": (1.0, 1.0),
+        "predict_ax": None,
+        "predict_mm": (0, 0),
+    }
+    task.evaluation_sets = [dataclasses.replace(task.evaluation_sets[0], name=name, num_examples=5) for name in ends]
+    intervals = {
+        name: {metric: pair and [perfect_score * end for end in pair], "other": (0, 1)} for name, pair in ends.items()
+    }
+    assert describe_wide_intervals(task, intervals, "Score more examples.") == [
+        f"validation mismatched {metric}: the 95 % interval is 22 points wide. Score more examples."
+    ]
+    assert describe_perfect_scores(task, intervals) == [
+        f"test {metric}: perfect on all 5 examples, so the interval shows no uncertainty. "
+        "Other examples may score lower."
+    ]
+    task.main_metric = "mse"
+    assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []
+    assert describe_perfect_scores(task, {"eval": {"mse": (1.0, 1.0)}}) == []
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "rises"),
+    [
+        ([2.0, 0.5, 0.01], [0.5, 0.4, 0.6], True),
+        ([2.0, 0.5, 0.01], [0.5, 0.4, 0.43], False),  # not by a tenth
+        ([2.0, 0.9, 0.5], [0.5, 0.4, 0.6], False),  # still learning
+        ([2.0, 0.5, 0.01], [0.6, 0.5, 0.4], False),
+        ([2.0, 0.01], [0.4], False),
+        ([2.0, 0.01], [], False),
+    ],
+)
+def test_overfitting_has_one_sentence(training, validation, rises, tmp_path):
+    history = [{"loss": loss, "epoch": epoch} for epoch, loss in enumerate(training, start=1)]
+    history += [{"eval_loss": loss, "epoch": float(epoch)} for epoch, loss in enumerate(validation, start=1)]
+    args = arguments(tmp_path, metric_for_best_model="accuracy")
+    told = (
+        "The validation loss rose from 0.4000 (epoch 2) to 0.6000, while the training loss fell to 0.0100. To keep "
+        "the model with the best accuracy, add --load_best_model_at_end true."
+    )
+    assert describe_overfitting(history, args) == (told if rises else None)
+    args.load_best_model_at_end = True
+    assert describe_overfitting(history, args) is None
+
+
+def test_a_run_reports_its_shortfall(model_args, tmp_path):
+    task = make_task(make_tokenizer())
+    task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
+    settings = {"max_steps": 1, "save_strategy": "no"}
+    results = fine_tune(task, model_args, arguments(tmp_path / "run", **settings))
+    written = (tmp_path / "run/results.md").read_text()
+    assert "is below the baseline, 100.00 (always right). Try longer training (--max_steps 3)" in written
+    assert written.count("Try ") == 1 and len(results["shortfalls"]) == 2

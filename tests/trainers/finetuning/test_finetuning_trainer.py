@@ -1,0 +1,394 @@
+"""The Trainer of fine-tuning: exact losses, frozen layers, the order of predictions."""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import forked
+import numpy as np
+import pytest
+import torch
+from family_checkpoints import write_checkpoint
+from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
+from parity import assert_same_gradients
+from safetensors.torch import load_file
+from sklearn.utils.class_weight import compute_class_weight
+from transformers import TrainerCallback
+
+import snugbert
+from snugbert import SnugBertConfig, SnugBertForSequenceClassification
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.fine_tune import class_weights
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import (
+    DivergedError,
+    FineTuningTrainer,
+    find_depths,
+    reinitialize_layers,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+def model_with_gradients(trainer: FineTuningTrainer) -> torch.nn.Module:
+    """Returns the model with the gradients of its first step."""
+    trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
+    gradients = {}
+
+    class Keeper(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
+
+    trainer.add_callback(Keeper())
+    trainer.train()
+    for parameter in trainer.model.parameters():
+        parameter.grad = gradients.get(parameter)
+    return trainer.model
+
+
+# --- loss -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("head", "weights"), [*((head, None) for head in HEADS), *((h, WEIGHTS) for h in HEADS[:2])])
+def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, tokenizer, tmp_path):
+    """The last of six accumulated batches has 5 of 45 examples. A mean of means would weight it too much."""
+    models = [
+        model_with_gradients(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
+        for settings in (
+            {"per_device_train_batch_size": 45},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_max_length": True},
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6, "pad_to_multiple_of": 32},
+        )
+    ]
+    assert any(parameter.grad.any() for parameter in models[0].parameters() if parameter.grad is not None)
+    for other in models[1:]:
+        assert_same_gradients(other, models[0])
+
+
+def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
+    data = examples("ForSequenceClassification", 45)
+    labels = np.array(data["label"])
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=data)
+    balanced = class_weights("balanced", task)
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
+    np.testing.assert_allclose(balanced, expected, rtol=1e-6)
+    token_examples = examples("ForTokenClassification", 45)
+    tags = np.concatenate(list(token_examples["labels"]))
+    expected_token_weights = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
+    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=token_examples)
+    np.testing.assert_allclose(class_weights("balanced", task), expected_token_weights, rtol=1e-6)
+
+    trainer = new_trainer(
+        "ForSequenceClassification", tokenizer, tmp_path, data, balanced, per_device_train_batch_size=45, max_steps=1
+    )
+    loss = trainer.train().training_loss
+    model = new_model("ForSequenceClassification").eval()
+    logits = torch.stack([model(torch.tensor([ids])).logits[0] for ids in data["input_ids"]])
+    # Balanced weights have mean 1 over the labels, so torch's division by their sum is the same.
+    assert loss == pytest.approx(
+        torch.nn.functional.cross_entropy(logits, torch.tensor(labels), balanced).item(), abs=1e-5
+    )
+
+
+def test_a_nan_loss_ends_the_run(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, num_train_epochs=2)
+
+    class Spoiler(TrainerCallback):
+        def on_step_begin(self, args, state, control, model, **kwargs):
+            if state.global_step == 3:
+                torch.nn.init.constant_(model.classifier.weight, float("nan"))
+
+    trainer.add_callback(Spoiler())
+    with pytest.raises(InputError, match=r"The loss is nan in step 4\. Try a lower --learning_rate"):
+        trainer.train()
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+
+def test_layerwise_learning_rates(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, layerwise_lr_decay=0.5, learning_rate=1.0, weight_decay=0.01)
+    optimizer = trainer.create_optimizer()
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert optimizer.param_groups[0]["lr"] == 1.0  # Trainer logs this rate
+    for name, parameter in trainer.model.named_parameters():
+        layer = name.split(".")[3] if "encoder.layer" in name else None
+        expected = 0.0625 if "embeddings" in name else {None: 1.0, "0": 0.125, "1": 0.25, "2": 0.5}[layer]
+        assert rates.pop(id(parameter)) == expected, name
+        assert decays[id(parameter)] == (0 if "bias" in name or "LayerNorm" in name else 0.01), name
+    assert not rates
+
+
+@pytest.mark.parametrize(
+    "fields", [{"embedding_size": 16}, {"position_embedding_type": "relative", "type_vocab_size": 0}]
+)
+def test_only_the_head_is_above_the_layers(fields):
+    """Models with the parts of ELECTRA and DeBERTa."""
+    config = SnugBertConfig(vocab_size=9, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **fields)
+    model = SnugBertForSequenceClassification(config)
+    depths = {name: find_depths(model)[parameter] for name, parameter in model.named_parameters()}
+    in_layer = {name: int(name.split(".")[3]) + 1 for name in depths if ".layer." in name}
+    head = {name: 3 for name in depths if name.startswith(("classifier.", "bert.pooler."))}
+    assert depths == {name: (in_layer | head).get(name, 0) for name in depths}
+
+
+@pytest.mark.parametrize(
+    ("frozen_parts", "until", "settings"),
+    [
+        (("embeddings", "layer.0.", "layer.1."), None, {"freeze_layers": 2}),
+        (("embeddings", "layer.0.", "layer.1."), 4, {"freeze_layers": 2, "unfreeze_after_steps": 4}),
+        (("embeddings",), None, {"freeze_embeddings": True}),
+    ],
+)
+def test_frozen_layers_do_not_change(frozen_parts, until, settings, tokenizer, tmp_path):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+
+    settings = {**settings, "learning_rate": 1e-2, "warmup_steps": 0, "max_steps": 6}
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, per_device_train_batch_size=15, **settings)
+    before = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.add_callback(Watch())
+    trainer.train()
+    for name in before:
+        frozen = any(part in name for part in frozen_parts)
+        changed = [not torch.equal(now[name], then[name]) for then, now in zip([before, *seen], seen, strict=False)]
+        if "key.bias" not in name:  # has no gradient
+            assert changed == [not frozen or (until is not None and step >= until) for step in range(6)], name
+
+
+def test_invalid_freezing(tokenizer, tmp_path):
+    with pytest.raises(InputError, match=r"--freeze_layers 4 is too large\. The model has 3 layers"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=4)
+    with pytest.raises(InputError, match=r"--freeze_layers 2 and --reinit_layers 2 overlap\. The model has 3 layers"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, freeze_layers=2, reinit_layers=2)
+    with pytest.raises(InputError, match="--unfreeze_after_steps needs"):
+        FineTuningArguments(output_dir=str(tmp_path), unfreeze_after_steps=3)
+
+
+@pytest.mark.parametrize("head", HEADS[:2])
+@pytest.mark.parametrize("family", ["bert", "roberta", "electra", "deberta-v2"])
+def test_top_layers_start_from_random_weights(family, head, tmp_path):
+    """They have the distribution of a new model. All other weights are the checkpoint's."""
+    folder = write_checkpoint(tmp_path, family, head, hidden_size=64, num_hidden_layers=3)
+    model_class = getattr(snugbert, f"SnugBert{head}")
+
+    def load(number: int, seed: int = 0) -> dict[str, torch.Tensor]:
+        model = model_class.from_pretrained(folder)
+        torch.manual_seed(seed)
+        reinitialize_layers(model, number)
+        return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    before, after = load(0), load(2)
+    torch.manual_seed(0)
+    new = dict(model_class(model_class.config_class.from_pretrained(folder)).named_parameters())
+    for name, values in after.items():
+        if not any(part in name for part in ("layer.1.", "layer.2.", "pooler.")):
+            assert torch.equal(values, before[name]), name
+        elif "bias" in name or "LayerNorm" in name:
+            assert torch.equal(values, new[name]) and not torch.equal(values, before[name]), name
+        else:
+            assert values.std() == pytest.approx(new[name].std().item(), rel=0.1) == pytest.approx(0.02, rel=0.1), name
+            assert (values - before[name]).std() > 0.04, name
+    assert ("bert.pooler.dense.weight" in after) == (head == HEADS[0])
+    same, other = load(2), load(2, seed=1)
+    assert all(torch.equal(after[name], same[name]) for name in after)
+    top = "bert.encoder.layer.2.output.dense.weight"
+    assert not torch.equal(after[top], other[top])
+    with pytest.raises(InputError, match=r"--reinit_layers 4 is too large\. The model has 3 layers\."):
+        load(4)
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"pad_to_max_length": True}, {"pad_to_multiple_of": 48}], ids=str)
+@pytest.mark.parametrize("head", HEADS)
+def test_predictions_equal_single_examples_in_order(head, settings, tokenizer, tmp_path):
+    data = examples(head, 21)
+    trainer = new_trainer(head, tokenizer, tmp_path, per_device_eval_batch_size=4, **settings)
+    unlabelled = data.select_columns(["input_ids", "token_type_ids", "attention_mask"])
+    predictions = trainer.predict(unlabelled).predictions
+    model = trainer.model.eval()
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    for row, ids in enumerate(data["input_ids"]):
+        with torch.no_grad():
+            output = model(torch.tensor([ids]))
+        expected = list(output.values())
+        assert len(expected) == len(parts)
+        for part, values in zip(parts, expected, strict=True):
+            found = part[row][: len(ids)] if head != "ForSequenceClassification" else part[row]
+            np.testing.assert_allclose(found, values[0], atol=1e-5)
+
+
+def test_batches_have_no_padding_and_evaluation_starts_with_long_examples(tokenizer, tmp_path):
+    data = examples(HEADS[0], 45)
+    lengths = [len(ids) for ids in data["input_ids"]]
+    trainer = new_trainer(
+        HEADS[0], tokenizer, tmp_path, data, per_device_train_batch_size=8, per_device_eval_batch_size=8, max_steps=6
+    )
+    seen: dict[bool, list[list[int]]] = {True: [], False: []}
+
+    def note(model, args, inputs):
+        assert inputs["input_ids"].shape == (1, inputs["cu_seq_lens_q"][-1])
+        seen[model.training].append(inputs["cu_seq_lens_q"].diff().tolist())
+
+    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.train()
+    trainer.predict(data)
+    assert sorted(itertools.chain.from_iterable(seen[True])) == sorted(lengths)  # an epoch
+    assert list(itertools.chain.from_iterable(seen[False])) == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_loss_of_an_evaluation_is_the_mean_over_all_labels(head, tokenizer, tmp_path):
+    """It does not depend on the batch size or on filled rows."""
+    data = examples(head, 21)
+    losses = [
+        new_trainer(head, tokenizer, tmp_path, data, **settings).evaluate(data)["eval_loss"]
+        for settings in (
+            {"per_device_eval_batch_size": 21},
+            {"per_device_eval_batch_size": 4},
+            {"per_device_eval_batch_size": 7, "pad_to_multiple_of": 48},
+        )
+    ]
+    assert losses[1:] == pytest.approx(losses[:1] * 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("labels", [[row / 7 for row in range(45)], [*range(45)]], ids=["floats", "integers"])
+def test_numbers_at_padding_are_no_labels(labels, tokenizer, tmp_path):
+    data = examples(HEADS[0], 45).remove_columns("label").add_column("label", labels)
+    models = [
+        model_with_gradients(
+            new_trainer(HEADS[0], tokenizer, tmp_path, data, model=new_model(HEADS[0], num_labels=1), **settings)
+        )
+        for settings in (
+            {"per_device_train_batch_size": 45},
+            {
+                "per_device_train_batch_size": 8,
+                "gradient_accumulation_steps": 6,
+                "pad_to_multiple_of": 32,
+                "cuda_graphs": True,  # which drops the number of sequences in other problems
+            },
+        )
+    ]
+    assert_same_gradients(models[1], models[0])
+
+
+def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, tmp_path, monkeypatch, caplog):
+    def multiple(model=None, **settings):
+        return new_trainer(HEADS[0], tokenizer, tmp_path, model=model, **settings).pad_to_multiple_of
+
+    relative = new_model(HEADS[0], position_embedding_type="relative", position_buckets=8)
+    assert (multiple(), multiple(pad_to_multiple_of=24)) == (0, 24)
+    assert multiple(relative, pad_to_multiple_of=24) == multiple(pad_to_multiple_of=24, pad_to_max_length=True) == 0
+    new_trainer(HEADS[0], tokenizer, tmp_path, model=relative, pad_to_multiple_of=24, max_steps=1).train()
+    assert "--pad_to_multiple_of has no effect: on a GPU, attention pads the sequences." in caplog.text
+    with pytest.raises(InputError, match=r"--pad_to_multiple_of -1 must be at least 0"):
+        multiple(pad_to_multiple_of=-1)
+    monkeypatch.setattr(FineTuningArguments, "uses_cuda", True)
+    lengths = np.array([len(ids) for ids in examples(HEADS[0], 45)["input_ids"]])
+    expected = 0.95 * lengths.std() * 4
+    with monkeypatch.context() as patch:
+        patch.setattr("snugbert.trainers.run_trainer.apply_tf32", lambda args: None)
+        args = {"bf16": False, "tf32": False, "dataloader_num_workers": 0, "per_device_train_batch_size": 16}
+        assert expected <= multiple(**args) < expected + 4
+        assert multiple(pad_to_multiple_of=0, **args) == multiple(relative, **args) == 0
+        own = type("Own", (SnugBertForSequenceClassification,), {})  # its head may treat padding as examples
+        assert multiple(own(new_model(HEADS[0]).config), **args) == 0
+        assert multiple(data=examples(HEADS[0], 45).to_iterable_dataset(), max_steps=1, **args) == 0
+        args |= {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 9}
+        budget = snugbert.TokenBudgetDataset(examples(HEADS[0], 45), 100)
+        trainer = new_trainer(HEADS[0], tokenizer, tmp_path, budget, **args)
+        sizes = [(batch["input_ids"].shape, batch["labels"].shape) for batch in trainer.get_train_dataloader()]
+        assert len(sizes) > 2 and set(sizes) == {((1, 200), (2 * budget.max_examples + 7,))}
+        # The rows of an evaluation have a multiple of their own.
+        fill = trainer.get_eval_dataloader(examples(HEADS[0], 45)).collate_fn
+        assert expected * 3 / 4 <= fill.pad_to_multiple_of < expected * 3 / 4 + 4
+
+
+def test_nan_logits_are_an_error(tokenizer, tmp_path):
+    trainer = new_trainer(HEADS[0], tokenizer, tmp_path, max_steps=1)
+    spoiled = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    spoiled["classifier.weight"][:] = float("nan")
+
+    class Spoiler(TrainerCallback):  # as after a learning rate that is too high
+        def on_step_end(self, args, state, control, model, **kwargs):
+            model.load_state_dict(spoiled)
+
+    trainer.add_callback(Spoiler())
+    trainer.train()
+    with pytest.raises(DivergedError, match=r"test: the logits are NaN after step 1\. Try a lower --learning_rate"):
+        trainer.predict(examples(HEADS[0], 5))
+    model = new_model(HEADS[0])
+    model.load_state_dict(spoiled)
+    with pytest.raises(DivergedError, match=r"test: the logits are NaN\. Try without --fp16"):
+        new_trainer(HEADS[0], tokenizer, tmp_path, model=model).predict(examples(HEADS[0], 5))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_bf16_keeps_weights_in_32_bits(head, tokenizer, tmp_path):
+    """Only matrix products use 16 bits, 8 of them for the significand. Weights and AdamW's steps have 32."""
+    gradients, dtypes = [], []
+    for bf16 in (False, True):
+        trainer = new_trainer(head, tokenizer, tmp_path, per_device_train_batch_size=45, bf16=bf16)
+        layer = trainer.model.base_model.encoder.layer[0].output.dense
+        layer.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+        parameters = list(model_with_gradients(trainer).parameters())
+        assert {parameter.dtype for parameter in parameters} == {torch.float32}
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+    assert dtypes == [torch.float32, torch.bfloat16]
+    exact, fast = gradients
+    assert 0 < (fast - exact).norm() < 2**-6 * exact.norm()
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+
+
+def train_and_predict(folder: Path, batch_size: int) -> None:
+    """Trains every head, with frozen layers in the first steps, and predicts 21 examples, an odd number."""
+    for head in HEADS:
+        weights = None if head == "ForQuestionAnswering" else WEIGHTS
+        # Adam would amplify gradients that are only rounding errors.
+        settings = {
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "max_steps": 4,
+            "freeze_layers": 1,
+            "unfreeze_after_steps": 2,
+        }
+        trainer = new_trainer(
+            head,
+            make_tokenizer(),
+            folder / head,
+            examples(head, 48),  # accelerate would fill up an incomplete last batch
+            weights,
+            per_device_train_batch_size=batch_size,
+            per_device_eval_batch_size=4,
+            **settings,
+        )
+        trainer.train()
+        trainer.save_model()
+        predictions = trainer.predict(examples(head, 21, seed=1)).predictions
+        loss = trainer.evaluate(examples(head, 16, seed=1))["eval_loss"]
+        if trainer.is_world_process_zero():
+            parts = predictions if isinstance(predictions, tuple) else (predictions,)
+            np.savez(folder / head / "predictions.npz", *parts, loss=loss, processes=trainer.args.world_size)
+
+
+def test_one_process_equals_two_processes(tmp_path):
+    train_and_predict(tmp_path / "one", batch_size=12)
+    process = forked.run(train_and_predict, tmp_path / "two", 6, processes=2)
+    assert process.returncode == 0, process.stderr
+    for head in HEADS:
+        one, two = (load_file(tmp_path / name / head / "model.safetensors") for name in ("one", "two"))
+        for name in one:
+            torch.testing.assert_close(two[name], one[name], atol=2e-5, rtol=0, msg=f"{head}: {name}")
+        one, two = (np.load(tmp_path / name / head / "predictions.npz") for name in ("one", "two"))
+        assert (one["processes"], two["processes"]) == (1, 2)
+        for part in set(one.files) - {"processes"}:
+            np.testing.assert_allclose(two[part], one[part], atol=1e-5 if part == "loss" else 1e-3)

@@ -1,0 +1,550 @@
+"""`snugbert glue`: whole runs, parity with stock BERT, bad input."""
+
+import json
+import logging
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pandas
+import pytest
+import torch
+from card_metadata import read_metadata
+from datasets import Dataset, load_dataset
+from glue_examples import (
+    FILLER,
+    LARGER,
+    NO_FILES,
+    SMALL,
+    VOCABULARY,
+    WORDS,
+    arguments,
+    checkpoint_of,
+    read_predictions,
+    sentences,
+)
+from hostile import Malicious
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from sklearn.metrics import accuracy_score, mean_squared_error
+from tables import write_csv
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import snugbert_cli
+from snugbert import (
+    SnugBertConfig,
+    SnugBertForSequenceClassification,
+    SnugBertForTokenClassification,
+    SnugBertTokenizer,
+)
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning import glue_command as glue
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.manifest import write_manifest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
+
+
+@pytest.fixture(scope="module")
+def run(workshop) -> Path:
+    """The output folder of a complete run."""
+    output_dir = workshop / "run"
+    extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.csv"}
+    assert snugbert_cli.main(["glue", *arguments(workshop, output_dir, save_steps=15, **extra)]) == 0
+    return output_dir
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_writes_everything(run, workshop):
+    results = json.loads((run / "eval_results.json").read_text())
+    assert results["eval_accuracy"] == 1.0
+    assert results["eval_baseline_accuracy"] == 0.5
+    assert results["eval_samples"] == 60
+    everything = json.loads((run / "all_results.json").read_text())
+    assert everything["train_samples"] == 160 and everything["eval_accuracy"] == 1.0
+    predictions = [line.split("\t") for line in (run / "predict_results.txt").read_text().splitlines()]
+    expected = [[str(i), row["label"]] for i, row in enumerate(sentences(20, seed=3))]
+    assert predictions == [["index", "prediction"], *expected]
+    config = json.loads((run / "config.json").read_text())
+    assert config["model_type"] == "snugbert"
+    assert config["id2label"] == {"0": "cheerful", "1": "gloomy"}
+    assert config["label2id"] == {"cheerful": 0, "gloomy": 1}
+    assert config["vocab_size"] == len(VOCABULARY)
+    classify = pipeline("text-classification", model=str(run), device="cpu")
+    assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
+
+
+def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
+    glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
+    title, *lines = capsys.readouterr().out.strip().splitlines()
+    assert title == "Text classification: scored"
+    assert lines == [
+        "  validation   31 examples: accuracy 100.00 (100.0 to 100.0; baseline 51.61)",
+        "  baseline     always 'cheerful'",
+        "  intervals    95 % intervals from a bootstrap over the examples.",
+        f"  folder       {tmp_path}",
+        "  predictions  eval_predictions.jsonl",
+        "  plots        confusion_matrix.png",
+        "  all results  results.md",
+    ]
+
+
+def test_predictions_are_read_back(run, tmp_path):
+    """Texts with tabs, quotes and line breaks stay as they are. The file gives the same accuracy as the report."""
+    hard = ["a\tfilm", 'the "old" plot, was', "a\r\ngood\nscene", "None", "2012", "", "Zürich \u2028 it", "{}"]
+    texts = [*hard, *(row["sentence"] for row in sentences(40, seed=12))]
+    rows = [{"review": text, "note": text[::-1], "mood": list(WORDS)[i % 3 % 2]} for i, text in enumerate(texts)]
+    changes = {**checkpoint_of(run), "train_file": None, "label_column_name": "mood", "max_eval_samples": 31}
+    snippet = re.search(r"```python\n(import pandas\n.*?)```", FINE_TUNE.read_text(), re.DOTALL)[1]
+    glue.main(arguments(run, tmp_path, **changes, validation_file=write_csv(tmp_path / "dev.csv", rows)))
+    file, results = tmp_path / "eval_predictions.jsonl", json.loads((tmp_path / "eval_results.json").read_text())
+    for frame in (pandas.read_json(file, lines=True), load_dataset("json", data_files=str(file))["train"].to_pandas()):
+        assert list(frame) == ["review", "note", "label", "predicted_label", "probabilities"]
+        assert frame.rename(columns={"label": "mood"})[list(rows[0])].to_dict("records") == rows[:31]
+        assert accuracy_score(frame.label, frame.predicted_label) == results["eval_accuracy"]
+        probabilities = pandas.DataFrame(list(frame.probabilities))
+        assert list(probabilities) == list(WORDS) and probabilities.sum(axis=1).to_numpy() == pytest.approx(1)
+        assert list(probabilities.idxmax(axis=1)) == list(frame.predicted_label)
+    exec(snippet.replace("classifier", str(tmp_path)), names := {})
+    assert len(names["examples"]) == 31 and len(names["wrong"]) == round(31 * (1 - results["eval_accuracy"])) > 0
+
+
+def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
+    """A file to score or to predict may have more columns of text, in another order."""
+    rows = [
+        {"id": f"id {i}", "title": row["sentence"][::-1], "body": row["sentence"], "mood": row["label"]}
+        for i, row in enumerate(sentences(32, seed=11))
+    ]
+    names = {"text_column_names": "body", "label_column_name": "mood", "validation_file": None, "num_train_epochs": 1}
+    file = write_csv(tmp_path / "train.csv", rows)
+    glue.main(arguments(workshop, tmp_path / "model", train_file=file, **names))
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["text_columns"] == ["body"]
+    data = {"train_file": None, "validation_file": file, "label_column_name": "mood"}
+    for changes in ({"text_column_names": "body"}, {}):
+        folder = tmp_path / f"scored-{len(changes)}"
+        glue.main(arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
+    scored = read_predictions(tmp_path / "scored-0" / "eval_predictions.jsonl")
+    assert scored == read_predictions(tmp_path / "scored-1" / "eval_predictions.jsonl")
+    command = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--output_file", str(tmp_path / "o.jsonl")]
+    assert snugbert_cli.main([*command, "--input_file", str(file), "--use_cpu"]) == 0
+    for row, predicted, expected in zip(rows, read_predictions(tmp_path / "o.jsonl"), scored, strict=True):
+        assert {name: predicted[name] for name in row} == row
+        assert predicted["predicted_label"] == expected["predicted_label"]
+        assert predicted["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
+    other = write_csv(tmp_path / "other.csv", [{"title": "a", "sentence1": "b", "sentence2": "c"}])
+    assert snugbert_cli.main([*command, "--input_file", str(other), "--overwrite_output_file"]) == 2
+    error = capsys.readouterr().err
+    assert "several text columns: sentence1, sentence2. The model was trained on the column 'body'. Set --" in error
+    with pytest.raises(InputError, match=r"the text column 'label' has the name of a prediction\. Rename the column"):
+        names = {**data, "text_column_names": "label", "label_column_name": "body"}
+        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
+
+
+def test_labeled_test_files_are_scored(run, workshop, tmp_path):
+    rows = sentences(20, seed=4)
+    rows[0]["label"] = "gloomy"  # wrong: the sentence is cheerful
+    changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True}
+    glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
+    results = json.loads((tmp_path / "out" / "predict_results.json").read_text())
+    assert results["predict_accuracy"] == 0.9
+    assert len((tmp_path / "out" / "predict_results.txt").read_text().splitlines()) == 11
+    assert not (tmp_path / "out" / "eval_results.json").exists()
+    # The arguments name training examples, but this run did not use them.
+    data = json.loads((tmp_path / "out" / "results.json").read_text())["data"]
+    assert {name: source["num_examples"] for name, (source,) in data.items()} == {"predict": 10}
+
+
+def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path, monkeypatch):
+    files = {"train": "amazon_train.csv", "validation": "yelp_dev.csv", "test": "imdb.csv"}
+    numbers = {"train": 18, "validation": 14, "test": 10}
+    for seed, (split, file) in enumerate(files.items()):
+        write_csv(tmp_path / file, sentences(numbers[split], seed=seed))
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
+    names = {f"{split}_file": tmp_path / file for split, file in files.items()}
+    glue.main(arguments(workshop, tmp_path / "out", **names, **asked))
+    trained_on, scores = read_metadata(tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert trained_on == [("amazon_train.csv", "train", 18)]
+    assert scores == {
+        ("yelp_dev.csv", "validation", 14): {"accuracy": pytest.approx(metrics["eval_accuracy"], rel=1e-5)},
+        ("imdb.csv", "test", 10): {"accuracy": pytest.approx(metrics["predict_accuracy"], rel=1e-5)},
+    }
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.datasets is None and "fine-tuned on amazon_train.csv (18 examples) with" in card.text
+    assert "measured on yelp_dev.csv and imdb.csv. " in card.text
+    for row in ("training | amazon_train.csv | 18", "validation | yelp_dev.csv | 14", "test | imdb.csv | 10"):
+        assert f"| {row} |" in card.text and f"| {row} |" in (tmp_path / "out" / "results.md").read_text()
+
+    # The same examples from a dataset on the Hub.
+    local = {split: str(tmp_path / file) for split, file in files.items()}
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: load_dataset("csv", data_files=local))
+    hub = {"dataset_name": "me/reviews", "dataset_config_name": "en", **NO_FILES}
+    glue.main(arguments(workshop, tmp_path / "hub", **hub, **asked, max_eval_samples=9))
+    trained_on, scores = read_metadata(tmp_path / "hub")
+    assert trained_on == [("me/reviews (en)", "train", 18)]
+    assert list(scores) == [("me/reviews (en)", "validation", 9), ("me/reviews (en)", "test", 10)]
+    data = ModelCard.load(tmp_path / "hub" / "README.md").data
+    assert data.datasets == ["me/reviews"]
+    places = {(r.dataset_type, r.dataset_config, r.dataset_args.get("first")) for r in data.eval_results}
+    assert places == {("me/reviews", "en", 9), ("me/reviews", "en", None)}
+
+
+def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
+    output_dir = tmp_path / "resumed"
+    shutil.copytree(run / "checkpoint-15", output_dir / "checkpoint-15")
+    glue.main(arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
+    straight, resumed = (load_file(folder / "model.safetensors") for folder in (run, output_dir))
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
+    again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
+    for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
+        torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
+        write_manifest(tmp_path / "out" / "checkpoint-15")
+        with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
+            glue.main(again)
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize("content", [Malicious(), b"torn"])
+def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(run, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    if isinstance(content, bytes):
+        (folder / "pytorch_model.bin").write_bytes(content)
+    else:
+        torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pytorch_model.bin: damaged"):
+        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(folder)))
+    assert not Path("owned").exists()
+
+
+def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypatch):
+    output_dir = shutil.copytree(run, tmp_path / "run")
+    before = (output_dir / "model.safetensors").read_bytes()
+    with monkeypatch.context() as before_tokenization:
+        before_tokenization.setattr("snugbert.tasks.classification.make_features", None)
+        with pytest.raises(InputError, match="already contains a run"):
+            glue.main(arguments(workshop, output_dir))
+        for changes, message in (
+            ({"layerwise_lr_decay": 0.5}, r"--layerwise_lr_decay was 1.0 and is 0.5"),
+            ({"max_steps": 3}, r"checkpoint-\d+ has taken \d+ steps, more than the 3 steps of this run"),
+        ):
+            with pytest.raises(InputError, match=message):
+                glue.main(arguments(workshop, output_dir, resume_from_checkpoint="true", **changes))
+    assert (output_dir / "model.safetensors").read_bytes() == before
+    glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))
+    assert (output_dir / "model.safetensors").read_bytes() != before
+    assert not (output_dir / "checkpoint-15").exists()
+
+
+def test_regression(workshop, tmp_path):
+    number = {"cheerful": 1.5, "gloomy": -1}
+    rows = [{"text": row["sentence"], "label": number[row["label"]]} for row in sentences(160, seed=5)]
+    files = {
+        "train_file": write_csv(tmp_path / "train.csv", rows),
+        "validation_file": write_csv(tmp_path / "dev.csv", rows[:40]),
+        "test_file": write_csv(tmp_path / "test.csv", rows[:5]),
+    }
+    asked = {"do_train": True, "do_eval": True, "do_predict": True}
+    glue.main(arguments(workshop, tmp_path / "out", **files, **asked, num_train_epochs=8))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
+    examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
+    assert [{"text": row["text"], "label": row["label"]} for row in examples] == rows[:40]
+    gold, predicted = ([row[name] for row in examples] for name in ("label", "predicted_label"))
+    assert mean_squared_error(gold, predicted) == results["eval_mse"]
+    lines = [line.split("\t") for line in (tmp_path / "out" / "predict_results.txt").read_text().splitlines()[1:]]
+    assert [index for index, _ in lines] == ["0", "1", "2", "3", "4"]
+    # Another batch, so another order of summation.
+    assert [float(number) for _, number in lines] == pytest.approx(predicted[:5], rel=1e-6)
+    assert predicted[0] == pytest.approx(1.5, abs=0.75)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["problem_type"] == "regression"
+
+
+def test_similarity_task(workshop, tmp_path):
+    lines = ["index\tsentence1\tsentence2\tscore"]
+    lines += [f"{i}\t{row['sentence']}\tit was\t{i % 6:.3f}" for i, row in enumerate(sentences(24, seed=6))]
+    (tmp_path / "STS-B").mkdir()
+    for name in ("train", "dev"):
+        (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(lines))
+    changes = {"task_name": "sts-b", "data_dir": tmp_path, "train_file": None, "validation_file": None}
+    glue.main(arguments(workshop, tmp_path / "out", **changes, num_train_epochs=1))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    mean = (results["eval_pearson"] + results["eval_spearmanr"]) / 2
+    assert results["eval_combined_score"] == pytest.approx(mean)
+    assert "eval_baseline_pearson" not in results
+
+
+def test_several_labels(workshop, tmp_path, capsys):
+    """One label for each of two kinds of words in a sentence. The checkpoint predicts the same in a second run."""
+    generator = random.Random(8)
+    rows = []
+    for _ in range(320):
+        labels = [label for label in WORDS if generator.random() < 0.5]
+        words = generator.choices(FILLER, k=6) + [generator.choice(WORDS[label]) for label in labels]
+        rows.append({"text": " ".join(generator.sample(words, len(words))), "label": labels})
+    for name, part in (("train", rows[60:]), ("dev", rows[:60]), ("test", rows[:20])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    files = {"train_file": tmp_path / "train.json", "validation_file": tmp_path / "dev.json"}
+    glue.main(arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
+    assert "  baseline     always 'cheerful, gloomy'" in capsys.readouterr().out
+    examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
+    for row, example in zip(rows[:60], examples, strict=True):
+        probable = [label for label, probability in example.pop("probabilities").items() if probability > 0.5]
+        assert example == {**row, "predicted_label": probable}
+    (tmp_path / "test.json").write_text(json.dumps([{"text": row["text"]} for row in rows[:20]]))
+    changes = {**checkpoint_of(tmp_path / "out"), "test_file": tmp_path / "test.json", "do_predict": True}
+    glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
+    predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
+    assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
+    # Vectors of 0 and 1 are the same labels, but have no names. Without training, the checkpoint's names apply.
+    vectors = {name: tmp_path / f"{name}-vectors.json" for name in ("train", "dev")}
+    for name, part in (("train", rows[60:]), ("dev", rows[:60])):
+        changed = [{**row, "label": [int(label in row["label"]) for label in WORDS]} for row in part]
+        vectors[name].write_text(json.dumps(changed))
+    same = {"train_file": vectors["train"], "validation_file": vectors["dev"]}
+    glue.main(arguments(workshop, tmp_path / "vectors", **same, **LARGER, num_train_epochs=1, max_steps=3))
+    glue.main(arguments(workshop, tmp_path / "names", **files, **LARGER, num_train_epochs=1, max_steps=3))
+    weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("vectors", "names")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    config = SnugBertConfig.from_pretrained(tmp_path / "vectors")
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"} and config.problem_type == "multi_label_classification"
+    scored = {**checkpoint_of(tmp_path / "out"), "train_file": None, "validation_file": vectors["dev"]}
+    glue.main(arguments(workshop, tmp_path / "scored", **scored))
+    assert read_predictions(tmp_path / "scored" / "eval_predictions.jsonl") == read_predictions(
+        tmp_path / "out" / "eval_predictions.jsonl"
+    )
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
+        glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
+
+
+def test_class_weights(workshop, tmp_path):
+    """The text does not reveal the rare label. It is predicted only if its weight is large enough."""
+    rows = [{"sentence": generated["sentence"], "label": "rare"} for generated in sentences(16, seed=9)]
+    rows += [{"sentence": generated["sentence"], "label": "usual"} for generated in sentences(80, seed=10)]
+    file = write_csv(tmp_path / "train.csv", rows)
+    predicted = {}
+    for weights in (None, "rare=50"):
+        asked = {"do_train": True, "do_predict": True, "num_train_epochs": 1, "class_weights": weights}
+        glue.main(arguments(workshop, tmp_path / f"{weights}", train_file=file, test_file=file, **asked))
+        lines = (tmp_path / f"{weights}" / "predict_results.txt").read_text().splitlines()[1:]
+        predicted[weights] = {line.split("\t")[1] for line in lines}
+    assert predicted == {None: {"usual"}, "rare=50": {"rare"}}
+
+
+def test_defaults_are_the_papers(tmp_path):
+    args = FineTuningArguments(output_dir=str(tmp_path))
+    assert args.num_train_epochs == 3 and args.per_device_train_batch_size == 32
+    assert args.lr_scheduler_type == "linear" and args.get_warmup_steps(200) == 20 and args.weight_decay == 0.01
+    model = SnugBertForSequenceClassification(
+        SnugBertConfig.from_size("tiny", num_hidden_layers=1, vocab_size=len(VOCABULARY))
+    )
+    decayed = Trainer(model=model, args=args).get_decay_parameter_names(model)
+    assert all(("LayerNorm" in name or "bias" in name) != (name in decayed) for name, _ in model.named_parameters())
+
+
+# --- parity -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bert(tmp_path, workshop) -> Path:
+    """A stock BERT checkpoint with a classifier, in 16 bits like some published ones."""
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    BertForSequenceClassification(config).bfloat16().save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
+    """Without dropout, three epochs of the command equal three epochs of the stock model under the stock Trainer."""
+    settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3, "learning_rate": 1e-3, "use_cpu": True}
+    changes = {**checkpoint_of(bert), "tokenizer_name": workshop / "tokenizer", **settings}
+    glue.main(arguments(workshop, tmp_path / "ours", **changes))
+    ours = SnugBertForSequenceClassification.from_pretrained(tmp_path / "ours")
+
+    tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
+    examples = Dataset.from_list(sentences(160, seed=1)).map(
+        lambda row: {**tokenizer(row["sentence"]), "label": list(WORDS).index(row["label"])},
+        remove_columns="sentence",
+    )
+    stock = BertForSequenceClassification.from_pretrained(bert, dtype=torch.float32)
+    defaults = {"warmup_steps": 0.1, "weight_decay": 0.01, "disable_tqdm": True}
+    trainer = Trainer(
+        model=stock,
+        args=TrainingArguments(output_dir=str(tmp_path / "stock"), **settings, **defaults),
+        train_dataset=examples,
+        data_collator=DataCollatorWithPadding(tokenizer),
+    )
+    loss = trainer.train().training_loss
+    results = json.loads((tmp_path / "ours" / "train_results.json").read_text())
+    assert results["train_loss"] == pytest.approx(loss, abs=1e-5)
+    trained = dict(ours.named_parameters())
+    for name, weight in stock.named_parameters():
+        torch.testing.assert_close(trained[name], weight, atol=1e-4, rtol=1e-3)
+
+
+def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
+    """A 16-bit checkpoint does, too: see the test above."""
+    weights = []
+    for dtype in ("float32", "bfloat16"):
+        SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype=dtype).save_pretrained(tmp_path / dtype)
+        changes = {"config_name": tmp_path / dtype, "config_overrides": None, "max_steps": 3}
+        glue.main(arguments(workshop, tmp_path / f"trained-{dtype}", **changes))
+        weights.append(load_file(tmp_path / f"trained-{dtype}" / "model.safetensors"))
+    assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task_name": "imdb"}, "--task_name: unknown value 'imdb'. Choose one of cola, mnli, mrpc"),
+        ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
+        ({"train_file": "empty.csv"}, r"empty\.csv: no examples"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
+        ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
+        ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
+        ({"data_dir": "{workshop}"}, "--task_name is missing. Give the GLUE task"),
+        (
+            {"data_dir": "{workshop}", "task_name": "rte"},
+            r"--data_dir: no RTE files in .*\. Expected train\.tsv, dev\.tsv, test\.tsv",
+        ),
+        (
+            {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
+            r"contains no files of a GLUE task, such as .*/CoLA/train\.tsv",
+        ),
+        (
+            {"task_name": "all"},
+            "--train_file names the data of a single task. For all tasks, give --data_dir, or use the Hub",
+        ),
+        (
+            {"task_name": "rte", "label_separator": ","},
+            "--label_separator is only for your own data. Remove it, or remove --task_name rte",
+        ),
+        ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
+        ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
+        (
+            {"metric_for_best_model": "matthews"},
+            r"Text classification has no metric 'matthews'\. Choose one of accuracy",
+        ),
+        (
+            {"task_name": "rte"},
+            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: sentence, label. Expected: "
+            "sentence1, sentence2, label.",
+        ),
+        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
+        ({"config_name": None}, "--model_name_or_path is missing"),
+        ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
+        ({"config_name": "huge"}, "'huge' is neither a size"),
+        ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
+        (
+            {"config_overrides": SMALL + ",vocab_size=9"},
+            f"the tokenizer has {len(VOCABULARY)} tokens, but the model's vocabulary has only 9",
+        ),
+        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
+        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
+        ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
+        (
+            {"tokenizer_name": "{workshop}"},
+            r"no tokenizer. Expected one of these files: tokenizer.json",
+        ),
+        ({"max_train_samples": 0}, "--max_train_samples 0 must be at least 1"),
+        ({"max_seq_length": 2}, "--max_seq_length 2 must be at least 3"),
+        ({"learning_rate": "high"}, "invalid float value: 'high'"),
+        ({"sequence_length": 3}, r"--sequence_length. Did you mean --max_seq_length\? `snugbert glue --help` lists"),
+    ],
+)
+def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("sentence,label\n")
+    changes = {k: v.replace("{workshop}", str(workshop)) if isinstance(v, str) else v for k, v in changes.items()}
+    if "model_name_or_path" in changes:
+        changes["config_name"] = None
+    with pytest.raises(InputError, match=message):
+        glue.main(arguments(workshop, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_labels(run, workshop, tmp_path):
+    rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
+    file = write_csv(tmp_path / "dev.csv", rows)
+    known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected cheerful, gloomy, .*\. Fix or remove the row"
+    with pytest.raises(InputError, match=known):  # labels of the training file
+        glue.main(arguments(workshop, tmp_path / "out", validation_file=file))
+    with pytest.raises(InputError, match=known):  # labels of the checkpoint
+        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), train_file=None, validation_file=file))
+
+
+def test_a_classifier_for_other_labels(run, workshop, tmp_path):
+    rows = [{"sentence": word, "label": i} for i, word in enumerate(["a", "the", "film"] * 4)]
+    changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
+    with pytest.raises(
+        InputError,
+        match=r"Number of labels in this data: 12\. If .*, replace it with --ignore_mismatched_sizes",
+    ):
+        glue.main(arguments(workshop, tmp_path / "out", **changes))
+    glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
+
+
+def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\nit was fine\t1\nit was bad\t0\n")
+    data = {"task_name": "sst2", "train_file": None, "validation_file": tmp_path / "dev.tsv"}
+    # A token classifier has a head of this name and size, but no pooler.
+    SnugBertForTokenClassification.from_pretrained(run).save_pretrained(tmp_path / "tagger")
+    SnugBertForSequenceClassification.from_pretrained(run, num_labels=3, ignore_mismatched_sizes=True).save_pretrained(
+        tmp_path / "other"
+    )
+    for name, more, message in (
+        ("tagger", {}, r"tagger has no weights for bert.pooler.dense.bias, bert.pooler.dense.weight"),
+        ("other", {}, r"weights of .*other do not fit .* fine-tuned for this data \(number of labels: 2\)"),
+        ("other", {"ignore_mismatched_sizes": True}, r"other has no weights for classifier.bias, classifier.weight"),
+    ):
+        changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
+        with pytest.raises(InputError, match=message):
+            glue.main(arguments(workshop, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
+    rows = [{"sentence": "film " * 600, "label": "gloomy"}, {"sentence": "good", "label": "cheerful"}]
+    changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
+    with caplog.at_level(logging.WARNING, logger="snugbert"):
+        glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
+    assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
+
+
+def test_an_error_is_one_line(workshop, tmp_path, capsys):
+    assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
+    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown value 'imdb'")

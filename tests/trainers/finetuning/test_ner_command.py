@@ -1,0 +1,225 @@
+"""`snugbert ner`: whole runs, scoring a checkpoint, bad input."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from card_metadata import read_metadata
+from huggingface_hub import ModelCard
+from torch._dynamo.utils import counters
+from transformers import AutoModelForTokenClassification, pipeline
+
+import snugbert_cli
+from snugbert import SnugBertModel, SnugBertTokenizer
+from snugbert.command_line import parse_arguments
+from snugbert.data.packed_batches import count_tokens
+from snugbert.tasks import tagging as ner
+from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.ner_command import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------
+
+FILLER = "the a of in met saw left and then about was".split()
+GIVEN, FAMILY, PLACES, ENDINGS = ["anna", "otto"], ["berg", "stone"], ["oslo", "rome"], ["town", "port"]
+NAMES = [*GIVEN, *FAMILY, *PLACES, *(f"##{ending}" for ending in ENDINGS)]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLER, *NAMES]
+SMALL = (
+    "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
+    "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+)
+
+
+def tagged_text(number: int, seed: int, endings: list[str] = ENDINGS) -> str:
+    """IOB1 sentences in documents of five. People have one or two names. Places are one word of one or two tokens."""
+    generator = random.Random(seed)
+    lines = []
+    for i in range(number):
+        lines += ["-DOCSTART- O", ""] if i % 5 == 0 else []
+        for _ in range(generator.randint(1, 5)):
+            lines += [f"{word} O" for word in generator.choices(FILLER, k=generator.randint(1, 4))]
+            if generator.random() < 0.5:
+                lines.append(f"{generator.choice(GIVEN)} I-PER")
+                lines += [f"{generator.choice(FAMILY)} I-PER"] if generator.random() < 0.5 else []
+            else:
+                lines.append(f"{generator.choice(PLACES)}{generator.choice(['', *endings])} I-LOC")
+        lines.append("")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory) -> Path:
+    """A folder with a tokenizer and data: 200 sentences to train on, 50 to score, 30 to tag."""
+    folder = tmp_path_factory.mktemp("ner")
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(folder / "tokenizer")
+    (folder / "train.txt").write_text(tagged_text(200, seed=1, endings=["town"]))
+    (folder / "dev.txt").write_text(tagged_text(50, seed=2))
+    (folder / "test.txt").write_text(re.sub(" [IO].*", "", tagged_text(30, seed=3)))
+    return folder
+
+
+def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
+    """A command line that trains a small model from random weights. None removes an argument."""
+    values = {
+        "config_name": "tiny",
+        "config_overrides": SMALL,
+        "tokenizer_name": workshop / "tokenizer",
+        "train_file": workshop / "train.txt",
+        "validation_file": workshop / "dev.txt",
+        "output_dir": output_dir,
+        "max_seq_length": 24,
+        "per_device_train_batch_size": 16,
+        "num_train_epochs": 5,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **changes,
+    }
+    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def run(workshop) -> Path:
+    """The output folder of a run with document context."""
+    extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.txt"}
+    argv = ["ner", *arguments(workshop, workshop / "run", document_context=True, **extra)]
+    assert snugbert_cli.main(argv) == 0
+    return workshop / "run"
+
+
+def test_a_run_learns_and_writes_everything(run, workshop):
+    results = json.loads((run / "eval_results.json").read_text())
+    assert results["eval_f1"] == 1.0 and results["eval_PER_f1"] == 1.0 and results["eval_samples"] == 50
+    assert results["eval_PER_number"] + results["eval_LOC_number"] > 100
+    assert 0.5 < results["eval_baseline_f1"] < 0.9  # words ending in -port are not in the training data
+    config = json.loads((run / "config.json").read_text())
+    assert config["id2label"] == {"0": "O", "1": "B-LOC", "2": "I-LOC", "3": "B-PER", "4": "I-PER"}
+    assert {path.name for path in run.glob("*.png")} >= {"entity_scores.png", "confusion_matrix.png"}
+    assert (run / "eval_predictions.txt").read_text() == tagged_text(50, seed=2)
+    # The test sentences have no tags. The predictions are correct, in the scheme of the training file.
+    assert (run / "predictions.txt").read_text() == tagged_text(30, seed=3)
+    # Only the first token of a word was trained, so "first", not "simple".
+    tag = pipeline("token-classification", model=str(run), aggregation_strategy="first", device="cpu")
+    found = [(part["entity_group"], part["word"]) for part in tag("then anna berg met otto in romeport")]
+    assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
+
+
+@pytest.mark.slow
+def test_the_command_compiles_the_layers(workshop, tmp_path, new_compiler):
+    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    main(arguments(workshop, tmp_path, **flags, do_train=True, max_steps=2))
+    assert counters["stats"]["unique_graphs"] >= 1
+
+
+def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
+    files = {"train": ("wikiann_train.txt", 40), "validation": ("conll_dev.txt", 15), "test": ("wnut.txt", 10)}
+    for seed, (file, number) in enumerate(files.values()):
+        (tmp_path / file).write_text(tagged_text(number, seed))
+    names = {f"{split}_file": tmp_path / file for split, (file, _) in files.items()}
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
+    main(arguments(workshop, tmp_path / "out", **names, **asked))
+    trained_on, scores = read_metadata(tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert trained_on == [("wikiann_train.txt", "train", 40)]
+    assert scores == {
+        (*source, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in ner.METRICS}
+        for *source, number, name in (
+            ("conll_dev.txt", "validation", 15, "eval"),
+            ("wnut.txt", "test", 10, "predict"),
+        )
+    }
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.datasets is None and "fine-tuned on wikiann_train.txt (40 examples) with SnugBERT" in card.text
+    assert "measured on conll_dev.txt and wnut.txt. " in card.text
+    hub = NerDataArguments(dataset_name="eriktks/conll2003")
+    expected = ("eriktks/conll2003", "test", 10, "eriktks/conll2003", None)
+    assert ner.describe_split(hub, "test", 10) == expected
+
+
+def test_document_context(workshop, tmp_path):
+    types = (FineTunedModelArguments, NerDataArguments, FineTuningArguments)
+    without, with_context = (
+        ner.make_task(*parse_arguments(types, arguments(workshop, tmp_path, document_context=context), "", ""))
+        for context in (False, True)
+    )
+    for one, other in (
+        (without.train_features, with_context.train_features),
+        (without.evaluation_sets[0].features, with_context.evaluation_sets[0].features),
+    ):
+        assert 1.2 * count_tokens(one).sum() < count_tokens(other).sum()
+
+
+def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
+    checkpoint = {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
+    for extra in ({}, {"pad_to_max_length": True}):
+        main(arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
+        results = json.loads((tmp_path / "eval_results.json").read_text())
+        assert results["eval_samples"] == 20 and results["eval_f1"] == 1.0
+        assert "eval_baseline_f1" not in results
+    assert "predictions  eval_predictions.txt\n" in capsys.readouterr().out
+
+
+def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
+    changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    changes |= {
+        "metric_for_best_model": "LOC_f1",
+        "return_entity_level_metrics": True,
+        "num_train_epochs": 2,
+        "max_train_samples": 64,
+    }
+    main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path)
+    assert model.config.num_labels == 5
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, tmp_path):
+    """8 sentences have tags, all of one type. The teacher tags the others. Their own tags are not read."""
+    tokens = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate(tokens)}).save_pretrained(tmp_path / "tokenizer")
+    untagged = re.sub(" [IO].*|-DOCSTART- O", "", tagged_text(160, seed=4)).split("\n\n")
+    rows = [json.dumps({"tokens": sentence.split(), "ner_tags": [7]}) for sentence in untagged]
+    (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
+    sentences = (workshop / "train.txt").read_text().split("\n\n")
+    (tmp_path / "people.txt").write_text("\n\n".join(text for text in sentences if "I-LOC" not in text))
+    files = {"train_file": tmp_path / "people.txt", "unlabeled_file": tmp_path / "unlabeled.jsonl"}
+    files |= {"tokenizer_name": tmp_path / "tokenizer", "max_train_samples": 8}
+    main(arguments(workshop, tmp_path / "out", teacher_name_or_path=run, **files))
+    rows = {row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]}
+    assert rows["teacher"] == 1 and rows["student"] > 0.95 > rows["student without teacher"]
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+def test_bad_arguments(run, workshop, tmp_path, capsys):
+    def complaint(**changes: object) -> str:
+        assert snugbert_cli.main(["ner", *arguments(workshop, tmp_path / "out", **changes)]) == 2
+        return capsys.readouterr().err
+
+    (tmp_path / "other.txt").write_text("anna I-PER\n\nin O\nrome I-GPE\n")
+    message = complaint(validation_file=tmp_path / "other.txt")
+    assert "other.txt, line 4: unknown entity type 'GPE'. Expected a type in" in message
+    assert message.endswith("train.txt: LOC, PER.\n")
+    (tmp_path / "plain.txt").write_text("anna I-PER\n")
+    message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
+    assert "plain.txt does not mark its documents. Add -DOCSTART- lines" in message
+    assert "none.txt: no such file." in complaint(train_file=tmp_path / "none.txt")
+    assert "no data. Give" in complaint(train_file=None, validation_file=None)
+    assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
+    assert "columns of a CoNLL file have no names. Give a number" in complaint(label_column_name="ner_tags")
+    assert "--max_seq_length 3 must be at least 4" in complaint(max_seq_length=3)
+    assert "has no metric 'accurcy'. Choose one of precision" in complaint(metric_for_best_model="accurcy")
+    assert "the labels of the model must be entity tags, not LABEL_0, LABEL_1" in complaint(train_file=None)
+    assert "no test sentences. Give --test_file" in complaint(do_predict=True)
+    encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
+    SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
+    assert "has no weights for classifier.bias, classifier.weight" in complaint(**encoder, train_file=None)
+    assert not (tmp_path / "out").exists()

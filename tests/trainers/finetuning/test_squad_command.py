@@ -1,0 +1,331 @@
+"""`snugbert squad`: whole runs, thresholds, bad input."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from card_metadata import read_metadata
+from huggingface_hub import ModelCard
+from squad_definition import definition_2
+from squad_forms import flat, nested
+
+import snugbert_cli
+from snugbert import SnugBertTokenizer
+from snugbert.data.squad import load_questions
+from snugbert.errors import InputError
+from snugbert.tasks.question_answering import describe_sources
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_windows import Question
+from snugbert.trainers.finetuning import squad_command as squad
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------
+
+FIRST = "anna ben carl dora emil fred gina hugo".split()
+LAST = "reed stone wood".split()
+FILLER = "the old man said that it was very cold and then a dog ran over the hill".split()
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(FILLER), *FIRST, *LAST, "who"]
+SMALL = (
+    "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
+    "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+)
+
+
+def stories(number: int, seed: int, negative: bool = False) -> list[dict]:
+    """Filler around a first and a last name, the answer. Every second of the `negative` stories has no answer."""
+    generator = random.Random(seed)
+    rows = []
+    for i in range(number):
+        words = generator.choices(FILLER, k=generator.randint(3, 24))
+        name, answers = f"{generator.choice(FIRST)} {generator.choice(LAST)}", []
+        if not (negative and i % 2):
+            words.insert(generator.randrange(len(words) + 1), name)
+            answers = [(name, " ".join(words).index(name))]
+        rows.append({"id": f"q{i}", "title": "T", "context": " ".join(words), "question": "who", "answers": answers})
+    return rows
+
+
+def write_stories(file: Path, rows: list[dict]) -> Path:
+    file.write_text("\n".join(json.dumps(flat(row)) for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory) -> Path:
+    """A folder with a tokenizer and data."""
+    folder = tmp_path_factory.mktemp("squad")
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(folder / "tokenizer")
+    write_stories(folder / "train.jsonl", stories(200, seed=1))
+    (folder / "dev.json").write_text(json.dumps(nested(stories(60, seed=2))))
+    write_stories(folder / "test.jsonl", [{**row, "answers": []} for row in stories(20, seed=3)])
+    write_stories(folder / "train-v2.jsonl", stories(200, seed=1, negative=True))
+    write_stories(folder / "dev-v2.jsonl", stories(60, seed=2, negative=True))
+    return folder
+
+
+def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
+    """A command line that trains a small model from random weights. None removes an argument."""
+    values = {
+        "config_name": "tiny",
+        "config_overrides": SMALL,
+        "tokenizer_name": workshop / "tokenizer",
+        "train_file": workshop / "train.jsonl",
+        "validation_file": workshop / "dev.json",
+        "max_seq_length": 20,
+        "doc_stride": 6,
+        "output_dir": output_dir,
+        "per_device_train_batch_size": 16,
+        "num_train_epochs": 4,
+        "learning_rate": 1e-2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        **changes,
+    }
+    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+
+
+def checkpoint_of(run: Path) -> dict[str, object]:
+    """Changes to `arguments` that load the checkpoint in `run`."""
+    return {
+        "model_name_or_path": run,
+        "config_name": None,
+        "config_overrides": None,
+        "tokenizer_name": None,
+        "train_file": None,
+    }
+
+
+@pytest.fixture(scope="module")
+def run(workshop) -> Path:
+    """The output folder of a complete run. All questions have answers."""
+    output_dir = workshop / "run"
+    extra = {"do_train": True, "do_eval": True, "do_predict": True, "test_file": workshop / "test.jsonl"}
+    assert snugbert_cli.main(["squad", *arguments(workshop, output_dir, **extra)]) == 0
+    return output_dir
+
+
+def test_a_run_learns_and_writes_everything(run):
+    results = json.loads((run / "eval_results.json").read_text())
+    assert results["eval_samples"] == 60
+    assert results["eval_exact_match"] == results["eval_f1"] == 100.0
+    answers = json.loads((run / "predictions.json").read_text())
+    assert answers == {row["id"]: row["answers"][0][0] for row in stories(60, seed=2)}
+    n_best = json.loads((run / "nbest_predictions.json").read_text())
+    assert all(n_best[question][0]["text"] == answer for question, answer in answers.items())
+    assert max(map(len, n_best.values())) == 20
+    assert not (run / "null_odds.json").exists()
+    # The test questions have no answers.
+    expected = {row["id"]: row["answers"][0][0] for row in stories(20, seed=3)}
+    assert json.loads((run / "predict_predictions.json").read_text()) == expected
+    assert not (run / "predict_results.json").exists()
+    assert (run / "f1_by_answer_length.png").stat().st_size > 5000
+    assert not (run / "predict_f1_by_answer_length.png").exists()
+    assert "f1_by_answer_length.png" in (run / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
+    """8 questions have an answer. The teacher answers the others. Their own answers are not read."""
+    rows = [{**flat(row), "answers": "unknown", "is_impossible": True} for row in stories(160, seed=4)]
+    unlabeled = tmp_path / "unlabeled.jsonl"
+    unlabeled.write_text("\n".join(map(json.dumps, rows)))
+    changes = {"teacher_name_or_path": run, "max_train_samples": 8, "unlabeled_file": unlabeled}
+    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    scores = {
+        row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]
+    }
+    assert scores["teacher"] == 100 and scores["student"] > 95 > scores["student without teacher"]
+
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate([*VOCABULARY, "##s"])}).save_pretrained(
+        tmp_path / "other"
+    )
+    write_stories(tmp_path / "other.jsonl", [{**row, "question": "whos"} for row in stories(20, seed=5)])
+    changes |= {"unlabeled_file": tmp_path / "other.jsonl", "tokenizer_name": tmp_path / "other"}
+    with pytest.raises(InputError, match="its tokenizer splits the text differently"):
+        squad.main(arguments(workshop, tmp_path / "other-out", **changes, compare_without_teacher=False))
+
+
+def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
+    rows = stories(60, seed=4)
+    numbers = {"amazon_train": 30, "news_train": 10, "unused_train": 5, "xquad_dev": 9, "tydiqa": 6}
+    files = {}
+    for name, number in numbers.items():
+        files[name], rows = write_stories(tmp_path / f"{name}.jsonl", rows[:number]), rows[number:]
+    given = {"validation_file": files["xquad_dev"], "test_file": files["tydiqa"], "max_train_samples": 38}
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
+    argv = arguments(workshop, tmp_path / "out", train_file=None, **given, **asked)
+    squad.main([*argv, "--train_file", *(str(files[f"{name}_train"]) for name in ("amazon", "news", "unused"))])
+    trained_on, scores = read_metadata(tmp_path / "out")
+    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    assert trained_on == [("amazon_train.jsonl", "train", 30), ("news_train.jsonl", "train", 8)]
+    assert scores == {
+        (file, split, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in ("exact_match", "f1")}
+        for file, split, number, name in (
+            ("xquad_dev.jsonl", "validation", 9, "eval"),
+            ("tydiqa.jsonl", "test", 6, "predict"),
+        )
+    }
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.datasets is None
+    assert (
+        "fine-tuned on amazon_train.jsonl (30 examples) and news_train.jsonl (8 examples) with SnugBERT" in card.text
+    )
+    assert "measured on xquad_dev.jsonl and tydiqa.jsonl. " in card.text
+    hub = SquadDataArguments(dataset_name="google/xquad", dataset_config_name="xquad.en")
+    (source,) = describe_sources(hub, "validation", [Question("a", "Who?", "Anna.")] * 9)
+    assert source == ("google/xquad (xquad.en)", "validation", 9, "google/xquad", "xquad.en")
+
+
+@pytest.mark.usefixtures("pictures")
+def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    files = {
+        "train_file": workshop / "train-v2.jsonl",
+        "validation_file": workshop / "dev-v2.jsonl",
+        "version_2_with_negative": True,
+    }
+    squad.main(arguments(workshop, first, **files, max_steps=9))  # too few to give an answer at odds of 0
+    results = json.loads((first / "eval_results.json").read_text())
+    assert results["eval_f1"] + 20 < results["eval_best_f1"]
+    assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
+    summary = capsys.readouterr().out
+    score = r"\S+ \(\S+ to \S+; baseline 50\.00\)"
+    assert re.search(
+        rf"validation   60 examples: exact {score}, f1 {score}, HasAns_exact \S+ \(\S+ to \S+\), ", summary
+    )
+    intervals = json.loads((first / "results.json").read_text())["intervals"]["eval"]
+    assert intervals.keys() == {name.removeprefix("eval_") for name in results if re.search("_(exact|f1)$", name)} - {
+        "baseline_exact",
+        "baseline_f1",
+    }
+    assert all(low <= results[f"eval_{name}"] <= high for name, (low, high) in intervals.items())
+    assert "  baseline     always no answer\n" in summary
+    assert (first / "thresholds.png").stat().st_size > 5000
+    threshold = results["eval_best_f1_thresh"]
+    changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
+    squad.main(arguments(workshop, second, **changes))
+    again = json.loads((second / "eval_results.json").read_text())
+    assert again["eval_f1"] == pytest.approx(results["eval_best_f1"], abs=1e-9)
+    assert again["eval_best_f1"] == results["eval_best_f1"]
+    assert again["eval_HasAns_total"] == again["eval_NoAns_total"] == 30
+    odds = json.loads((second / "null_odds.json").read_text())
+    answers = json.loads((second / "predictions.json").read_text())
+    assert {question for question in odds if odds[question] > threshold} == {q for q in answers if answers[q] == ""}
+    # The metrics of the official script for these files.
+    golds = {row["id"]: [text for text, _ in row["answers"]] for row in stories(60, seed=2, negative=True)}
+    official = definition_2(answers, golds, odds, threshold)
+    metrics = {name: again[f"eval_{name}"] for name in official if not name.startswith("best_")}
+    assert metrics == {name: official[name] for name in metrics} and len(metrics) == 9
+    n_best = json.loads((second / "nbest_predictions.json").read_text())
+    for question, candidates in n_best.items():
+        (null,) = (c for c in candidates if c["text"] == "")
+        best = max(c["start_logit"] + c["end_logit"] for c in candidates if c["text"])
+        assert odds[question] == pytest.approx(null["start_logit"] + null["end_logit"] - best)
+
+
+def test_limits_of_answers(run, workshop, tmp_path):
+    squad.main(arguments(workshop, tmp_path, **checkpoint_of(run), n_best_size=3, max_answer_length=1))
+    n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
+    assert max(map(len, n_best.values())) == 3
+    assert {len(candidate["text"].split()) for candidates in n_best.values() for candidate in candidates} == {1}
+
+
+def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
+    rows = stories(6, seed=5)
+    rows[1]["answers"] = [("nobody", 4)]
+    rows[4]["answers"] = [("nothing", 0), rows[4]["answers"][0]]
+    file = write_stories(tmp_path / "bad.jsonl", rows)
+    stands = rows[1]["context"][4:10]
+    misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
+    message = (
+        f"{misplaced}. Answers that are not at their position in the context: 2. Fix them, or set --on_bad_answer"
+    )
+    for split in ("train_file", "validation_file"):
+        with pytest.raises(InputError, match=re.escape(message)):
+            squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
+    assert not (tmp_path / "out").exists()
+
+    loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
+    assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
+    assert all(len(question.answers) == 1 for question in loaded)
+    warning = "Answers that are not at their position in the context: 2. They are skipped. Skipped questions: 1. "
+    assert f"{file}: {warning}The first: {misplaced}." in caplog.text
+    # Scoring compares texts, not positions.
+    changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
+    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
+    assert results["eval_samples"] == 6 and results["eval_exact_match"] == pytest.approx(100 * 5 / 6)
+
+
+def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, caplog):
+    rows = [
+        {"id": "a", "context": " \n ", "question": "who"},
+        {"id": "b", "context": "then anna reed ran", "question": " "},
+        {"id": "c", "context": "then anna reed ran", "question": "who " * 99},
+    ]
+    (tmp_path / "test.json").write_text(json.dumps(rows))
+    changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
+    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    assert "questions without text or context: 2. The first: " in caplog.text
+    assert "Questions truncated to 3 tokens (max_query_length): 1" in caplog.text
+    assert "no reference answers. Predictions are not scored." in caplog.text
+    answers = json.loads((tmp_path / "out" / "predictions.json").read_text())
+    assert answers["a"] == "" and set(answers) == {"a", "b", "c"}
+    assert all(answer in "then anna reed ran" for answer in answers.values())
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_file": "missing.json"}, "--train_file: there is no file missing.json"),
+        ({"validation_file": "broken/train.json"}, r"broken/train\.json: not JSON"),
+        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
+        (
+            {"train_file": None, "do_train": True},
+            "no train questions. Give --train_file",
+        ),
+        ({"train_file": None}, "--model_name_or_path is missing. Random weights"),
+        ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
+        (
+            {"dataset_name": "./no", "train_file": None, "validation_file": None},
+            r"--dataset_name: there is no folder \./no\.",
+        ),
+        (
+            {"dataset_name": "./broken", "train_file": None, "validation_file": None},
+            "the dataset ./broken cannot be loaded",
+        ),
+        ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
+        (
+            {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
+            "--validation_file: no reference answers. Selecting the best model",
+        ),
+        ({"on_bad_answer": "ignore"}, "--on_bad_answer: unknown value 'ignore'"),
+        ({"max_answer_length": 0}, "--max_answer_length 0 must be at least 1"),
+        ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
+        (
+            {"metric_for_best_model": "accuracy"},
+            r"Question answering has no metric 'accuracy'\. Choose one of exact_match, f1",
+        ),
+        (
+            {"class_weights": "balanced"},
+            r"--class_weights: Question answering needs training examples with exactly one class",
+        ),
+    ],
+)
+def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "train.json").write_text("{")
+    changes = {
+        name: value.format(workshop=workshop) if isinstance(value, str) else value for name, value in changes.items()
+    }
+    with pytest.raises(InputError, match=message):
+        squad.main(arguments(workshop, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,189 @@
+"""All tasks of GLUE in one command: the table, the files for the leaderboard, interrupted suites."""
+
+import gzip
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from card_metadata import read_metadata
+from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
+
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning import glue_command as glue
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.suite import make_task_arguments
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
+    """Test sets of three kinds of tasks, predicted by a tiny, almost untrained model."""
+    (tmp_path / "tokenizer").mkdir()
+    shutil.copy(data_dir / "vocab" / "bert-base-uncased-vocab.txt", tmp_path / "tokenizer" / "vocab.txt")
+    for name in ("SST-2", "STS-B", "RTE"):
+        (tmp_path / "glue" / name).mkdir(parents=True)
+        for file in (data_dir / "glue" / name).glob("t*.tsv*"):  # training examples may be compressed
+            (tmp_path / "glue" / name / file.name).symlink_to(file)
+    learns = {"do_train": True, "max_train_samples": 8, "max_steps": 1}
+    changes = {"task_name": "all", "data_dir": tmp_path / "glue", "do_predict": True, "max_seq_length": 12, **NO_FILES}
+    with caplog.at_level(logging.WARNING, logger="snugbert"):
+        glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
+    mnli = tmp_path / "glue" / "MNLI"
+    assert f"skipping MNLI. Missing files: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
+    missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
+    assert capsys.readouterr().out.endswith(f"submission: {tmp_path / 'out' / 'submission'}; missing: {missing}\n")
+    answers = {}
+    for name, number in {"SST-2": 1821, "STS-B": 1379, "RTE": 3000}.items():
+        lines = (tmp_path / "out" / "submission" / f"{name}.tsv").read_text().splitlines()
+        rows = [line.split("\t") for line in lines]
+        assert rows[0] == ["index", "prediction"]
+        assert [index for index, _ in rows[1:]] == [str(i) for i in range(number)]
+        answers[name] = [answer for _, answer in rows[1:]]
+    assert set(answers["SST-2"]) <= {"0", "1"} and set(answers["RTE"]) <= {"entailment", "not_entailment"}
+    predictions = read_predictions(tmp_path / "out" / "stsb" / "predictions.jsonl")
+    assert [f"{min(max(row['predicted_label'], 0.0), 5.0)}" for row in predictions] == answers["STS-B"]
+
+
+def write_tsv(file: Path, rows: list[dict], header: bool = True) -> None:
+    lines = [*([list(rows[0])] if header else []), *(row.values() for row in rows)]
+    content = "".join("\t".join(map(str, line)) + "\n" for line in lines).encode()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+
+
+@pytest.fixture
+def glue_folder(tmp_path) -> Path:
+    """CoLA, MNLI with the diagnostic set, and QQP with a row broken in two, in the format of gluebenchmark.com.
+
+    The test examples are the first of dev, so that predictions can be compared with labels.
+    """
+    folder = tmp_path / "glue_data"
+    rows = {"train": sentences(160, 1), "dev": sentences(30, 2), "test": sentences(30, 2)}
+    digits = {"cheerful": 1, "gloomy": 0}
+    names = {"cheerful": "entailment", "gloomy": "contradiction"}
+    for split in ("train", "dev"):
+        cola = [
+            {"source": "x", "label": digits[r["label"]], "star": "", "sentence": r["sentence"]} for r in rows[split]
+        ]
+        write_tsv(folder / "CoLA" / f"{split}.tsv", cola[:16], header=False)
+    write_tsv(
+        folder / "CoLA" / "test.tsv", [{"index": i, "sentence": r["sentence"]} for i, r in enumerate(rows["test"])]
+    )
+    for split in rows:
+        pairs = [{"id": i, "question1": r["sentence"], "question2": "it was"} for i, r in enumerate(rows[split])]
+        labels = [{} if split == "test" else {"is_duplicate": digits[r["label"]]} for r in rows[split]]
+        pairs = [pair | label for pair, label in zip(pairs, labels, strict=True)]
+        write_tsv(folder / "QQP" / f"{split}.tsv", pairs[:17])
+        pairs = [{"index": i, "sentence1": r["sentence"], "sentence2": "it was"} for i, r in enumerate(rows[split])]
+        labels = [{} if split == "test" else {"label1": "x", "gold_label": names[r["label"]]} for r in rows[split]]
+        pairs = [pair | label for pair, label in zip(pairs, labels, strict=True)]
+        if split == "train":
+            write_tsv(folder / "MNLI" / "train.tsv.gz", pairs)
+        else:
+            write_tsv(folder / "MNLI" / f"{split}_matched.tsv", pairs)
+            write_tsv(folder / "MNLI" / f"{split}_mismatched.tsv", pairs[:7])
+    torn = (folder / "QQP" / "train.tsv").read_text().split("\n")
+    torn[5] = torn[5].replace(" ", "\n", 1)
+    (folder / "QQP" / "train.tsv").write_text("\n".join(torn))
+    diagnostic = [{"Premise": f"a {word} plot", "Hypothesis": "it was"} for label in WORDS for word in WORDS[label]]
+    labels = [{"Label": names[label]} for label in WORDS for _ in WORDS[label]]
+    diagnostic = [pair | label for pair, label in zip(diagnostic, labels, strict=True)]
+    write_tsv(folder / "diagnostic" / "diagnostic-full.tsv", diagnostic)
+    return folder
+
+
+def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeypatch, caplog, capsys):
+    output_dir = tmp_path / "out"
+    asked = {"do_train": True, "do_eval": True, "do_predict": True, "save_steps": 15}
+    command = arguments(workshop, output_dir, task_name="all", data_dir=glue_folder, **asked, **NO_FILES, **LARGER)
+    training_step = FineTuningTrainer.training_step
+    steps = []
+
+    def noted(self, *args, **kwargs):
+        steps.append((Path(self.args.output_dir).name, self.state.global_step))
+        if steps[-1] == ("mnli", 17) and steps.count(("mnli", 17)) == 1:
+            raise KeyboardInterrupt
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "training_step", noted)
+    with caplog.at_level(logging.WARNING, logger="snugbert"):
+        with pytest.raises(KeyboardInterrupt):
+            glue.main(command)
+        glue.main(command)
+    cola_steps, mnli_steps = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
+    assert cola_steps == list(range(4))  # once
+    assert mnli_steps == [*range(18), *range(15, 40)]  # continued from the checkpoint
+    assert re.search(r"skipping SST-2\. Missing files: \S+/SST-2/train\.tsv, ", caplog.text)
+    assert "skipped 2 rows with too few or too many columns. The first is row 6" in caplog.text
+
+    metrics = json.loads((output_dir / "results.json").read_text())
+    assert list(metrics) == ["cola", "mnli", "qqp"]
+    submission = {file.stem: file.read_text().splitlines() for file in (output_dir / "submission").iterdir()}
+    lines = {"CoLA": 31, "MNLI-m": 31, "MNLI-mm": 8, "AX": 7, "QQP": 18}
+    assert {name: len(rows) for name, rows in submission.items()} == lines
+    gold = ["entailment", "contradiction"] * 15
+    for name, set_name, number in (("MNLI-m", "eval", 30), ("MNLI-mm", "eval_mm", 7)):
+        expected = [f"{i}\t{answer}" for i, answer in enumerate(gold[:number])]
+        assert submission[name][1:] == expected and metrics["mnli"][set_name] == {"accuracy": 1.0}
+        file = output_dir / "mnli" / f"{set_name}_predictions.jsonl"
+        pairs = [(row["premise"], row["hypothesis"], row["label"]) for row in read_predictions(file)]
+        assert pairs == [
+            (row["sentence"], "it was", label) for row, label in zip(sentences(number, 2), gold[:number], strict=True)
+        ]
+    gold = ["entailment"] * 3 + ["contradiction"] * 3
+    assert submission["AX"][1:] == [f"{i}\t{answer}" for i, answer in enumerate(gold)]
+    assert metrics["mnli"]["predict_ax"] == {"matthews_correlation": 1.0}
+    for plot in ("confusion_matrix.png", "eval_mm_confusion_matrix.png", "predict_ax_confusion_matrix.png"):
+        assert (output_dir / "mnli" / plot).is_file()
+    # The test examples are not labeled, so they are not in the header.
+    assert read_metadata(output_dir / "mnli") == (
+        [("GLUE MNLI", "train", 160)],
+        {
+            ("GLUE MNLI", "validation_matched", 30): {"accuracy": 1.0},
+            ("GLUE MNLI", "validation_mismatched", 7): {"accuracy": 1.0},
+            ("GLUE diagnostic", "test", 6): {"matthews_correlation": 1.0},
+        },
+    )
+
+    capsys.readouterr()
+    before = len(steps)
+    glue.main(command)  # everything is done but the table
+    assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
+    with pytest.raises(InputError, match="out contains a run with different --learning_rate, --seeds"):
+        glue.main([*command, "--learning_rate", "1e-3", "--seeds", "2"])
+    (output_dir / "plan.json").unlink()
+    with pytest.raises(InputError, match="out already contains a run"):
+        glue.main(command)
+
+
+def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
+    shutil.rmtree(glue_folder / "MNLI")
+    some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
+    glue.main(arguments(workshop, tmp_path / "out", **some))
+    assert caplog.text.count("skipped 2 rows with too few or too many columns") == 1
+    _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
+    best, means = (
+        dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))
+        for table in tables
+    )
+    all_scores = []
+    for folder, task, metric in (("cola", "CoLA", "matthews_correlation"), ("qqp", "QQP", "f1")):
+        results = json.loads((tmp_path / "out" / folder / "results.json").read_text())
+        scores = results["sweep"]["best_setting"]["scores"]
+        assert len(scores) == 2 and results["metrics"]["eval"][metric] == max(scores)
+        assert (best[task], means[task]) == (f"{100 * max(scores):.1f}", f"{50 * sum(scores):.1f}")
+        all_scores += scores
+    assert best != means and float(best["average"]) == pytest.approx(
+        50 * (max(all_scores[:2]) + max(all_scores[2:])), abs=0.1
+    )
+
+
+def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):
+    args = FineTuningArguments(output_dir=str(tmp_path / "suite"))
+    assert make_task_arguments(args, "cola").hub_model_id == "suite-cola"
+    args.hub_model_id = "me/glue"
+    assert make_task_arguments(args, "rte").hub_model_id == "me/glue-rte"

@@ -1,0 +1,304 @@
+"""Distillation: loss and gradients, the teacher, runs of `snugbert pretrain`, and bad input."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from pretraining_command import run
+from safetensors.torch import load_file
+from synthetic import VOCAB_SIZE, RandomExamples, make_teacher, make_trainer, packed, tiny_model
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertConfig, BertForPreTraining
+
+import snugbert
+from snugbert.checkpoints.students import hash_model
+from snugbert.data.packed_batches import pack
+from snugbert.trainers.pretraining.masked_distillation import distill, load_student, sum_cosine_losses, sum_soft_losses
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingModelArguments
+from snugbert.trainers.pretraining.throughput import training_flops
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def make_model(seed: int, **fields) -> snugbert.SnugBertForPreTraining:
+    """Large weights, no dropout, float64."""
+    torch.manual_seed(seed)
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=VOCAB_SIZE, initializer_range=0.2, **fields)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    return snugbert.SnugBertForPreTraining(config).double()
+
+
+def make_batches() -> dict[str, dict]:
+    """The same sequences as a packed batch and as a padded batch, and the denominators of a step."""
+    examples = [RandomExamples(8)[index] for index in range(8)]
+    ids, labels = ([example[name] for example in examples] for name in ("input_ids", "labels"))
+    padded = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        "next_sentence_label": torch.tensor([example["next_sentence_label"] for example in examples]),
+    }
+    counts = {
+        "num_items_in_batch": (padded["labels"] != -100).sum(),
+        "num_tokens_in_batch": padded["attention_mask"].sum(),
+        "num_sequences_in_batch": torch.tensor(8),
+    }
+    return {"packed": packed(examples), "padded": padded, "counts": counts}
+
+
+def stock_copy(model) -> BertForPreTraining:
+    stock = BertForPreTraining(BertConfig(**{**model.config.to_dict(), "model_type": "bert"})).double()
+    stock.load_state_dict(model.state_dict())
+    return stock
+
+
+def reference_loss(student, teacher, batch: dict) -> torch.Tensor:
+    """DistilBERT's loss (Sanh et al., 2019, section 3) with the weights of its code, and the next-sentence loss."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    ours = student(**inputs, output_hidden_states=True)
+    theirs = teacher(**inputs, output_hidden_states=True)
+    masked, is_token = batch["labels"] != -100, batch["attention_mask"] == 1
+    logits, teacher_logits = ours.prediction_logits[masked], theirs.prediction_logits[masked]
+    p, q = (teacher_logits / 2).softmax(-1), (logits / 2).softmax(-1)
+    soft = (p * (p.log() - q.log())).sum(-1).mean() * 2**2
+    mlm = -logits.log_softmax(-1)[range(len(logits)), batch["labels"][masked]].mean()
+    a, b = ours.hidden_states[-1][is_token], theirs.hidden_states[-1][is_token]
+    cosine = (1 - (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))).mean()
+    log_probabilities = ours.seq_relationship_logits.log_softmax(-1)
+    nsp = -log_probabilities[range(8), batch["next_sentence_label"]].mean()
+    return 5 * soft + 2 * (mlm + nsp) + cosine
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_loss_and_gradients_equal_a_plain_reference(layout):
+    student, teacher = make_model(1, num_hidden_layers=1), make_model(2).eval()
+    stock_student, stock_teacher = stock_copy(student), stock_copy(teacher).eval()
+    batches = make_batches()
+    expected = reference_loss(stock_student, stock_teacher, batches["padded"])
+    outputs = distill(student, teacher, batches[layout], batches["counts"], with_hidden_states=True)
+    torch.testing.assert_close(outputs.loss, expected, rtol=1e-10, atol=0)
+    outputs.loss.backward()
+    expected.backward()
+    theirs = dict(stock_student.named_parameters())
+    for name, parameter in student.named_parameters():
+        torch.testing.assert_close(parameter.grad, theirs[name].grad, rtol=1e-8, atol=1e-12, msg=name)
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_student_that_equals_its_teacher_has_no_gradient():
+    student, teacher = make_model(1), make_model(1)
+    batch = make_batches()["padded"] | {"labels": None, "next_sentence_label": None}
+    outputs = [model(**batch, output_hidden_states=True) for model in (student, teacher)]
+    logits, hidden_states = zip(
+        *((each.prediction_logits.flatten(0, 1), each.hidden_states[-1]) for each in outputs), strict=True
+    )
+    soft = sum_soft_losses(*logits, temperature=1.0)
+    cosine = sum_cosine_losses(*hidden_states, batch["attention_mask"])
+    for loss in (soft, cosine):
+        student.zero_grad()
+        loss.backward(retain_graph=True)
+        assert abs(loss.item()) < 1e-9
+        assert all(parameter.grad is None or parameter.grad.abs().max() < 1e-9 for parameter in student.parameters())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_autocast_in_bfloat16_changes_the_losses_little():
+    batch, counts = (make_batches()[name] for name in ("packed", "counts"))
+    losses = []
+    for enabled in (False, True):
+        student, teacher = make_model(1, num_hidden_layers=1).float(), make_model(2).float().eval()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            outputs = distill(student, teacher, batch, counts, with_hidden_states=True)
+        outputs.loss.backward()
+        assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in student.parameters())
+        losses.append({name: outputs[name].item() for name in ("mlm_loss", "nsp_loss", "soft_loss", "cos_loss")})
+    assert losses[1] == pytest.approx(losses[0], rel=0.03) and losses[1] != losses[0]
+
+
+def test_other_hidden_sizes_leave_out_the_cosine_loss():
+    student, teacher = make_model(1), make_model(2, hidden_size=64).eval()
+    batches = make_batches()
+    outputs = distill(student, teacher, batches["packed"], batches["counts"], with_hidden_states=False)
+    expected = 2 * (outputs.mlm_loss + outputs.nsp_loss) + 5 * outputs.soft_loss
+    assert outputs.cos_loss is None and outputs.loss.item() == pytest.approx(expected.item())
+
+
+def test_flops_equal_what_torch_counts():
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, attn_implementation="eager")
+    teacher_config = snugbert.SnugBertConfig.from_size("mini", vocab_size=50, attn_implementation="eager")
+    batch = pack({"input_ids": [np.arange(1, 8)] * 4, "labels": [np.array([-100, *range(2, 8)])] * 4})
+    counts = {"num_items_in_batch": torch.tensor(24), "num_tokens_in_batch": torch.tensor(28)}
+    student = snugbert.SnugBertForMaskedLM(config)
+    for hidden_size in (128, 256):
+        teacher_config.hidden_size = hidden_size
+        teacher = snugbert.SnugBertForMaskedLM(teacher_config).eval()
+        flops = []
+        for model in (student, teacher):
+            with FlopCounterMode(display=False) as counter:
+                model(**batch, output_last_hidden_state=hidden_size == 128, sparse_prediction=True)
+            flops.append(counter.get_total_flops())
+        with FlopCounterMode(display=False) as counter:
+            distill(student, teacher, batch, counts, with_hidden_states=hidden_size == 128)
+        assert counter.get_total_flops() == sum(flops)
+        needed = training_flops(config, batch, teacher=teacher_config).item()
+        if hidden_size == 128:
+            assert needed == 3 * flops[0] + flops[1]
+        else:  # the last layer also computes [CLS], which nothing reads
+            unread = [
+                4 * (2 * (2 * each.hidden_size**2 + 2 * each.hidden_size * each.intermediate_size))
+                + 4 * 4 * each.hidden_size * 7
+                for each in (config, teacher_config)
+            ]
+            assert needed == 3 * (flops[0] - unread[0]) + flops[1] - unread[1]
+
+
+def test_only_the_student_is_trained_and_saved(tmp_path):
+    """The batch is accumulated in the second run. Dropout is off in the student, and not used in the teacher."""
+    runs = []
+    for batch_size in (8, 4):
+        teacher = make_teacher()
+        before = hash_model(teacher)
+        accumulated = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": 8 // batch_size}
+        trainer = make_trainer(tmp_path / str(batch_size), teacher=teacher, max_steps=3, **accumulated)
+        trainer.train()
+        trainer.save_model()
+        assert hash_model(teacher) == before and not any(each.requires_grad for each in teacher.parameters())
+        in_optimizer = sum(each.numel() for group in trainer.optimizer.param_groups for each in group["params"])
+        assert in_optimizer == trainer.model.num_parameters()
+        assert load_file(tmp_path / str(batch_size) / "model.safetensors").keys() <= tiny_model().state_dict().keys()
+        evaluation = trainer.evaluate()
+        assert evaluation["eval_loss"] == pytest.approx(evaluation["eval_mlm_loss"] + evaluation["eval_nsp_loss"])
+        runs.append(trainer)
+    for line, other in zip(*(trainer.state.log_history[:3] for trainer in runs), strict=True):
+        expected = 5 * line["soft_loss"] + 2 * (line["mlm_loss"] + line["nsp_loss"]) + line["cos_loss"]
+        assert line["loss"] == pytest.approx(expected) and line["soft_loss"] > 0.01 and line["cos_loss"] > 0.01
+        for name in ("loss", "soft_loss", "cos_loss", "mlm_loss", "grad_norm"):
+            assert other[name] == pytest.approx(line[name], rel=1e-5)
+    for ours, theirs in zip(*(trainer.model.parameters() for trainer in runs), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def teacher_run(small_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher")
+    assert run(small_run | {"validation_file": None}, output_dir=folder, config_overrides="num_hidden_layers=3") == 0
+    return folder
+
+
+@pytest.fixture
+def student_run(small_run, teacher_run):
+    """The arguments of a student with two of the teacher's three layers."""
+    names = {"tokenizer_name": None, "config_name": None}
+    return small_run | names | {"teacher_name_or_path": teacher_run, "num_student_layers": 2}
+
+
+def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run, tmp_path, capsys):
+    changes = {"config_overrides": "hidden_dropout_prob=0.0", "save_steps": 4}
+    # With a learning rate of 0, the student stays as it was.
+    assert run(student_run | {"learning_rate": 0, "max_steps": 1}, output_dir=tmp_path / "start") == 0
+    start, teacher = (AutoModelForPreTraining.from_pretrained(each) for each in (tmp_path / "start", teacher_run))
+    assert start.config.num_hidden_layers == 2
+    for ours, theirs in ((0, 0), (1, 2)):
+        weights = teacher.bert.encoder.layer[theirs].state_dict()
+        assert all(torch.equal(w, weights[name]) for name, w in start.bert.encoder.layer[ours].state_dict().items())
+    assert torch.equal(start.cls.seq_relationship.weight, teacher.cls.seq_relationship.weight)
+
+    assert run(student_run | changes, output_dir=tmp_path / "straight") == 0
+    log = [json.loads(line) for line in (tmp_path / "straight/metrics.jsonl").read_text().splitlines()]
+    assert all({"soft_loss", "cos_loss", "mlm_loss", "nsp_loss"} <= line.keys() for line in log if "loss" in line)
+    results = json.loads((tmp_path / "straight/eval_results.json").read_text())
+    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + results["eval_nsp_loss"])
+    card = (tmp_path / "straight/README.md").read_text()
+    assert f"| teacher | {teacher_run.name}: 3 layers" in card
+    assert "| initial weights | layers 0, 2 of the teacher, counted from 0 |" in card
+    assert "2 x (masked tokens, next sentence), 5 x predictions of the teacher at temperature 2, 1 x last" in card
+
+    shutil.copytree(tmp_path / "straight/checkpoint-4", tmp_path / "resumed/checkpoint-4")
+    resume = student_run | changes | {"resume_from_checkpoint": "true", "output_dir": tmp_path / "resumed"}
+    capsys.readouterr()
+    moved = shutil.copytree(teacher_run, tmp_path / "moved")
+    assert run(resume | {"teacher_name_or_path": moved}) == 0
+    straight, resumed = (load_file(tmp_path / name / "model.safetensors") for name in ("straight", "resumed"))
+    assert all(torch.equal(weight, resumed[name]) for name, weight in straight.items())
+
+    other = AutoModelForPreTraining.from_pretrained(moved)
+    with torch.no_grad():
+        other.cls.predictions.bias[0] += 1e-6
+    other.save_pretrained(moved)
+    more = resume | {"max_steps": 10}
+    for change, message in (
+        ({"teacher_name_or_path": moved}, '--teacher_name_or_path was "weights '),
+        ({"student_layers": "first"}, "--student_layers was [0, 2] and is [0, 1]"),
+        ({"num_student_layers": 3}, "num_hidden_layers was 2 and is 3"),
+    ):
+        capsys.readouterr()
+        assert run(more | change) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_student_has_its_own_dropout(teacher_run):
+    teacher_config = snugbert.SnugBertConfig.from_pretrained(teacher_run)
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.3}
+    config = snugbert.SnugBertConfig.from_pretrained(teacher_run, **dropouts)
+    assert teacher_config.hidden_dropout_prob == 0.1
+    model_args = PretrainingModelArguments(teacher_name_or_path=str(teacher_run), num_student_layers=2)
+    student = load_student(AutoModelForPreTraining, model_args, config, teacher_config)
+    assert student.config.hidden_dropout_prob == 0.0
+    assert {module.p for module in student.modules() if isinstance(module, nn.Dropout)} == {0.0, 0.3}
+
+
+def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_path):
+    narrow = {"validation_file": None, "max_steps": 1, "no_nsp": "true"}
+    overrides = {"config_overrides": "hidden_size=64,num_attention_heads=1"}
+    assert run(small_run | narrow | overrides, output_dir=tmp_path / "narrow") == 0
+    student = {"num_student_layers": None, "model_name_or_path": tmp_path / "narrow", "logging_steps": 1}
+    assert run(student_run | narrow | student, output_dir=tmp_path / "student") == 0
+    line = json.loads((tmp_path / "student/metrics.jsonl").read_text().splitlines()[0])
+    assert line["loss"] == pytest.approx(2 * line["mlm_loss"] + 5 * line["soft_loss"]) and "cos_loss" not in line
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path / "student").config.hidden_size == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher_name_or_path": None}, "--num_student_layers needs --teacher_name_or_path"),
+        ({"num_student_layers": None}, "give exactly one of --num_student_layers and --model_name_or_path"),
+        ({"model_name_or_path": "x"}, "give exactly one of --num_student_layers and --model_name_or_path"),
+        ({"config_name": "tiny"}, "--config_name cannot be combined with --teacher_name_or_path"),
+        ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
+        ({"student_layers": "0,3"}, "--student_layers 0,3: expected different numbers from 0 to 2"),
+        ({"objective": "electra"}, "--teacher_name_or_path does not support --objective electra"),
+        ({"bigram_init": "true"}, "--bigram_init cannot be combined with --teacher_name_or_path"),
+        ({"teacher_name_or_path": "/no/such/folder"}, "--teacher_name_or_path: the folder /no/such/folder does not"),
+        ({"config_overrides": "hidden_act=relu"}, "--config_overrides: hidden_act cannot change"),
+        ({"max_seq_length": 600}, "--max_seq_length 600 must be between"),
+    ],
+)
+def test_bad_input_is_a_short_error(changes, message, student_run, tmp_path, capsys):
+    assert run(student_run | changes, output_dir=tmp_path) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert message in error
+
+
+def test_a_teacher_must_have_the_vocabulary_and_a_masked_token_head(student_run, teacher_run, tmp_path, capsys):
+    student = {"num_student_layers": None, "model_name_or_path": teacher_run}
+    encoder = shutil.copytree(teacher_run, tmp_path / "encoder")
+    snugbert.SnugBertModel.from_pretrained(teacher_run).save_pretrained(encoder)
+    words = json.loads((teacher_run / "tokenizer.json").read_text())["model"]["vocab"]
+    renamed = {word.replace("w0a", "other"): index for word, index in words.items()}
+    other = shutil.copytree(teacher_run, tmp_path / "other")
+    snugbert.SnugBertTokenizer(renamed).save_pretrained(other)
+    for folder, message in (
+        (encoder, "has no weights for cls.predictions"),
+        (other, f"--teacher_name_or_path: the vocabulary of {other} differs from the student's."),
+    ):
+        assert run(student_run | student | {"teacher_name_or_path": folder}, output_dir=tmp_path / "run") == 2
+        *_, error = capsys.readouterr().err.splitlines()
+        assert message in error

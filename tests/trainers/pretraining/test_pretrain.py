@@ -1,0 +1,506 @@
+"""Runs of `snugbert pretrain`: output files, phases, objectives, and bad input."""
+
+import gzip
+import json
+import logging
+import math
+import os
+import shutil
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from pretraining_command import run
+from safetensors.torch import load_file
+from synthetic import make_trainer
+from torch._dynamo.utils import counters
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForPreTraining,
+)
+
+import snugbert
+from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.loading import HEAD_WEIGHTS
+from snugbert.data.cache import prepare_in_cache
+from snugbert.data.text_arguments import TextArguments
+from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
+from snugbert.evaluation.held_out_text import score_text
+from snugbert.modeling_snugbert import AUTO_CLASSES
+from snugbert.reports.training_plots import draw_training
+from snugbert.trainers.pretraining import pretraining_guidance as guidance
+from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert_cli import main as snugbert_command
+
+
+def read_log(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_writes_a_model(small_run, tmp_path, capsys):
+    more = {"max_steps": 60, "learning_rate": 2e-3, "eval_strategy": "steps", "eval_steps": 30}
+    assert run(small_run | more, output_dir=tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "masked token accuracy" in printed and "baseline" in printed
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"] - 0.5
+    assert results["eval_mlm_accuracy"] > 1.2 * results["eval_unigram_mlm_accuracy"]
+    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + results["eval_nsp_loss"])
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    for line in history:
+        if "loss" in line:
+            assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"], abs=2e-3)
+            assert line["tokens_per_second"] > 0 and 0 <= line["mlm_accuracy"] <= 1 and 0 <= line["nsp_accuracy"] <= 1
+    assert history[-1]["epoch"] > 3  # passes over the corpus
+    assert type(snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path)).__name__ == "SnugBertForMaskedLM"
+
+
+def test_a_16_bit_configuration_or_checkpoint_trains_float32_weights(small_run, tmp_path):
+    """The same weights as from the same start in float32."""
+    config = snugbert.SnugBertConfig.from_size("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    for dtype in ("float32", "bfloat16"):
+        config.dtype = dtype
+        config.save_pretrained(tmp_path / f"config-{dtype}")
+    run(small_run | {"config_name": tmp_path / "config-float32", "max_steps": 1}, output_dir=tmp_path / "one step")
+    model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path / "one step").bfloat16()
+    for dtype in (torch.bfloat16, torch.float32):  # the same values
+        model.to(dtype).save_pretrained(tmp_path / f"start-{str(dtype).removeprefix('torch.')}")
+
+    for start in ({"config_name": "config"}, {"config_name": None, "model_name_or_path": "start"}):
+        weights = []
+        for dtype in ("float32", "bfloat16"):
+            folder = {name: value and tmp_path / f"{value}-{dtype}" for name, value in start.items()}
+            output_dir = tmp_path / f"{start}-{dtype}"
+            assert run(small_run | folder, output_dir=output_dir, do_eval="false") == 0
+            assert json.loads((output_dir / "config.json").read_text())["dtype"] == "float32"
+            weights.append(load_file(output_dir / "model.safetensors"))
+        assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
+        assert weights[0].keys() == weights[1].keys()
+        assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+@pytest.mark.slow
+def test_the_command_compiles_the_layers(small_run, tmp_path, new_compiler):
+    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    assert run(small_run | flags, output_dir=tmp_path, max_steps=2, do_eval="false") == 0
+    assert counters["stats"]["unique_graphs"] >= 2
+
+
+def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
+    """Equals the mean over single pairs, each in an ordinary batch of one."""
+    run(small_run, output_dir=tmp_path, per_device_eval_batch_size=4, save_strategy="no")
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained(tmp_path)
+    text = TextArguments(train_file=[str(small_run["validation_file"])])
+    _, corpus = prepare_in_cache(text, tokenizer, None, str(tmp_path / "cache"), show_progress=False)
+    dataset = PretrainingDataset(corpus, tokenizer, max_seq_length=40, seed=0, epochs_dir=tmp_path / "epochs")
+    assert len(dataset) % 4  # the last batch is smaller than the others
+    collate = SnugBertDataCollatorForPretraining(tokenizer)
+    model = snugbert.SnugBertForPreTraining.from_pretrained(tmp_path).eval()
+    of_tokens, of_pairs = [], []
+    for index in range(len(dataset)):
+        batch = collate([dataset[index]])
+        del batch["cu_seq_lens_q"], batch["max_length_q"], batch["label_indices"]
+        output = model(**batch)
+        labels = batch["labels"][0]
+        of_tokens += [
+            (-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item())
+            for scores, label in zip(output.prediction_logits[0], labels, strict=True)
+            if label != -100
+        ]
+        (scores,), (label,) = output.seq_relationship_logits, batch["next_sentence_label"]
+        of_pairs.append((-scores.log_softmax(-1)[label].item(), (scores.argmax() == label).item()))
+    for name, scores in (("mlm", of_tokens), ("nsp", of_pairs)):
+        loss, accuracy = np.mean(scores, axis=0)
+        assert results[f"eval_{name}_loss"] == pytest.approx(loss, rel=1e-5)
+        assert results[f"eval_{name}_accuracy"] == pytest.approx(accuracy, rel=1e-5)
+
+
+def test_do_eval_alone_does_not_train_and_holds_out_documents(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path / "model", save_strategy="no")
+    before = (tmp_path / "model/model.safetensors").read_bytes()
+    more = {"config_name": None, "model_name_or_path": tmp_path / "model", "validation_file": None}
+    assert run(small_run, **more, do_eval="true", output_dir=tmp_path / "evaluated") == 0
+    assert "eval_mlm_loss" in json.loads((tmp_path / "evaluated/eval_results.json").read_text())
+    assert not (tmp_path / "evaluated/model.safetensors").exists()
+    assert (tmp_path / "model/model.safetensors").read_bytes() == before
+
+
+def test_evaluation_needs_no_training_text(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path, save_strategy="no")
+    trained = json.loads((tmp_path / "eval_results.json").read_text())
+    capsys.readouterr()
+    more = {"config_name": None, "model_name_or_path": tmp_path, "train_file": None, "do_eval": "true"}
+    assert run(small_run | more, output_dir=tmp_path / "evaluated") == 0
+    evaluated = json.loads((tmp_path / "evaluated/eval_results.json").read_text())
+    assert evaluated["eval_mlm_loss"] == pytest.approx(trained["eval_mlm_loss"])
+    output = capsys.readouterr()
+    assert "masked token loss" in output.out and "eval 0/0" not in output.err
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog):
+    steps_drawn = []
+
+    def draw(log, picture, baselines):
+        steps_drawn.append(json.loads(log.read_text().splitlines()[-1])["step"])
+        if len(steps_drawn) == 1:
+            raise ValueError("no font")  # does not stop the run
+        draw_training(log, picture, baselines)
+        assert picture.stat().st_size > 10_000
+
+    monkeypatch.setattr("snugbert.reports.training_plots.draw_training", draw)
+    assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
+    assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
+    assert "training.png was not drawn (ValueError: no font)" in caplog.text
+    lines = read_log(tmp_path)
+    assert [line["step"] for line in lines if "loss" in line] == [2, 4, 6, 8]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 8]
+    assert all(
+        {"tokens", "mlm_gain", "tokens_per_second", "padding", "grad_norm"} <= line.keys() for line in lines[:2]
+    )
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.pipeline_tag == "fill-mask"
+    assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
+    assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
+    assert not (tmp_path / "epochs").exists()  # needed only during the run
+
+
+@pytest.mark.parametrize("objective", ["mlm", "mlm+order"])
+def test_other_objectives(small_run, tmp_path, capsys, objective):
+    more = {
+        "objective": objective,
+        "max_steps": 40,
+        "learning_rate": 2e-3,
+        "whole_word_mask": "true",
+        "save_strategy": "no",
+    }
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    results = json.loads((tmp_path / "eval_results.json").read_text())
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"]
+    assert ("eval_nsp_loss" in results) == (objective == "mlm+order")
+    assert ("sentence order accuracy" in capsys.readouterr().out) == (objective == "mlm+order")
+    kind = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
+    _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+
+
+def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, capsys):
+    """Both open alone, the discriminator with every head. Together they have the same metrics as after training."""
+    folder, again = tmp_path / "electra", tmp_path / "again"
+    electra = small_run | {"objective": "electra", "optim": "muon"}
+    electra |= {"max_steps": 4, "save_steps": 4, "config_overrides": "embedding_size=64", "neftune_noise_alpha": 0.1}
+    assert run(electra, output_dir=folder) == 0
+    printed = capsys.readouterr().out
+    results = json.loads((folder / "eval_results.json").read_text())
+    assert "replaced token accuracy" in printed and f"generator   {folder}/generator\n" in printed
+    assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + 50 * results["eval_disc_loss"])
+    assert results["eval_unigram_disc_accuracy"] == 1 - results["eval_replaced"]
+    assert 0 < results["eval_replaced"] < 0.3
+
+    assert type(AutoModelForPreTraining.from_pretrained(folder)) is snugbert.SnugBertForReplacedTokenDetection
+    for model_class in (snugbert.SnugBertForReplacedTokenDetection, *AUTO_CLASSES.values()):
+        model, info = model_class.from_pretrained(folder, output_loading_info=True)
+        assert not [name for name in info["missing_keys"] if not HEAD_WEIGHTS.match(name)]
+    AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
+    for source, stock in ((folder, "ForPreTraining"), (tmp_path / "classifier", "ForSequenceClassification")):
+        assert convert(source, tmp_path / f"stock-{stock}", "electra").model_class == f"Electra{stock}"
+    generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert generator.config.hidden_size == model.config.hidden_size // 4
+    for name, parameter in model.bert.embeddings.named_parameters():
+        assert torch.equal(generator.bert.embeddings.get_parameter(name), parameter)
+    assert len(AutoTokenizer.from_pretrained(folder / "generator")) == model.config.vocab_size
+
+    resume = {"output_dir": folder, "resume_from_checkpoint": "true"}
+    assert run(electra | resume, max_steps=5) == 0
+    assert run(electra | resume, objective="mlm") == 2
+    assert "settings changed since" in (error := capsys.readouterr().err) and "generator_size" not in error
+    assert '--objective was "electra" and is "mlm"' in error
+    results = json.loads((folder / "eval_results.json").read_text())
+    more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
+    assert run(electra | more, output_dir=again, config_overrides=None) == 0
+    assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
+    card = ModelCard.load(folder / "README.md")
+    assert "| generator | 2 layers, hidden size 32, 1 attention head, " in card.text and "electra" in card.data.tags
+    assert '`AutoModelForMaskedLM.from_pretrained("electra", subfolder="generator")`' in card.text
+    assert "| replaced token loss, nats | 0" in card.text
+
+
+def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
+    (tmp_path / "text.txt").write_text(small_run["train_file"].read_text().replace("\n\n", "\n"))
+    more = {"train_file": tmp_path / "text.txt", "validation_file": None, "max_steps": 1, "logging_steps": 1}
+    assert run(small_run | more, output_dir=tmp_path / "mlm", no_nsp="true") == 0
+    assert run(small_run | more, output_dir=tmp_path / "sop", sentence_order="true") == 0
+
+
+def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
+    """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run.
+
+    Initial weights from bigrams are computed once. Also checks the MLM gain, its warning, and that stock BERT has the
+    same loss after training with Muon.
+    """
+    for name, value in {"EXPECTED_GAIN": 9.0, "EXPECTED_AFTER": 500, "SMALLEST_VOCABULARY": 1}.items():
+        monkeypatch.setattr(guidance, name, value)
+    text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
+    tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
+    assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
+    more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
+    more |= {"bigram_init": "true", "optim": "muon"}
+    with caplog.at_level("INFO", logger="snugbert"):
+        run(small_run | more, output_dir=tmp_path / "straight")
+    assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
+    assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
+    assert "recipe: examples/pretrain_small_corpus.yaml (in SnugBERT's repository) fits the text" in caplog.text
+    assert caplog.text.count("making the examples") == 2  # of the training and of the validation text
+    initialized = "initial weights: computing them from the bigrams of the training text"
+    assert caplog.text.count(initialized) == 1
+    assert "MLM gain" in capfd.readouterr().err
+    assert caplog.text.count("MLM gain is ") == 1
+    caplog.clear()
+    shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
+    run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
+    assert weights[0] == weights[1]
+    assert "MLM gain is " not in caplog.text and initialized not in caplog.text
+    logs = [read_log(tmp_path / name) for name in ("straight", "resumed")]
+    timings = ("tokens_per_second", "runtime", "samples_per_second", "steps_per_second")
+    for lines in zip(*logs, strict=True):
+        first, second = ({name: x for name, x in line.items() if not name.endswith(timings)} for line in lines)
+        assert first == second
+    # Counted here with Python, with add-one smoothing.
+    counts = Counter(small_run["train_file"].read_text().split())
+    total, size = counts.total(), len(AutoTokenizer.from_pretrained(small_run["tokenizer_name"]))
+    baseline = -sum(count / total * math.log((count + 1) / (total + size)) for count in counts.values())
+    steps = [line for line in logs[0] if "mlm_loss" in line]
+    assert len(steps) == 4
+    for line in steps:
+        assert line["mlm_gain"] == pytest.approx(baseline - line["mlm_loss"], abs=1e-9)
+    results = json.loads((tmp_path / "straight/eval_results.json").read_text())
+    assert results["eval_mlm_gain"] == results["eval_unigram_mlm_loss"] - results["eval_mlm_loss"]
+    stock = BertForPreTraining.from_pretrained(tmp_path / "straight")
+    held_out = HeldOutTextArguments(
+        validation_file=[str(small_run["validation_file"])], max_seq_length=40, lines_are_sentences=True
+    )
+    scores = score_text(stock, AutoTokenizer.from_pretrained(tmp_path / "straight"), held_out)["metrics"]
+    for name in ("mlm_loss", "nsp_loss"):
+        assert scores[name] == pytest.approx(results[f"eval_{name}"], rel=1e-5)
+    card = ModelCard.load(tmp_path / "straight/README.md")
+    assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
+    assert "| initial weights | bigrams of the training text |" in card.text
+
+
+def test_examples_are_shown(small_run, capsys):
+    more = {"show": 3, "validation_file": None}
+    assert run(small_run, **more) == 0
+    shown = capsys.readouterr().out
+    assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
+    run(small_run, **more, no_nsp="true")
+    assert "- " in capsys.readouterr().out
+    run(small_run, **more, objective="electra")
+    assert "The discriminator reads the generator's predictions" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, capsys):
+    run(small_run, output_dir=tmp_path, save_steps=4)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert run(small_run, output_dir=tmp_path, seed=1) == 2
+    assert "already contains a run" in capsys.readouterr().err
+    # Even --overwrite_output_dir removes nothing before the new run is about to train.
+    for typo in ({"train_file": "typo.txt"}, {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 8}):
+        assert run(small_run | typo, output_dir=tmp_path, overwrite_output_dir="true") == 2
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
+    assert (tmp_path / "checkpoint-4/optimizer.pt").exists() and (tmp_path / "eval_results.json").exists()
+    assert (tmp_path / "model.safetensors").read_bytes() == weights
+    # It removes the files of the run, but no files of the user with similar names.
+    mine = [tmp_path / "checkpoint-notes" / "notes.txt", tmp_path / "my_results.json", tmp_path / "checkpoint-4.txt"]
+    mine[0].parent.mkdir()
+    for file in mine:
+        file.write_text("mine")
+    assert run(small_run, output_dir=tmp_path, seed=1, save_strategy="no", overwrite_output_dir="true") == 0
+    assert (tmp_path / "model.safetensors").read_bytes() != weights
+    assert all(file.read_text() == "mine" for file in mine)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4.txt", "checkpoint-notes"]
+
+
+def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
+    mine = tmp_path / "checkpoint-2-best"  # Trainer would count it, and remove it as the oldest
+    mine.mkdir()
+    with caplog.at_level(logging.INFO, logger="snugbert"):
+        assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
+    assert "checkpoints kept during training: 3 (--save_total_limit)" in caplog.text
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
+        mine.name,
+        *(f"checkpoint-{n}" for n in (6, 7, 8)),
+    }
+    more = {"resume_from_checkpoint": "true", "max_steps": 12, "save_steps": 1, "save_total_limit": 0}
+    assert run(small_run, output_dir=tmp_path, **more) == 0
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 1 + 3 + 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [(3, None, {4, 5, 6}), (3, 1, {1, 5, 6}), (1, 6, {6}), (1, 2, {2, 6}), (2, 9, {5, 6})],
+    ids=["newest", "best", "one that is the best", "one and the best", "the best is gone"],
+)
+def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
+    """Also if all checkpoints have the same time, as after copying."""
+    trainer = make_trainer(tmp_path)
+    trainer._checkpoints_kept, trainer.state.global_step = limit, 6
+    trainer.state.best_model_checkpoint = best and str(tmp_path / f"checkpoint-{best}")
+    folders = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders:
+        os.utime(folder, (1e9, 1e9))
+    trainer._remove_old_checkpoints(tmp_path)
+    assert {int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")} == kept
+
+
+def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
+    strategies = {f"{what}_strategy": "epoch" for what in ("save", "eval", "logging")}
+    more = {"max_steps": None, "num_train_epochs": 2, "per_device_train_batch_size": 46}  # 5 batches are 230 examples
+    assert run(small_run | more, output_dir=tmp_path, **strategies) == 0
+    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
+    assert [round(line["epoch"]) for line in history if "loss" in line] == [1, 2]
+    assert [round(line["epoch"]) for line in history if "eval_loss" in line] == [1, 2]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
+
+
+def test_the_command_line_overrides_a_yaml_file(small_run, tmp_path):
+    rows = [{"body": text.replace("\n", " \n")} for text in small_run["train_file"].read_text().split("\n\n")]
+    Dataset.from_list(rows).to_parquet(tmp_path / "data/train.parquet")
+    lines = [f"{name}: {value}" for name, value in small_run.items() if name != "train_file"]
+    lines += ["warmup_ratio: 0.1", "save_strategy: no", "seed: null", f"dataset_name: {tmp_path / 'data'}"]
+    lines += [
+        "text_column_name: body",
+        "lr_scheduler_type: cosine_with_min_lr",
+        "lr_scheduler_kwargs: {min_lr: 0.00001}",
+    ]
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    more = ["--config", str(tmp_path / "run.yaml"), "--max_steps", "3", "--output_dir", str(tmp_path / "out")]
+    assert snugbert_command(["pretrain", *more]) == 0
+    assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 3
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+BAD = [
+    ({"train_file": "nowhere.txt"}, "nowhere.txt: no such file"),
+    ({"train_file": None}, "there is no text. Give --train_file, --dataset_name or --corpus"),
+    ({"dataset_name": "x"}, "--train_file and --dataset_name exclude each other"),
+    ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
+    ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
+    ({"train_file": "empty.txt"}, "empty.txt: no documents"),
+    ({"train_file": "one_document.txt"}, "but the text has only one"),
+    ({"train_file": "one_sentence_each.txt"}, "training text: every document is a single sentence"),
+    ({"train_file": "latin1.txt"}, "latin1.txt, line 2: not UTF-8"),
+    ({"train_file": "latin1.txt.gz"}, "latin1.txt.gz, line 2: not UTF-8"),
+    ({"train_file": "cut.txt.gz"}, "damaged or incomplete gzip file"),
+    ({"train_file": "broken.jsonl"}, "broken.jsonl, row 2: not JSON"),
+    ({"train_file": "other.jsonl"}, "other.jsonl, row 1: no column 'text'. Columns: body. Set --text_column_name"),
+    ({"train_file": "table.csv"}, "table.csv: unknown suffix. Use one of .txt"),
+    ({"config_name": "huge"}, "neither a size (tiny, mini, small, medium, base, large) nor"),
+    ({"config_overrides": "hidden_dropout_prob=2"}, "`hidden_dropout_prob` must be at least 0 and below 1"),
+    ({"config_overrides": "hidden_dropuot_prob=0"}, "hidden_dropuot_prob"),
+    ({"model_name_or_path": "x", "config_name": None}, "x: no such folder, no earlier download in "),
+    ({"model_name_or_path": "./x"}, "the folder ./x does not exist"),
+    ({"config_name": None}, "--model_name_or_path is missing"),
+    ({"tokenizer_name": "no_special"}, "lacks [MASK]"),
+    ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
+    ({"tokenizer_name": "nowhere"}, "nowhere: no such folder, no earlier download in "),
+    ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
+    ({"config_overrides": "num_attention_heads=3"}, "is not a multiple of `num_attention_heads` 3"),
+    ({"attn_implementation": "nope"}, "cannot load the model tiny"),
+    ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor is not supported in pretraining"),
+    ({"tokenizer_name": "latin1_vocab"}, "vocab.txt, line 6: not UTF-8"),
+    ({"report_to": "tensorboardx"}, "--report_to: unknown value 'tensorboardx'. Did you mean tensorboard?"),
+    ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0 must be at least 1"),
+    ({"mlm_probability": 0}, "--mlm_probability 0.0 must be above 0 and at most 1"),
+    ({"language": "klingon"}, "--language 'klingon' is not a language code"),
+    ({"accelerator_config": '{"a": 1}'}, "--accelerator_config: "),
+    ({"random_replace_prob": 0.3}, "must add up to at most 1"),
+    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order contradict each other"),
+    ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp contradict each other"),
+    (
+        {"objective": "clm"},
+        "--objective: unknown value 'clm'. Did you mean mlm? Choose one of mlm+nsp, mlm, ",
+    ),
+    ({"objective": "electra", "bigram_init": "true"}, "--bigram_init does not support --objective electra"),
+    ({"objective": "electra", "generator_size": 1.1}, "--generator_size 1.1 must be above 0 and at most 1"),
+    ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
+    ({"phases": "32"}, "expected a length and its share of the steps, such as 128:90%, not '32'"),
+    ({"phases": "32:50%,1024:50%"}, "--phases: length 1024 must be between 5"),
+    ({"corpus": "empty"}, "--corpus cannot be combined with --train_file or --dataset_name"),
+    ({"corpus": "no_special", "train_file": None}, "no_special contains no prepared corpus"),
+    ({"optim": "adamw_torc"}, "--optim: unknown value 'adamw_torc'. Did you mean adamw_torch "),
+    (
+        {"eval_strategy": "epcoh"},
+        "--eval_strategy: unknown value 'epcoh'. Did you mean epoch? Choose one of no,",
+    ),
+    ({"learning_rat": 1}, "unknown argument --learning_rat. Did you mean --learning_rate?"),
+    ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
+    ({"config": "nowhere.yaml"}, "the file nowhere.yaml does not exist"),
+]
+
+
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty.txt").write_text("\n\n")
+    (folder / "one_document.txt").write_text("a .\nb .\nc .\n")
+    (folder / "one_sentence_each.txt").write_text("a .\n\nb .\n\nc .\n")
+    (folder / "two.txt").write_text("a .\nb .\n\nc .\nd .\n")
+    (folder / "latin1.txt").write_bytes(b"fine\ncaf\xe9\n")
+    (folder / "latin1.txt.gz").write_bytes(gzip.compress(b"fine\ncaf\xe9\n"))
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"some text " * 1000)[:40])
+    (folder / "broken.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    (folder / "other.jsonl").write_text('{"body": "a"}\n')
+    (folder / "table.csv").write_text("text\na\n")
+    (folder / "no_special").mkdir()
+    (folder / "no_special/vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    (folder / "latin1_vocab").mkdir()
+    (folder / "latin1_vocab/vocab.txt").write_bytes(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncaf\xe9\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation_file": "nowhere.txt"}, "--validation_file: nowhere.txt: no such file"),
+        ({"validation_file": "table.csv"}, "--validation_file: table.csv: unknown suffix"),
+        ({"validation_file": "other.jsonl"}, "--validation_file: other.jsonl, row 1: no column 'text'"),
+        ({"lr_scheduler_kwargs": '{"a": 1}'}, "--lr_scheduler_kwargs {'a': 1}: "),
+        ({"optim": "muon", "optim_args": "a=1"}, "--optim_args a=1: "),
+        (
+            {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+            "length 40 is",
+        ),
+        ({"save_total_limit": 1}, " GB free, but a checkpoint takes "),
+    ],
+)
+def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    monkeypatch.setattr("snugbert.trainers.pretraining.corpora.prepare_in_cache", None)
+    if "save_total_limit" in change:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_bad_input_is_a_short_error(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
+    monkeypatch.chdir(bad_files)
+    assert run(small_run | change, output_dir=tmp_path) == 2
+    error = capsys.readouterr().err.rpartition("snugbert pretrain: error: ")[2]  # after the progress bar
+    assert len(error.splitlines()) == 1
+    assert message in error
+    assert {file.name for file in tmp_path.iterdir()} <= {"_lock", "epochs"}

@@ -1,0 +1,41 @@
+"""The arguments of pretraining."""
+
+import pytest
+
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    PretrainingArguments,
+    PretrainingDataArguments,
+    parse_phases,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("auto_find_batch_size", True), ("label_smoothing_factor", 0.1), ("deepspeed", "nofile.json")]
+)
+def test_unsupported_arguments_are_refused(name, value):
+    with pytest.raises(InputError, match=f"--{name} is not supported in pretraining"):
+        PretrainingArguments(use_cpu=True, **{name: value})
+
+
+def test_phases_are_parsed():
+    assert parse_phases("128:90%, 512:10%") == [(128, 0.9), (512, 0.1)]
+    assert PretrainingDataArguments(max_seq_length=64).lengths_and_shares == [(64, 1.0)]
+
+
+def test_a_phase_without_steps_is_refused():
+    with pytest.raises(InputError, match="'128:0%,512:100%' has a length with 0 % of the steps"):
+        parse_phases("128:0%,512:100%")
+
+
+def test_the_seed_of_the_examples():
+    assert PretrainingArguments(seed=3, use_cpu=True).examples_seed == 3
+    assert PretrainingArguments(seed=3, data_seed=0, use_cpu=True).examples_seed == 0
+
+
+def test_the_masks_of_each_objective():
+    """ELECTRA's generator never reads random tokens."""
+    for objective, masks in ((None, (0.8, 0.1)), ("mlm", (0.8, 0.1)), ("electra", (0.85, 0.0))):
+        args = PretrainingDataArguments(objective=objective)
+        assert (args.mask_replace_prob, args.random_replace_prob) == masks
+    assert PretrainingDataArguments(objective="electra", mask_replace_prob=1.0).mask_replace_prob == 1

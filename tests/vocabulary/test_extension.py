@@ -1,0 +1,231 @@
+"""`--init` extends tokenizers and models, and refuses contradictions."""
+
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from family_checkpoints import write_checkpoint
+from tokenizers import Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    BertTokenizer,
+    TokenizersBackend,
+)
+from vocabularies import split_longest_first, train, write_ties
+
+from snugbert import (
+    SnugBertForMaskedLM,
+    SnugBertForPreTraining,
+    SnugBertForReplacedTokenDetection,
+    SnugBertModel,
+    SnugBertTokenizer,
+)
+from snugbert.checkpoints.loading import ModelArguments, load_config
+from snugbert.data.documents import read_lines
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.electra import load_pair
+from snugbert.vocabulary.learning import SPECIAL_TOKENS
+from snugbert.vocabulary.vocabulary_command import main
+from snugbert_cli import main as snugbert_command
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: Path, capsys):
+    train_file, held_out = (data_dir / f"wiki_en/{split}.txt.gz" for split in ("train", "validation"))
+    tokens = train(tmp_path / "out", "--init", minilm, "--train_file", train_file, "--vocab_size", "32000")
+    printed = capsys.readouterr().out
+    assert "Added 1,478 tokens to the 30,522 of" in printed
+    assert f"Next: snugbert pretrain --model_name_or_path {tmp_path / 'out'} --train_file" in printed
+
+    old_tokenizer, tokenizer = AutoTokenizer.from_pretrained(minilm), AutoTokenizer.from_pretrained(tmp_path / "out")
+    old = old_tokenizer.get_vocab()
+    assert type(tokenizer) is SnugBertTokenizer and len(tokens) == len(set(tokens)) == len(tokenizer) == 32000
+    assert tokens[:30522] == sorted(old, key=old.__getitem__)
+    lengths = []
+    for file in (train_file, held_out):
+        lines = list(islice(read_lines([file]), 300))
+        lengths.append([sum(map(len, t(lines, verbose=False)["input_ids"])) for t in (old_tokenizer, tokenizer)])
+    assert lengths[0][1] < 0.99 * lengths[0][0] and lengths[1][1] < lengths[1][0]
+
+    before = BertModel.from_pretrained(minilm).eval()
+    after, info = SnugBertModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    embeddings, new_embeddings = before.embeddings.word_embeddings.weight, after.embeddings.word_embeddings.weight
+    assert torch.equal(new_embeddings[:30522], embeddings)
+    for index in range(30522, 32000):
+        expected = embeddings[split_longest_first(tokens[index], old)].mean(dim=0)
+        torch.testing.assert_close(new_embeddings[index], expected, msg=tokens[index])
+    sentence = "The house is on the river."  # contains no new token
+    inputs = tokenizer(sentence, return_tensors="pt")
+    assert inputs["input_ids"].tolist() == old_tokenizer(sentence, return_tensors="pt")["input_ids"].tolist()
+    torch.testing.assert_close(after.eval()(**inputs)[0], before(**inputs)[0], atol=1e-4, rtol=1e-4)
+    with_new = tokenizer(" ".join(token for token in tokens[30522:30560] if token[0] != "#"), return_tensors="pt")
+    assert with_new["input_ids"].max() >= 30522
+    assert after(**with_new)[0].isfinite().all()
+
+
+@pytest.fixture
+def small_checkpoint(tmp_path: Path) -> Path:
+    """A cased stock BERT with a masked language model head, an added token and more embeddings than tokens."""
+    train(tmp_path / "vocab", "--train_file", write_ties(tmp_path), "--vocab_size", "40", "--no_do_lower_case")
+    tokenizer = BertTokenizer(vocab=str(tmp_path / "vocab/vocab.txt"), do_lower_case=False)
+    tokenizer.add_tokens(["snug-bert"])
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(vocab_size=48, **sizes))
+    torch.nn.init.normal_(model.cls.predictions.bias)
+    model.save_pretrained(tmp_path / "old")
+    tokenizer.save_pretrained(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def test_init_extends_the_output_bias_and_keeps_added_tokens(tmp_path: Path, small_checkpoint: Path):
+    train(tmp_path / "new", "--init", small_checkpoint, "--train_file", tmp_path / "ties.txt", "--vocab_size", "80")
+    before, after = (
+        BertForMaskedLM.from_pretrained(small_checkpoint),
+        SnugBertForMaskedLM.from_pretrained(tmp_path / "new"),
+    )
+    old, new = AutoTokenizer.from_pretrained(small_checkpoint), AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert len(old) == 41 and len(new) == after.config.vocab_size == 80
+    assert new.tokenize("aebc snug-bert AEBC")[-2:] == ["snug-bert", "[UNK]"]
+    assert new.convert_tokens_to_ids("snug-bert") == 40
+    assert (new.do_lower_case, new.tokenize("AE")) == (False, ["[UNK]"])
+    assert after.get_output_embeddings().weight is after.get_input_embeddings().weight
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+        table, longer = before.state_dict()[name], after.state_dict()[name]
+        assert torch.equal(longer[:41], table[:41])
+        for index in range(41, 80):
+            ids = split_longest_first(new.convert_ids_to_tokens(index), old.get_vocab())
+            assert len(ids) > 1
+            torch.testing.assert_close(longer[index], table[ids].mean(dim=0))
+    run = ["--model_name_or_path", str(tmp_path / "new"), "--train_file", str(tmp_path / "ties.txt"), "--no_nsp"]
+    run += ["--max_steps", "1", "--max_seq_length", "16", "--use_cpu", "true", "--report_to", "none"]
+    assert snugbert_command(["pretrain", *run, "--output_dir", str(tmp_path / "pretrained")]) == 0
+    assert json.loads((tmp_path / "pretrained/config.json").read_text())["vocab_size"] == 80
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_init_keeps_all_weights_of_a_checkpoint(tmp_path: Path, small_checkpoint: Path, tied: bool):
+    """The checkpoint has more heads than its configuration names, as google-bert's have, and random biases."""
+    config = BertConfig.from_pretrained(small_checkpoint, tie_word_embeddings=tied)
+    model = BertForPreTraining(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(small_checkpoint)
+    settings = json.loads((small_checkpoint / "config.json").read_text())
+    (small_checkpoint / "config.json").write_text(json.dumps(settings | {"architectures": ["BertForMaskedLM"]}))
+    tokenizer = AutoTokenizer.from_pretrained(small_checkpoint)
+    tokenizer.model_max_length = 1024
+    tokenizer.save_pretrained(small_checkpoint)
+    train(tmp_path / "new", "--init", small_checkpoint, "--train_file", tmp_path / "ties.txt", "--vocab_size", "80")
+    assert AutoTokenizer.from_pretrained(tmp_path / "new").model_max_length == 1024
+    longer, info = SnugBertForPreTraining.from_pretrained(tmp_path / "new", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    inputs = tokenizer("ae bc", return_tensors="pt")
+    before, after = model(**inputs), longer.eval()(**inputs)
+    torch.testing.assert_close(after.seq_relationship_logits, before.seq_relationship_logits)
+    torch.testing.assert_close(after.prediction_logits[..., :41], before.prediction_logits[..., :41])
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "objective"), [("roberta", "ForMaskedLM", "mlm"), ("electra", "ForPreTraining", "electra")]
+)
+def test_the_next_command_has_the_objective_of_the_model(tmp_path, some_text, family, head, objective, capsys):
+    old, new = write_checkpoint(tmp_path / "old", family, head), tmp_path / "new"
+    size = len(AutoTokenizer.from_pretrained(old)) + 50
+    main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
+    printed = capsys.readouterr().out
+    assert f"Next: snugbert pretrain --model_name_or_path {new} --objective {objective} --train_file" in printed
+
+
+def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
+    """Both models get the same new embeddings, because they share them."""
+    old, new = write_checkpoint(tmp_path / "old", "electra", "ForPreTraining"), tmp_path / "new"
+    tokenizer = AutoTokenizer.from_pretrained(old)
+    args = ModelArguments(model_name_or_path=str(old))
+    pair = load_pair(args, load_config(args, tokenizer), tokenizer, generator_size=0.5)
+    pair.generator.save_pretrained(old / "generator")
+    tokenizer.save_pretrained(old / "generator")
+    size = len(tokenizer) + 50
+    main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
+    assert "Its generator was extended, too." in capsys.readouterr().out
+    discriminator = SnugBertForReplacedTokenDetection.from_pretrained(new)
+    generator, info = SnugBertForMaskedLM.from_pretrained(new / "generator", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and generator.config.vocab_size == size
+    for name, table in discriminator.bert.embeddings.named_parameters():
+        assert torch.equal(generator.bert.embeddings.get_parameter(name), table)
+    assert len(AutoTokenizer.from_pretrained(new / "generator")) == size
+
+    shutil.rmtree(old / "generator")
+    more = ["--overwrite_output_dir", "--vocab_size", str(size), "--output_dir", str(new)]
+    main(["--init", str(old), "--train_file", str(some_text), *more])
+    assert not (new / "generator").exists()  # it would belong to another model
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
+def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir, kind, capsys):
+    arguments = ["--train_file", str(some_text), "--vocab_size", "6000", "--output_dir", str(tmp_path)]
+    main(["--init", str(bpe_folders[kind]), *arguments])
+    assert "only the tokenizer was extended" in capsys.readouterr().out
+    old, new = AutoTokenizer.from_pretrained(bpe_folders[kind]), AutoTokenizer.from_pretrained(tmp_path)
+    assert {token: index for token, index in new.get_vocab().items() if index < 4000} == old.get_vocab()
+    assert len(new) == 6000 and new.mask_token_id == 4 and new("a", "b")["token_type_ids"][-1] == 1
+    lines = list(islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100))
+    cuts = [
+        [tokenizer(line, return_offsets_mapping=True, verbose=False) for line in lines] for tokenizer in (old, new)
+    ]
+    for before, after in zip(*cuts, strict=True):
+        # New tokens only remove boundaries between old tokens.
+        assert {end for _, end in after["offset_mapping"]} <= {end for _, end in before["offset_mapping"]}
+        assert old.decode(before["input_ids"]) == new.decode(after["input_ids"])
+    lengths = [sum(len(cut["input_ids"]) for cut in side) for side in cuts]
+    assert lengths[1] < 0.95 * lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--vocab_size", "41"], r"--vocab_size 41 must be above the 41 tokens of .*old"),
+        (["--model", "bpe"], r"--model bpe: the tokenizer of .*old is wordpiece. Remove --model"),
+        (["--do_lower_case"], r"--do_lower_case true: the tokenizer of .*old was learned with false"),
+        (["--strip_accents", "true"], r"--strip_accents true: the tokenizer"),
+        (["--no_tokenize_chinese_chars"], r"--tokenize_chinese_chars false: .* was learned with true"),
+    ],
+)
+def test_init_refuses_contradicting_arguments(tmp_path: Path, small_checkpoint: Path, arguments, message):
+    text = ["--train_file", tmp_path / "ties.txt"]
+    with pytest.raises(InputError, match=message):
+        train(tmp_path / "new", "--init", small_checkpoint, *text, *arguments)
+    assert not list(tmp_path.glob("new/*"))
+
+
+def test_init_refuses_tokenizers_and_models_it_cannot_extend(tmp_path: Path, small_checkpoint: Path):
+    text = ["--train_file", tmp_path / "ties.txt", "--vocab_size", "80"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: no tokenizer\. Expected one of these files"):
+        train(tmp_path / "new", "--init", tmp_path / "empty", *text)
+    library = Tokenizer.from_file(str(small_checkpoint / "tokenizer.json"))
+    library.pre_tokenizer = ByteLevel()
+    special = dict(
+        zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
+    )
+    TokenizersBackend(tokenizer_object=library, **special).save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match=r"--init: the tokenizer of .*other cannot be extended"):
+        train(tmp_path / "new", "--init", tmp_path / "other", *text)
+    config = json.loads((small_checkpoint / "config.json").read_text())
+    (small_checkpoint / "config.json").write_text(json.dumps(config | {"architectures": ["BertLMHeadModel"]}))
+    with pytest.raises(InputError, match=r"config\.json: unsupported architecture BertLMHeadModel\. Supported: BertM"):
+        train(tmp_path / "new", "--init", small_checkpoint, *text)
+    (small_checkpoint / "config.json").unlink()
+    assert len(train(tmp_path / "new", "--init", small_checkpoint, *text)) == 80
+    assert not (tmp_path / "new/config.json").exists()

@@ -1,0 +1,231 @@
+"""Words are counted as the tokenizer splits them. The learned tokens equal the library's, but are deterministic."""
+
+import json
+import re
+from collections import Counter
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
+from tokenizers.trainers import BpeTrainer, WordPieceTrainer
+from transformers import (
+    AutoTokenizer,
+    TokenizersBackend,
+)
+from vocabularies import DOCUMENTS, learn_wordpiece, many_ties
+
+from snugbert import (
+    SnugBertTokenizer,
+)
+from snugbert.data.documents import read_lines
+from snugbert.vocabulary import learning
+from snugbert.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_tokens, make_tokenizer
+from snugbert.vocabulary.vocabulary_command import main
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_ties_are_reproducible():
+    first, *others = (learn_wordpiece(many_ties(), 150) for _ in range(10))
+    assert len(first) == 150
+    assert all(tokens == first for tokens in others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("do_lower_case", [True, False])
+@pytest.mark.parametrize("characters_at_once", [1, learning.CHARACTERS_AT_ONCE])
+def test_words_equal_the_tokenizers_own(monkeypatch, kind, do_lower_case: bool, characters_at_once: int):
+    monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", characters_at_once)
+    lines = [*chain.from_iterable(DOCUMENTS), "  three   spaces \t\u3000 tab ", "I'll ... don't 1,000"]
+    tokenizer = make_tokenizer(kind, do_lower_case=do_lower_case, tokenize_chinese_chars=kind != "byte-bpe")
+    normalize, split = BertNormalizer(lowercase=do_lower_case).normalize_str, BertPreTokenizer()
+    if kind == "byte-bpe":  # as in GPT-2
+        normalize = BertNormalizer(False, False, lowercase=do_lower_case).normalize_str
+        split = ByteLevel(add_prefix_space=True)
+    whole_lines = (word for line in lines for word, _ in split.pre_tokenize_str(normalize(line)))
+    assert count_words(lines, tokenizer, show_progress=False) == Counter(whole_lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words", "byte_words"),
+    [
+        ({}, "cafe naive 北 京 x", "ĠCafé ĠNAÏVE Ġ北 京 x"),
+        ({"do_lower_case": True}, "cafe naive 北 京 x", "Ġcafe Ġnaive Ġ北 京 x"),
+        ({"do_lower_case": False}, "Café NAÏVE 北 京 x", "ĠCafé ĠNAÏVE Ġ北 京 x"),
+        ({"do_lower_case": True, "strip_accents": False}, "café naïve 北 京 x", "Ġcafé Ġnaïve Ġ北 京 x"),
+        ({"do_lower_case": False, "strip_accents": True}, "Cafe NAIVE 北 京 x", "ĠCafe ĠNAIVE Ġ北 京 x"),
+        ({"tokenize_chinese_chars": False}, "cafe naive 北京x", "ĠCafé ĠNAÏVE Ġ北京x"),
+    ],
+)
+def test_every_kind_respects_case_accents_and_chinese_characters(flags, words, byte_words):
+    text = "Café NAÏVE 北京x"
+    for kind in ("wordpiece", "bpe"):
+        assert count_words([text], make_tokenizer(kind, **flags), False) == Counter(words.split()), kind
+    as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
+    expected = [as_bytes.pre_tokenize_str(word.replace("Ġ", " "))[0][0] for word in byte_words.split()]
+    assert list(count_words([text], make_tokenizer("byte-bpe", **flags), False)) == expected
+
+
+def test_merges_by_hand():
+    words = Counter(hug=10, pug=5, pun=12, bun=4, hugs=5)
+    tokens = learn_wordpiece(words, vocab_size=100)
+    #      20      16     15     12     5: p < hug   5       4
+    merges = ["##ug", "##un", "hug", "pun", "pug", "hugs", "bun"]
+    assert tokens == [*SPECIAL_TOKENS, *"bghnpsu", "##g", "##n", "##s", "##u", *merges]
+    assert learn_wordpiece(words, vocab_size=19) == tokens[:19]
+    assert learn_wordpiece(words, vocab_size=100, min_frequency=5) == tokens[:-1]
+    learned, merges = learn_tokens(words, 100, kind="bpe", show_progress=False)
+    assert learned == tokens
+    inside = [
+        ("##u", "##g"),
+        ("##u", "##n"),
+        ("h", "##ug"),
+        ("p", "##un"),
+        ("p", "##ug"),
+        ("hug", "##s"),
+        ("b", "##un"),
+    ]
+    assert merges == inside
+    # BPE merges in that order. WordPiece takes the longest token, and an unknown character makes the word [UNK].
+    cut = {kind: make_tokenizer(kind, tokens, merges).tokenize("hugun pugsx") for kind in ("bpe", "wordpiece")}
+    assert cut["bpe"] == ["hug", "##un", "pug", "##s", "[UNK]"]
+    assert cut["wordpiece"] == ["hug", "##un", "[UNK]"]
+
+
+def test_counts_beyond_the_librarys_limit_are_scaled_down(monkeypatch):
+    words = Counter(hug=100, pug=50, pun=120, bun=40, hugs=50)
+    expected = learn_wordpiece(words, vocab_size=100, min_frequency=50)
+    monkeypatch.setattr(learning, "MOST_TRAINING_WORDS", words.total() // 10)
+    assert learn_wordpiece(words, vocab_size=100, min_frequency=50) == expected
+    assert sum(len(line.split()) for line in learning._repeat_words(words, scale=10)) == words.total() // 10
+
+
+def test_rare_characters_get_no_token(monkeypatch):
+    monkeypatch.setattr(learning, "ALPHABET_SIZE", 2)
+    words = Counter({"aa": 4000, "b": 1990, "c": 4, "d": 3, "ad": 1})
+    tokens = learn_wordpiece(words, vocab_size=10)
+    # a and b cover 9,990 of 9,999 characters, too few; with c 0.9995 of them are covered.
+    assert tokens == [*SPECIAL_TOKENS, "a", "b", "c", "##a", "aa"]
+
+
+def test_pruning_bounds_the_table_and_keeps_frequent_words(monkeypatch):
+    monkeypatch.setattr(learning, "MOST_DISTINCT_WORDS", 100)
+    monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", 200)
+    lines = [f"often {'seldom' if number % 3 == 0 else ''} once{number}" for number in range(5000)]
+    words = count_words(lines, SnugBertTokenizer(), show_progress=False)
+    assert len(words) <= 100
+    assert words.most_common(2) == [("often", 5000), ("seldom", 1667)]
+
+
+def test_words_too_long_for_wordpiece_are_left_out():
+    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer(), False) == {"b" * 100: 1}
+
+
+def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
+    vocab_size = 8192
+    text = list(read_lines([data_dir / "books_en" / "train-06.txt.gz"]))
+    held_out = list(islice(read_lines([data_dir / "books_en" / "validation.txt.gz"]), 1000))
+    library = Tokenizer(WordPiece(unk_token="[UNK]"))
+    library.normalizer, library.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=2, special_tokens=list(SPECIAL_TOKENS), show_progress=False
+    )
+    library.train_from_iterator(text, trainer)
+
+    words = count_words(text, SnugBertTokenizer(), False)
+    tokens, merges = learn_tokens(words, vocab_size, show_progress=False)
+    assert len(tokens) == len(set(tokens)) == library.get_vocab_size() == vocab_size
+    lengths = [
+        sum(len(encoding) for encoding in tokenizer.encode_batch(held_out, add_special_tokens=False))
+        for tokenizer in (
+            library,
+            make_tokenizer("wordpiece", tokens).backend_tokenizer,
+            make_tokenizer("bpe", tokens, merges).backend_tokenizer,
+        )
+    ]
+    assert lengths[1] == pytest.approx(lengths[0], rel=0.001)  # only ties may differ
+    assert lengths[2] == pytest.approx(lengths[0], rel=0.01)  # same tokens, but words are split differently
+
+
+def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path):
+    text = list(read_lines([some_text]))
+    library = Tokenizer(BPE())
+    library.pre_tokenizer = ByteLevel(add_prefix_space=True)
+    special = [*SPECIAL_TOKENS]
+    trainer = BpeTrainer(
+        vocab_size=8192,
+        min_frequency=2,
+        special_tokens=special,
+        show_progress=False,
+        initial_alphabet=ByteLevel.alphabet(),
+    )
+    library.train_from_iterator(text, trainer)
+    expected = json.loads(library.to_str())["model"]
+
+    words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False), False)
+    tokens, merges = learn_tokens(words, 8192, kind="byte-bpe", show_progress=False)
+    assert {piece: index for index, piece in enumerate(tokens)} == expected["vocab"]
+    assert merges == [tuple(merge) for merge in expected["merges"]]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
+def test_bpe_opens_as_a_transformers_class_and_formats_text_as_bert(bpe_folders, data_dir, kind):
+    assert sorted(path.name for path in bpe_folders[kind].iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    tokenizer = AutoTokenizer.from_pretrained(bpe_folders[kind])
+    assert type(tokenizer) is TokenizersBackend
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == list(SPECIAL_TOKENS)
+    assert (len(tokenizer), tokenizer.model_max_length) == (4000, 512)
+    first, second = (
+        tokenizer("The cat", "A mat", add_special_tokens=False),
+        tokenizer("A mat", add_special_tokens=False),
+    )
+    ids = [tokenizer("The cat")["input_ids"][1:-1], tokenizer("A mat")["input_ids"][1:-1]]
+    assert first["input_ids"] == ids[0] + ids[1] and second["input_ids"] == ids[1]
+    pair = tokenizer("The cat", "A mat")
+    assert pair["input_ids"] == [2, *ids[0], 3, *ids[1], 3]
+    assert pair["token_type_ids"] == [0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1)
+    # A word has the same tokens and offsets in a text and in a list of words.
+    for line in islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 100):
+        words = re.findall(r"\w+", line)
+        listed = tokenizer(words, is_split_into_words=True)
+        joined = tokenizer(" ".join(words), return_offsets_mapping=True)
+        assert listed["input_ids"] == joined["input_ids"]
+        ends = [0]
+        for word in words:
+            ends.append(ends[-1] + len(word) + 1)
+        for word, (start, end) in list(zip(listed.word_ids(), joined["offset_mapping"], strict=True))[1:-1]:
+            assert start >= ends[word] and end <= ends[word + 1] - 1, (line, word)
+
+
+def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(bpe_folders["byte-bpe"])
+    odd = [
+        "",
+        "a  b \t\n c ",
+        "北京 大学x",
+        "e\u0301 \u200d\x00\x07\ufffd",
+        "'S ##ing , . n't",
+        "\U0001f642" * 3,
+    ]
+    for text in [*odd, *islice(read_lines([data_dir / "wiki_en/validation.txt.gz"]), 500)]:
+        ids = tokenizer(text, verbose=False)["input_ids"]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+        assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(tokenizer("  two")["input_ids"], skip_special_tokens=True) == " two"  # as documented
+    # [MASK] replaces a word and the space before it. The next word keeps its space.
+    cat = tokenizer("cat")["input_ids"][1:-1]
+    for text in ("The cat sat.", "The cat.", "cat, sat"):
+        before, after = tokenizer(text)["input_ids"], tokenizer(text.replace("cat", "[MASK]"))["input_ids"]
+        place = before.index(cat[0])
+        assert after == [*before[:place], tokenizer.mask_token_id, *before[place + len(cat) :]]
+    assert tokenizer.decode(cat) == "cat"
+    # Lowercasing is optional, and loses only the case.
+    (tmp_path / "text.txt").write_text("Naïve\n", encoding="utf-8")
+    lower_case = ["--model", "byte-bpe", "--do_lower_case", "--strip_accents", "false", "--vocab_size", "300"]
+    main([*lower_case, "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "lower")])
+    lower = AutoTokenizer.from_pretrained(tmp_path / "lower")
+    assert lower.decode(lower("A  NaÏve\tÉ")["input_ids"], skip_special_tokens=True) == "a  naïve\té"
