@@ -2,8 +2,8 @@
 
 The student learns from the text, as without a teacher, and also from two outputs of the teacher: its predictions of
 the masked tokens and its last hidden states. The teacher does not change. DistilBERT's authors compare predictions at
-all tokens by default. The vocabulary head is the most expensive part of a small model, so here it runs at masked tokens
-only, as with their `--restrict_ce_to_mask`.
+all tokens by default. The vocabulary head is the most expensive part of a small model, so here it runs at masked
+tokens only, as with their `--restrict_ce_to_mask`.
 
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
