@@ -35,7 +35,7 @@ def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, fl
 
     Args:
         train: text that gives the frequencies, with add-one (Laplace) smoothing.
-        dataset: examples of the text to predict.
+        dataset: examples of the text to predict. Special tokens do not count, because they are never predicted.
 
     Returns:
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
