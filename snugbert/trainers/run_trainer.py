@@ -38,14 +38,9 @@ from snugbert.trainers.compilation import (
 )
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
-from snugbert.trainers.manifest import MANIFEST_NAME
-from snugbert.trainers.output_folder import (
-    WITHOUT_TEACHER,
-    find_checkpoint,
-    list_checkpoints,
-    remove_checkpoints,
-    step_of,
-)
+from snugbert.trainers.output_folder import WITHOUT_TEACHER, find_checkpoint
+from snugbert.trainers.processes import move_hub_token
+from snugbert.trainers.run_checkpoints import MANIFEST_NAME, list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
@@ -58,7 +53,6 @@ from snugbert.trainers.run_settings import (
     read_settings,
     read_state,
 )
-from snugbert.trainers.run_setup import move_hub_token
 from snugbert.trainers.stopping import StoppableTrainer
 
 logger = logging.getLogger(__name__)

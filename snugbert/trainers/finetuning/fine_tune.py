@@ -29,7 +29,6 @@ from snugbert.reports.results import RESULTS, RunResults, contains_model, write_
 from snugbert.reports.score_plots import draw_learning_curve, remove_plots
 from snugbert.reports.score_tables import set_title
 from snugbert.tasks.base import EvaluationSet, FineTuningTask
-from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.finetuning_arguments import (
     MAIN_METRIC,
     ExampleLimits,
@@ -50,14 +49,9 @@ from snugbert.trainers.finetuning.finetuning_trainer import (
     reinitialize_layers,
 )
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
-from snugbert.trainers.output_folder import (
-    check_output_dir,
-    clear_output_dir,
-    list_checkpoints,
-    remove_checkpoints,
-    step_of,
-)
+from snugbert.trainers.output_folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.processes import raise_together
+from snugbert.trainers.run_checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     TRAINING_SETTINGS,

@@ -60,7 +60,7 @@ from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequen
 from snugbert.trainers.pretraining.sharding import ProcessesTrainer
 from snugbert.trainers.pretraining.throughput import peak_flops
 from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
-from snugbert.trainers.run_setup import use_one_gpu
+from snugbert.trainers.processes import use_one_gpu
 from snugbert.trainers.run_trainer import SharedTrainer
 
 logger = logging.getLogger(__name__)

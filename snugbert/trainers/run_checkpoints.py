@@ -8,7 +8,10 @@ import errno
 import functools
 import hashlib
 import json
+import logging
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,55 @@ from snugbert.json_files import read_json
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
 MANIFEST_NAME = "manifest.json"
+# A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
+UNFINISHED = "_unfinished_checkpoint"
 OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
+
+logger = logging.getLogger(__name__)
+
+
+# --- listing and removing -----------------------------------------------------------------------------------------
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
+    if not output_dir.is_dir():
+        return []
+    return sorted(filter(_is_checkpoint, output_dir.iterdir()), key=step_of)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return re.fullmatch(r"checkpoint-\d+", path.name, re.ASCII) is not None and path.is_dir()
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step in the name of a folder `checkpoint-<step>`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def remove_checkpoints(checkpoints: list[Path]) -> None:
+    """Removes checkpoints of one folder, in this order. Each is moved first, so a kill leaves no incomplete one."""
+    for checkpoint in checkpoints:
+        unfinished = checkpoint.parent / UNFINISHED
+        unfinished.mkdir(exist_ok=True)
+        checkpoint.rename(unfinished / checkpoint.name)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def find_newest_checkpoint(output_dir: Path) -> Path | None:
+    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
+    restore_replaced(output_dir / UNFINISHED)
+    for folder in reversed(list_checkpoints(output_dir)):
+        try:
+            check_checkpoint(folder)
+        except InputError as error:
+            logger.warning("skipping %s: %s", folder.name, error)
+            continue
+        return folder
+    return None
+
+
+# --- writing and verifying ----------------------------------------------------------------------------------------
 
 
 def publish(folder: Path, checkpoint: Path) -> None:
