@@ -6,11 +6,12 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.trainers.processes import raise_together
@@ -180,6 +181,15 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
     """Removes the checkpoints and results of an earlier run. Call it after all steps that can fail."""
     if training_args.should_save:
         remove_run(Path(training_args.output_dir or ""))
+
+
+class ClearOutputDir(TrainerCallback):
+    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        if args.overwrite_output_dir and state.global_step == 0:
+            clear_output_dir(args)
 
 
 def remove_generator(output_dir: Path) -> None:

@@ -1,7 +1,8 @@
-"""The manifest of a checkpoint: the size and checksum of every file. They are verified on resume.
+"""The checkpoints of a run: they are complete or absent, even if the run is killed while it writes one.
 
-A checkpoint is written into a temporary folder. The manifest is its last file. Then everything is synced to the disk,
-and the folder gets its final name. So a folder named `checkpoint-<step>` is complete unless it is damaged later.
+A checkpoint is written into a temporary folder. Its last file is the manifest, with the size and checksum of every
+file. Then everything is synced to the disk, and the folder gets its final name. So a folder named `checkpoint-<step>`
+is complete unless it is damaged later. The manifest is verified on resume.
 """
 
 import errno
@@ -12,22 +13,155 @@ import logging
 import os
 import re
 import shutil
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
+from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
+from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
+from snugbert.writing import writing
 
 MANIFEST_NAME = "manifest.json"
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"
 OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
+RESUME = "resume with --resume_from_checkpoint true"
 
 logger = logging.getLogger(__name__)
+
+
+class RunCheckpoints(TrainerCallback):
+    """Writes the checkpoints of a run, removes old ones, and locates the best one.
+
+    The first process writes the random states of all processes, so its folder is enough to resume on any machine.
+
+    Attributes:
+        limit: number of checkpoints that are kept. 0: all.
+        is_writing: whether a checkpoint is being written.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.is_writing = False
+
+    @contextmanager
+    def write(self, args: TrainingArguments, state: TrainerState, checkpoint: Path, whole: bool) -> Iterator[None]:
+        """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
+
+        In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
+        nothing. Every process must call this. A full disk is a short error.
+
+        Args:
+            args: the trainer's arguments.
+            state: the trainer's state.
+            checkpoint: the folder, `checkpoint-<step>` in the output folder. It may exist.
+            whole: whether the checkpoint contains the optimizer even with `save_only_model`.
+        """
+        output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED
+        before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
+        self._clear(args, folder)
+        wait_for_all()
+        self.is_writing = True
+        try:
+            with writing(checkpoint, RESUME):
+                args.output_dir, args.push_to_hub = str(folder), False
+                args.save_only_model = args.save_only_model and not whole
+                yield
+                _collect_random_states(args, folder / checkpoint.name)
+                if args.should_save:
+                    _forget_best(folder / checkpoint.name)
+                    publish(folder / checkpoint.name, checkpoint)
+                wait_for_all()
+        finally:
+            self.is_writing = False
+            vars(args).update(before)
+            self._clear(args, folder)
+        locate_best(state, output_dir)
+        if args.should_save and self.limit:
+            self.remove_old(state, output_dir)
+
+    def _clear(self, args: TrainingArguments, folder: Path) -> None:
+        if args.local_process_index == 0:  # machines without a shared disk have their own folders
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_old(self, state: TrainerState, output_dir: Path) -> None:
+        """Keeps `limit` checkpoints: the last, the best, and the newest of the others.
+
+        Checkpoints of later steps also stay. If they are damaged, and this run started again, their weights may be
+        more valuable than its own.
+        """
+        best = Path(state.best_model_checkpoint or "").name
+        last = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+        def rank(folder: Path) -> tuple[bool, float, int]:
+            # Some file systems give equal times. Then the step decides.
+            return folder.name in (last, best), folder.stat().st_mtime, step_of(folder)
+
+        reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= state.global_step]
+        ranked = sorted(reached, key=rank, reverse=True)
+        protected = sum(folder.name in (last, best) for folder in ranked)
+        remove_checkpoints(ranked[max(self.limit, protected) :])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
+
+        Ignores a damaged best checkpoint: a later one can be the best.
+        """
+        locate_best(state, Path(args.output_dir))
+        if state.best_model_checkpoint is None or not args.load_best_model_at_end:
+            return
+        damage: str | None = None
+        if args.process_index == 0:
+            try:
+                check_checkpoint(Path(state.best_model_checkpoint), needs_optimizer=False)
+            except InputError as error:
+                damage = str(error)
+        (damage,) = broadcast_object_list([damage])
+        if damage is not None:
+            logger.warning("ignoring the best checkpoint: %s", damage)
+            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
+
+
+def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
+    """Sends the random state of every process to the first one, because machines may not share a disk."""
+    mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{args.process_index}.pth")]
+    for name, content in gather_object(mine):
+        if args.should_save:
+            (folder / name).write_bytes(content)
+
+
+def locate_best(state: TrainerState, output_dir: Path) -> None:
+    """Sets the path of the best checkpoint if it exists. All processes must call this.
+
+    They use the path of the first process, because machines may have different output folders.
+    """
+    best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+    if state.best_global_step and best.is_dir():
+        state.best_model_checkpoint = str(best)
+    (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
+
+
+def _forget_best(checkpoint: Path) -> None:
+    """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
+
+    [`RunCheckpoints`] locates it by its step. Trainer warns about a path that does not exist.
+    """
+    state = read_state(checkpoint)
+    if state.best_model_checkpoint is not None:
+        state.best_model_checkpoint = None
+        state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
 
 
 # --- listing and removing -----------------------------------------------------------------------------------------
@@ -191,3 +325,57 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
+    """Turns an error about the content of a checkpoint's `files` into an [`InputError`]. It names a damaged file."""
+    try:
+        yield
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # If a file is damaged, these raise an error with its name.
+        for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
+            read_torch_file(file)
+        read_weights(Path(str(checkpoint)))
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+        raise InputError(
+            f"{checkpoint}: {files} does not fit this run ({reason}). Resume from another checkpoint, or start a new "
+            f"run from its weights with --model_name_or_path {checkpoint}."
+        ) from error
+
+
+@contextmanager
+def ignoring_tied_weights(model: Any) -> Iterator[None]:
+    """Lets `model.load_state_dict` not report tied weights as missing. Checkpoints store them once."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+
+    def remove_tied(_: torch.nn.Module, keys: Any) -> None:
+        keys.missing_keys[:] = [key for key in keys.missing_keys if key not in tied]
+
+    hook = model.register_load_state_dict_post_hook(remove_tied)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
+
+    Raises:
+        ValueError: a state and its parameter differ in shape, or the learning rate is not a number.
+    """
+    for group in optimizer.param_groups:
+        if not isinstance(group["lr"], int | float | torch.Tensor):
+            raise ValueError("the learning rate is not a number")
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
+                    )

@@ -33,8 +33,8 @@ from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_fo
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
-from snugbert.trainers.run_trainer import NOT_UPLOADED
 from snugbert.trainers.stopping import DivergedError
+from snugbert.trainers.uploads import NOT_UPLOADED
 
 logger = logging.getLogger(__name__)
 

@@ -195,7 +195,7 @@ def _train_and_evaluate(
         data_settings=data.settings,
         teacher=teacher,
     )
-    trainer.command_settings = initial_weights
+    trainer.run_settings.command_settings = initial_weights
     trainer.command_arguments = model_args, data_args
     seconds = _train(trainer, checkpoint) if do_train else 0.0
     metrics, baselines = _evaluate(trainer, data)
