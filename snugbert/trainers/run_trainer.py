@@ -107,16 +107,11 @@ class RunTrainer(Trainer):
         self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(), HubUploads(self)
         self.stop_signal = StopSignal(self)
         self.remove_callback(PrinterCallback)
-        has_progress_bar = self.pop_callback(ProgressCallback) is not None
-        for callback in (
-            Compilation(self.passes_to_repay_compiling),
-            self.checkpoints,
-            self.run_settings,
-            LogLines(self._read_loss),
-            *[ProgressBar()] * has_progress_bar,
-            self.uploads,
-            self.stop_signal,
-        ):
+        callbacks: list[Any] = [Compilation(self.passes_to_repay_compiling), self.checkpoints, self.run_settings]
+        callbacks.append(LogLines(self._read_loss))
+        if self.pop_callback(ProgressCallback) is not None:
+            callbacks.append(ProgressBar())
+        for callback in (*callbacks, self.uploads, self.stop_signal):
             self.add_callback(callback)
 
     @property
