@@ -148,7 +148,7 @@ class RunTrainer(Trainer):
             DivergedError: the loss or the gradient norm is not finite.
             KeyboardInterrupt: on a second SIGINT.
         """
-        check_weights(self.model)  # type: ignore[arg-type]
+        check_weights(self.model)
         self.graphs.restart()
         self.remove_callback(self.stop_signal)
         self.add_callback(self.stop_signal)  # as the last
@@ -387,7 +387,7 @@ class RunTrainer(Trainer):
         if self.args.process_index == 0 or self.is_fsdp_enabled:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
         if self.args.world_size > 1 and not self.is_fsdp_enabled:
-            for tensor in self.model.state_dict().values():  # type: ignore[union-attr]
+            for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
