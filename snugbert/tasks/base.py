@@ -113,6 +113,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if none of them exists.
         predicted_columns: the columns that `to_columns` may return.
+        prediction_length: maximum tokens of a window in prediction, if the user does not choose. None: as many as the
+            model reads.
         labels: in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
         tokenizer: the model's tokenizer.
@@ -129,6 +131,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool] = False
     predicted_columns: ClassVar[tuple[str, ...]]
+    prediction_length: ClassVar[int | None] = None
 
     main_metric: str
     metrics: tuple[str, ...]
