@@ -151,8 +151,8 @@ def find_reader(folder: Path) -> Any:
     if head == "Model":
         return Embedder
     raise InputError(
-        f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT family, or an "
-        "embedding model."
+        f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
+        "family, or an embedding model."
     )
 
 
