@@ -13,6 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
+from snugbert.tasks.windows import find_max_context, make_inputs, split_into_spans
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def make_windows(
             shift = len(query_ids) - begin
             answer_positions.append((first + shift, last + shift) if begin <= first <= last < end else (0, 0))
         max_context += find_max_context(spans)
-    columns = _make_columns(token_ids, tokenizer.model_input_names)
+    columns = make_inputs(token_ids, tokenizer.model_input_names)
     if training:
         columns["start_positions"], columns["end_positions"] = map(pa.array, np.array(answer_positions, np.int32).T)
     return ContextWindows(
@@ -175,18 +176,6 @@ def _check_lengths(
         )
 
 
-def _make_columns(token_ids: list[tuple[np.ndarray, np.ndarray]], names: list[str]) -> dict[str, pa.Array]:
-    """Makes the model inputs in `names`, one list per window."""
-    lengths = np.array([(len(query_ids), len(context_ids)) for query_ids, context_ids in token_ids])
-    tokens = {
-        "input_ids": np.concatenate([ids for pair in token_ids for ids in pair]).astype(np.int32),
-        "token_type_ids": np.repeat(np.tile(np.array([0, 1], np.int8), len(token_ids)), lengths.ravel()),
-        "attention_mask": np.ones(lengths.sum(), np.int8),
-    }
-    offsets = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]).astype(np.int32)
-    return {name: pa.ListArray.from_arrays(offsets, tokens[name]) for name in names}
-
-
 def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_TokenizedText]:
     # verbose=False: no warning about long texts, which are cut into windows.
     encoded = tokenizer(
@@ -202,45 +191,6 @@ def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_Tok
         characters = np.array(mapping, np.int32).reshape(-1, 2)
         tokenized.append(_TokenizedText(np.array(ids, np.int32), *characters.T.copy()))
     return tokenized
-
-
-def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
-    """Splits a text of `num_tokens` tokens into overlapping spans, one per window.
-
-    Args:
-        num_tokens: tokens of the text.
-        size: maximum tokens of a span.
-        overlap: tokens that neighboring spans share; less than `size`.
-
-    Returns:
-        First token and end (exclusive) of each span. An empty text has one empty span.
-    """
-    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous one
-    return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
-
-
-def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
-    """Marks the tokens that have their maximum context in a span, for each span.
-
-    The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
-    number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
-    several spans are equal, the first one counts.
-
-    Args:
-        spans: from [`split_into_spans`].
-
-    Returns:
-        Booleans for each span. *Shape:* (tokens of the span,)
-    """
-    max_scores = np.full(spans[-1][1], -1.0)
-    best_spans = np.zeros(len(max_scores), np.int32)
-    for index, (begin, end) in enumerate(spans):
-        left = np.arange(end - begin)
-        scores = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
-        better = scores > max_scores[begin:end]
-        max_scores[begin:end][better] = scores[better]
-        best_spans[begin:end][better] = index
-    return [best_spans[begin:end] == index for index, (begin, end) in enumerate(spans)]
 
 
 def _find_answer_tokens(question: Question, text: _TokenizedText) -> tuple[int, int]:
