@@ -2,7 +2,8 @@
 
 import pytest
 
-from snugbert.data.conll import NerSplit, Sentence, load_splits
+from snugbert.data.conll import Sentence
+from snugbert.tasks.tagging import Tagging, TagSplit
 from snugbert.tasks.tagging_arguments import NerDataArguments
 
 PARTS = ("train", "validation", "test")
@@ -10,13 +11,34 @@ FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
 
 
 @pytest.fixture(scope="session")
-def conll(data_dir) -> dict[str, NerSplit]:
+def conll(data_dir) -> dict[str, TagSplit]:
     """The sentences of CoNLL-2003."""
     files = {f"{part}_file": str(data_dir / "conll2003" / f"{name}.txt.gz") for part, name in FILES.items()}
-    return load_splits(NerDataArguments(**files), PARTS)
+    return load_splits(PARTS, **files)
 
 
-def all_tags(split: NerSplit) -> list[list[str]]:
+def load_splits(
+    parts: tuple[str, ...] | None = None, cache_dir: str | None = None, **arguments
+) -> dict[str, TagSplit]:
+    """Reads the parts that the arguments of the task select."""
+    return Tagging(NerDataArguments(**arguments)).load_splits(parts, cache_dir=cache_dir)
+
+
+def choose_labels(splits: dict[str, TagSplit], known: list[str]) -> list[str]:
+    """Returns the labels that the task chooses."""
+    tagging = make_tagging([])
+    tagging.choose_labels(splits, known)
+    return tagging.labels
+
+
+def make_tagging(labels: list[str], scheme: str | None = None, **arguments) -> Tagging:
+    """Returns the task for these labels and the scheme of the data."""
+    tagging = Tagging(NerDataArguments(**{"validation_file": __file__, **arguments}))
+    tagging.labels, tagging.scheme = labels, scheme
+    return tagging
+
+
+def all_tags(split: TagSplit) -> list[list[str]]:
     return [sentence.tags for sentence in split.sentences]
 
 
@@ -35,7 +57,7 @@ def convert_tags(tags: list[str], scheme: str) -> list[str]:
     return result
 
 
-def join_documents(split: NerSplit) -> NerSplit:
+def join_documents(split: TagSplit) -> TagSplit:
     """Joins the sentences of each document."""
     documents: dict[object, list[Sentence]] = {}
     for sentence in split.sentences:

@@ -29,7 +29,7 @@ from snugbert.checkpoints.loading import (
 from snugbert.checkpoints.reading import CLASSES, HEADS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.conll import NerSplit, Sentence
+from snugbert.data.conll import Sentence
 from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
 from snugbert.errors import InputError
 from snugbert.json_files import check_unicode, read_json
@@ -362,12 +362,9 @@ class WordTagger(HeadPredictor):
         results = [np.zeros((0, len(self.labels)))] * len(words)
         if not sentences:
             return results
-        split = NerSplit("", sentences, one_word_per_line=False)
-        windows = make_windows(split, self.labels, self.tokenizer, self.max_length)
-        features = {
-            name: windows.features[name][:] for name in windows.features.column_names if name != "attention_mask"
-        }
-        logits = self.compute_logits(features)
+        windows = make_windows(sentences, self.tokenizer, self.max_length)
+        inputs = {name: windows.inputs[name][:] for name in windows.inputs.column_names if name != "attention_mask"}
+        logits = self.compute_logits(inputs)
         pairs = zip(windows.window_indices.tolist(), windows.token_indices.tolist(), strict=True)
         probabilities = softmax(np.stack([logits[window][token] for window, token in pairs]), axis=-1)
         ends = np.cumsum([len(sentence.words) for sentence in sentences])

@@ -4,11 +4,11 @@ import pytest
 from conll import conll  # noqa: F401 (a fixture)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snugbert.data.conll import NerSplit
+from snugbert.tasks.tagging import TagSplit
 
 
 @pytest.fixture(scope="session")
-def part(conll) -> NerSplit:  # noqa: F811
+def part(conll) -> TagSplit:  # noqa: F811
     """Whole documents with about 400 sentences."""
     last = conll["validation"].sentences[400].document
     return conll["validation"]._replace(sentences=[s for s in conll["validation"].sentences if s.document < last])
