@@ -16,6 +16,11 @@ SCHEMES = {
 }
 
 
+def list_types(tags: Iterable[str]) -> set[str]:
+    """Returns the entity types of tags, such as LOC of B-LOC. Labels that are not tags have none."""
+    return {tag[2:] for tag in tags if TAG.fullmatch(tag)} - {""}
+
+
 def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns the entities of a sentence as (type, first word, last word), for tags of any scheme.
 

@@ -1,11 +1,11 @@
 """Cuts sentences into windows that a model can read, and labels the first token of each word.
 
-Shapes: N windows, W words in all sentences.
+Shapes: W words in all sentences.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 from datasets import Dataset
@@ -14,19 +14,19 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.conll import Sentence
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.tasks.base import Features
 from snugbert.tasks.windows import make_inputs, make_lists
 
 
-class TagWindows(NamedTuple):
-    """N windows, and the position at which each of the W words is labeled and predicted.
+@dataclass
+class TagWindows(Features):
+    """Windows of sentences, and the position at which each word is labeled and predicted.
 
     Attributes:
-        inputs: N rows of model inputs, with labels if the words have labels.
         window_indices: the window of each word. *Shape:* (W,)
         token_indices: the position of the word's first sub-token in that window. *Shape:* (W,)
     """
 
-    inputs: Dataset
     window_indices: np.ndarray
     token_indices: np.ndarray
 
@@ -64,7 +64,7 @@ def make_windows(
     longer than a window is truncated.
 
     Args:
-        sentences: at least one, each with a word.
+        sentences: at least one. One without words makes an empty window.
         tokenizer: a fast tokenizer with BERT's special tokens.
         max_length: maximum tokens of a window, at least 4.
         document_context: fill windows with neighboring sentences of the same document.
@@ -75,7 +75,7 @@ def make_windows(
     word_ids = _tokenize_words([word for sentence in sentences for word in sentence.words], tokenizer, room)
     lengths = np.array([len(ids) for ids in word_ids])
     starts = np.concatenate([[0], np.cumsum(lengths)])  # first token of each word among all tokens, and their end
-    token_ids = np.concatenate(word_ids)
+    token_ids = np.concatenate([np.zeros(0, dtype=np.int64), *word_ids])
     token_labels = np.repeat([IGNORE_INDEX] * len(lengths) if other_labels is None else other_labels, lengths)
     if first_labels is not None:
         token_labels[starts[:-1]] = first_labels

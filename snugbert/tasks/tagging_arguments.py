@@ -89,3 +89,8 @@ class NerDataArguments(ExampleLimits):
         """The file of each split that was given as a file."""
         names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {split: Path(name) for split, name in names.items() if name is not None}
+
+    @property
+    def tag_columns(self) -> tuple[str, ...]:
+        """The possible columns of tags in JSON files and datasets."""
+        return (self.label_column_name,) if self.label_column_name else (f"{self.task_name}_tags", "tags")
