@@ -14,7 +14,7 @@ from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.checkpoints.students import hash_model
 from snugbert.data.sources import DataSource
 from snugbert.reports.finetuned_card import write_finetuning_card
-from snugbert.tasks.base import Baseline, EvaluationSet, FineTuningTask
+from snugbert.tasks.old_base import Baseline, EvaluationSet, FineTuningTask
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer, SoftTargets

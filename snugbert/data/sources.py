@@ -6,6 +6,7 @@ This module imports `datasets` only when a dataset is loaded, so that `--help` i
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +16,44 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
 
 SPLITS = ("train", "validation", "test")
+
+
+@dataclass
+class DataArguments:
+    """Arguments of every task: limits on the number of examples, and the files that subclasses name."""
+
+    if TYPE_CHECKING:  # fields of the subclasses, which choose their order in `--help`
+        dataset_name: str | None = None
+        dataset_config_name: str | None = None
+        train_file: str | list[str] | None = None
+        unlabeled_file: str | None = None
+        validation_file: str | None = None
+        test_file: str | None = None
+
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
+    )
+    max_predict_samples: int | None = field(
+        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
+    )
+
+    @property
+    def max_samples(self) -> dict[str, int | None]:
+        """The maximum number of training, validation and test examples. None: all."""
+        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
+
+    @property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split that was given as files."""
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {
+            split: [Path(name) for name in ([given] if isinstance(given, str) else given)]
+            for split, given in names.items()
+            if given
+        }
 
 
 def check_sources(

@@ -18,9 +18,9 @@ from snugbert.errors import InputError
 from snugbert.export.engine import Run
 from snugbert.export.texts import pad
 from snugbert.json_files import check_unicode
-from snugbert.tasks.base import FineTuningTask
 from snugbert.tasks.classification import make_task as make_glue_task
 from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.old_base import FineTuningTask
 from snugbert.tasks.question_answering import make_task as make_squad_task
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.tagging import make_task as make_ner_task

@@ -19,7 +19,7 @@ from snugbert.reports.cards import eval_result, save_model_card, table
 from snugbert.reports.results import RunResults
 from snugbert.reports.score_plots import describe_plot, list_plots
 from snugbert.reports.score_tables import comparison_table, data_table, results_tables
-from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks.old_base import FineTuningTask
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {

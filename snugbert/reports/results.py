@@ -18,7 +18,7 @@ from snugbert.reports.score_tables import (
     results_tables,
     split_name,
 )
-from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks.old_base import FineTuningTask
 from snugbert.trainers.log_lines import format_duration
 
 RESULTS = "results.json"  # in the output folder; it is written last

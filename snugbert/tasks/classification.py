@@ -23,14 +23,6 @@ from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataSource, describe_source
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
-from snugbert.tasks.base import (
-    Baseline,
-    EvaluationSet,
-    FineTuningTask,
-    Logits,
-    check_teacher_labels,
-    model_maker,
-)
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import GlueSplit, load_splits
 from snugbert.tasks.glue_metric import (
@@ -40,6 +32,14 @@ from snugbert.tasks.glue_metric import (
     score_drawn_numbers,
 )
 from snugbert.tasks.labels import Problem, choose_labels, choose_problem, encode_labels
+from snugbert.tasks.old_base import (
+    Baseline,
+    EvaluationSet,
+    FineTuningTask,
+    Logits,
+    check_teacher_labels,
+    model_maker,
+)
 from snugbert.trainers.finetuning.fine_tune import check_early, collect_data_settings
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate

@@ -17,7 +17,7 @@ from snugbert.data.squad import can_be_scored, load_questions
 from snugbert.errors import InputError
 from snugbert.reports.intervals import Interval
 from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_thresholds, plot_file
-from snugbert.tasks.base import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
+from snugbert.tasks.old_base import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers

@@ -12,7 +12,7 @@ from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataSource, describe_source
 from snugbert.reports.score_plots import draw_confusion_matrix, draw_entity_scores, plot_file
 from snugbert.reports.score_tables import split_by_type
-from snugbert.tasks.base import (
+from snugbert.tasks.old_base import (
     Baseline,
     EvaluationSet,
     FineTuningTask,

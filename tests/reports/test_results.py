@@ -7,7 +7,7 @@ import pytest
 from finetuning_examples import make_task, make_tokenizer
 
 from snugbert.reports.results import format_summary, write_results
-from snugbert.tasks.base import Baseline
+from snugbert.tasks.old_base import Baseline
 
 
 def test_results_files(tmp_path):

@@ -19,7 +19,7 @@ from snugbert.checkpoints.students import hash_model
 from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.reports.results import RESULTS
-from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks.old_base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import (
     ExampleLimits,

@@ -28,7 +28,7 @@ from snugbert.reports.intervals import Interval
 from snugbert.reports.results import RESULTS, RunResults, contains_model, write_results
 from snugbert.reports.score_plots import draw_learning_curve, remove_plots
 from snugbert.reports.score_tables import set_title
-from snugbert.tasks.base import EvaluationSet, FineTuningTask
+from snugbert.tasks.old_base import EvaluationSet, FineTuningTask
 from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.finetuning_arguments import (
     MAIN_METRIC,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from snugbert.errors import format_count
 from snugbert.reports.intervals import Interval
 from snugbert.reports.score_tables import format_metric, is_perfect, is_score, set_title
-from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks.old_base import FineTuningTask
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 
 LOWER_IS_BETTER = ("loss", "mse")

@@ -25,7 +25,7 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval, estimate_mean_interval
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_atomically, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
-from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks.old_base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import choose_metric, fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals

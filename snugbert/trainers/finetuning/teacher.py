@@ -21,7 +21,7 @@ from snugbert.data.cache import TEACHERS, cache_folder
 from snugbert.data.digests import hash_json
 from snugbert.data.packed_batches import count_tokens
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.tasks.base import Logits
+from snugbert.tasks.old_base import Logits
 from snugbert.trainers.finetuning.fine_tune import digest_features
 from snugbert.trainers.finetuning.finetuning_trainer import PADDING, FineTuningTrainer
 from snugbert.trainers.processes import wait_for_all

@@ -6,7 +6,7 @@ import math
 import pytest
 from finetuning_examples import arguments, make_task, make_tokenizer
 
-from snugbert.tasks.base import Baseline
+from snugbert.tasks.old_base import Baseline
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_guidance import (
     describe_overfitting,
