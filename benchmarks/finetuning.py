@@ -35,7 +35,7 @@ from snugbert.data import conll as ner_data
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
-from snugbert.tasks import question_windows as squad_windows
+from snugbert.tasks import spans as squad_windows
 from snugbert.tasks import tag_windows as ner_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments

@@ -13,11 +13,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-import evaluate
 import numpy as np
-from datasets import Features, List, Value
 
 logger = logging.getLogger(__name__)
 
@@ -190,91 +187,3 @@ def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 def _average(values: np.ndarray, weights: np.ndarray) -> float:
     """Returns a weighted mean in percent, or NaN if no value counts. Adds one number after the other."""
     return float(100.0 * np.cumsum(values * weights)[-1] / (weights.sum() or np.nan))
-
-
-# --- evaluate.Metric --------------------------------------------------------------------------------------------
-
-DESCRIPTION = """\
-Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
-("squad") and of v2.0, where a question may have no answer ("squad_v2")."""
-
-INPUTS = """
-Args:
-    predictions: a dict for each question with id and prediction_text; for squad_v2 also no_answer_probability (float).
-    references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
-    no_answer_threshold: for squad_v2: a question with a larger no_answer_probability is scored as answered with "".
-        Default: 1.0.
-
-Returns:
-    dict of float. squad: exact_match, f1. squad_v2: exact, f1, total; the same for questions with an answer
-    (HasAns_exact, ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh.
-
-Example:
-    >>> predictions = [{"id": "1", "prediction_text": "in 1976"}]
-    >>> references = [{"id": "1", "answers": {"text": ["1976", "the year 1976"], "answer_start": [97, 88]}}]
-    >>> SquadMetric("squad").compute(predictions=predictions, references=references)
-    {'exact_match': 0.0, 'f1': 66.66666666666666}
-"""
-
-CITATION = """\
-@inproceedings{rajpurkar2018know,
-  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
-  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
-  booktitle={Annual Meeting of the Association for Computational Linguistics},
-  year={2018}
-}"""
-
-
-class SquadMetric(evaluate.Metric):
-    """The metrics of SQuAD v1.1 or v2.0.
-
-    Args:
-        config_name: `"squad"` (default) or `"squad_v2"`.
-        kwargs: passed on to `evaluate.Metric`.
-
-    Raises:
-        ValueError: `config_name` is unknown.
-    """
-
-    def __init__(self, config_name: str = "squad", **kwargs: Any):
-        if config_name not in ("squad", "squad_v2"):
-            raise ValueError(f"SquadMetric: unknown version {config_name!r}. Choose squad or squad_v2.")
-        super().__init__(config_name, **kwargs)
-
-    def _info(self) -> evaluate.MetricInfo:
-        prediction = {"id": Value("string"), "prediction_text": Value("string")}
-        if self.config_name == "squad_v2":
-            prediction["no_answer_probability"] = Value("float64")
-        answers = {"text": List(Value("string")), "answer_start": List(Value("int32"))}
-        return evaluate.MetricInfo(
-            description=DESCRIPTION,
-            citation=CITATION,
-            inputs_description=INPUTS,
-            features=Features({"predictions": prediction, "references": {"id": Value("string"), "answers": answers}}),
-            reference_urls=["https://rajpurkar.github.io/SQuAD-explorer/"],
-        )
-
-    def _compute(
-        self, predictions: list[Any], references: list[Any], no_answer_threshold: float = 1.0
-    ) -> dict[str, float]:
-        found = {prediction["id"]: prediction for prediction in predictions}
-        golds = {reference["id"]: reference["answers"]["text"] for reference in references}
-        if len(golds) < len(references):
-            raise ValueError(f"{len(references) - len(golds)} of {len(references)} references have a repeated id.")
-        version_2 = self.config_name == "squad_v2"
-        missing = [question for question in golds if question not in found]
-        if missing:
-            message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
-            if version_2:
-                raise ValueError(message)
-            logger.warning("%s. They score 0.", message)
-        texts = [found[question]["prediction_text"] if question in found else "" for question in golds]
-        if not version_2:
-            rows = measure_answers(list(golds.values()), texts)
-            rows[[question not in found for question in golds]] = 0
-            return score_v1(rows)
-        odds = [found[question]["no_answer_probability"] for question in golds]
-        rows = measure_answers_v2(list(golds.values()), texts, texts, odds)
-        replaced = rows[:, 0] > no_answer_threshold
-        rows[replaced, 2:4] = 1 - rows[replaced, 1:2]
-        return score_v2(rows)
