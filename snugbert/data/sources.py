@@ -59,7 +59,7 @@ class DataArguments:
 def check_sources(
     files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
 ) -> None:
-    """Checks that the user gave either existing files or a dataset.
+    """Checks that files exist, and that the user did not give both files and a dataset.
 
     Args:
         files: the files of each split.
@@ -67,7 +67,7 @@ def check_sources(
         unlabeled_file: more training examples, in addition to files or a dataset.
 
     Raises:
-        InputError: a file does not exist, or both files and a dataset were given, or neither.
+        InputError: a file does not exist, or both files and a dataset were given.
     """
     for split, split_files in files.items():
         for file in split_files:
@@ -77,8 +77,6 @@ def check_sources(
         raise InputError(f"--unlabeled_file: there is no file {unlabeled_file}.")
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Give one of them.")
-    if not files and dataset_name is None and unlabeled_file is None:
-        raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":

@@ -92,11 +92,10 @@ def read_rows(
 
 
 def read_text(values: Mapping[str, Any], column: str) -> str:
-    """Reads a text from a row. Numbers become text.
+    """Returns the text in a column of a row.
 
     Raises:
-        InputError: the column is missing or has no text, or the text is not valid Unicode. The message does not name
-            the row.
+        InputError: there is no such column, or it has no text. The message does not name the row.
     """
     if column not in values:
         raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
@@ -107,7 +106,11 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
 
 
 def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
-    """Reads a list of texts from a row. Raises as [`read_text`]."""
+    """Returns the list of texts in a column of a row.
+
+    Raises:
+        InputError: the column has no list of texts. The message does not name the row.
+    """
     texts = values.get(column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"no list of texts in column {column!r}.")

@@ -9,6 +9,7 @@ which task it is. A new task is a subclass of [`Task`] in a new module.
 Shapes: N examples, W windows (rows of model inputs; a long example has several), L tokens, C labels.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,11 +30,14 @@ from snugbert.data.sources import (
     describe_source,
     load_dataset_splits,
 )
+from snugbert.errors import InputError
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.tasks.outputs import Logits, Output
 
 if TYPE_CHECKING:
     import evaluate
+
+logger = logging.getLogger(__name__)
 
 Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
 Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the dataset that contain its rows
@@ -165,7 +169,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             The data of each split, in the order train, unlabeled, validation, test.
 
         Raises:
-            InputError: a split or a dataset does not exist.
+            InputError: there are no data, or a split or a dataset does not exist.
         """
         args = self.args
         found: dict[str, Sequence[Path | Dataset]] = dict(args.files)
@@ -174,6 +178,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             found = {split: [splits[split]] for split in SPLITS if split in splits}
         if args.unlabeled_file is not None:
             found["unlabeled"] = [Path(args.unlabeled_file)]
+        if not found:
+            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
         return {split: found[split] for split in choose_splits(wanted, found, "test" in args.files, self.noun)}
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
@@ -311,7 +317,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
         """Sets labels and problem from the configuration of a fine-tuned model."""
-        self.labels = [label for _, label in sorted((config.id2label or {}).items())]
+        self.labels = list_labels(config)
 
     @abstractmethod
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Any:
@@ -393,3 +399,40 @@ class EvaluationSet(Generic[Answers]):
     def write(self, answers: Answers, folder: Path) -> None:
         """Writes predictions and plots into a folder."""
         self.task.write(self.split, answers, folder)
+
+
+def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_case: bool = True) -> None:
+    """Checks that a teacher was fine-tuned for the labels of the data.
+
+    Args:
+        found: the teacher's labels. Names such as LABEL_0 mean that it stores none. Then only the number is compared.
+        expected: the labels of the data, in the order that the teacher must have. None: numbers.
+        ignore_case: whether labels may differ in case.
+
+    Raises:
+        InputError: they differ.
+    """
+    unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
+    normalize = str.lower if ignore_case else str
+    same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}
+    if len(found) == len(expected or [""]) and (unnamed or same):
+        if unnamed and expected is not None:
+            names = ", ".join(expected)
+            logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", names)
+        return
+    needed = "numbers" if expected is None else ", ".join(expected)
+    raise InputError(
+        f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data contain "
+        f"{needed}. Choose a teacher that was fine-tuned for this task."
+    )
+
+
+def list_labels(config: PreTrainedConfig) -> list[str]:
+    """Returns the labels in a model's configuration, in the order of their ids."""
+    return [label for _, label in sorted((config.id2label or {}).items())]
+
+
+def store_labels(config: PreTrainedConfig, labels: list[str]) -> None:
+    """Stores the labels in a model's configuration."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: i for i, label in enumerate(labels)}

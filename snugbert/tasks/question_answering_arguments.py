@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from snugbert.data.sources import check_sources
+from snugbert.data.sources import DataArguments, check_sources
 from snugbert.ranges import check_ranges
-from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 
 
 @dataclass
-class SquadDataArguments(ExampleLimits):
+class SquadDataArguments(DataArguments):
     """Which questions to use, and how to read and answer them.
 
     The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come

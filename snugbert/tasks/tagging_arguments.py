@@ -4,15 +4,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from snugbert.data.sources import check_sources
+from snugbert.data.sources import DataArguments, check_sources
 from snugbert.ranges import Range, check_ranges
-from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits
 
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
 
 
 @dataclass
-class NerDataArguments(ExampleLimits):
+class NerDataArguments(DataArguments):
     """Which data to use and how to read them.
 
     The names come from transformers' `run_ner.py`. The last four are new.

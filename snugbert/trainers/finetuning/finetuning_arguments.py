@@ -56,26 +56,6 @@ class FineTunedModelArguments(StudentArguments):
 
 
 @dataclass
-class ExampleLimits:
-    """Limits on the number of examples. The data arguments of every task include them."""
-
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
-    )
-    max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
-    )
-
-    @property
-    def max_samples(self) -> dict[str, int | None]:
-        """The maximum number of training, validation and test examples. None: all."""
-        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
-
-
-@dataclass
 class FineTuningArguments(DeviceArguments):
     """`TrainingArguments` with the paper's fine-tuning settings as defaults.
 
