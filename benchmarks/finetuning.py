@@ -34,7 +34,7 @@ from snugbert.checkpoints.loading import ModelArguments, load_config, load_model
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
-from snugbert.tasks import question_windows as squad_windows
+from snugbert.tasks import spans as squad_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits

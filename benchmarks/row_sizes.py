@@ -32,7 +32,7 @@ from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_
 from snugbert.data.preparation import prepare_corpus
 from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.data.squad import check_answers, read_questions
-from snugbert.tasks import question_windows as squad_windows
+from snugbert.tasks import spans as squad_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits

@@ -31,8 +31,9 @@ from snugbert.checkpoints.sentence_transformers_files import find_model_folder, 
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.conll import Sentence
 from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
+from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
-from snugbert.json_files import check_unicode, read_json
+from snugbert.json_files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.question_answerer import QuestionAnswerer
 from snugbert.tasks.classification import decode_logits, name_answers
@@ -168,22 +169,6 @@ def _choose_columns(
     return found
 
 
-def _read_text(values: Mapping[str, Any], column: str) -> str:
-    if column not in values:
-        raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
-    value = values[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise InputError(f"no text in column {column!r}.")
-    return check_unicode(str(value), f"column {column!r}")
-
-
-def _read_texts(values: Mapping[str, Any], column: str) -> list[str]:
-    texts = values.get(column)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"no list of texts in column {column!r}.")
-    return [_read_text({column: text}, column) for text in texts]
-
-
 def choose_device(args: PredictionArguments) -> torch.device:
     """Returns the accelerator, if there is one and the user wants it, or the CPU."""
     accelerator = None if args.use_cpu else torch.accelerator.current_accelerator(check_available=True)
@@ -289,7 +274,7 @@ class TextClassifier(HeadPredictor):
 
     def read(self, values: Mapping[str, Any]) -> list[str]:
         """Returns the text or the pair."""
-        return [_read_text(values, column) for column in self.columns]
+        return [read_text(values, column) for column in self.columns]
 
     def predict(self, examples: list[list[str]]) -> list[Prediction]:
         """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""
@@ -322,7 +307,7 @@ class WordTagger(HeadPredictor):
     def read(self, values: Mapping[str, Any]) -> list[str] | str:
         """Returns the words, or the text."""
         column = self.columns[0]
-        return _read_texts(values, column) if isinstance(values.get(column), list) else _read_text(values, column)
+        return read_texts(values, column) if isinstance(values.get(column), list) else read_text(values, column)
 
     def predict(self, examples: list[list[str] | str]) -> list[Prediction]:
         """Returns `predicted_tags` of words, or `entities` of a text: type, start and end character, text and score.
@@ -397,10 +382,10 @@ class ChoicePredictor(HeadPredictor):
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Returns the text and its choices."""
-        choices = _read_texts(values, self.columns[1])
+        choices = read_texts(values, self.columns[1])
         if not choices:
             raise InputError(f"no choices in column {self.columns[1]!r}.")
-        return _read_text(values, self.columns[0]), choices
+        return read_text(values, self.columns[0]), choices
 
     def predict(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
         """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
@@ -440,7 +425,7 @@ class QuestionPredictor(HeadPredictor):
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
         """Returns the question and the text."""
-        question, context = (_read_text(values, column) for column in self.columns)
+        question, context = (read_text(values, column) for column in self.columns)
         tokens, limit = len(self.tokenizer.tokenize(question)), self.max_query_length
         if not 0 < tokens <= limit:
             raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
@@ -474,7 +459,7 @@ class Embedder(Predictor):
 
     def read(self, values: Mapping[str, Any]) -> str:
         """Returns the text."""
-        return _read_text(values, self.columns[0])
+        return read_text(values, self.columns[0])
 
     def predict(self, examples: list[str]) -> list[Prediction]:
         """Returns the `embedding`, a list of numbers in float32."""
@@ -500,7 +485,7 @@ class Reranker(Predictor):
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
         """Returns the pair."""
-        first, second = (_read_text(values, column) for column in self.columns)
+        first, second = (read_text(values, column) for column in self.columns)
         return first, second
 
     def predict(self, examples: list[tuple[str, str]]) -> list[Prediction]:

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 
-DESCRIPTION = """\
+METRIC_DESCRIPTION = """\
 Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
 correct. Tags may be in BIO, IOB1, IOBES or BILOU. Invalid tags are read as in conlleval, the script of CoNLL's shared
 tasks: an I- that does not continue an entity begins one."""
 
-INPUTS = """
+METRIC_INPUTS = """
 Args:
     predictions: a list of tags (str) for each sentence.
     references: the correct tags.
@@ -53,7 +53,7 @@ Example:
     0.6666666666666666
 """
 
-CITATION = """\
+METRIC_CITATION = """\
 @inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
   title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
   author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
@@ -271,9 +271,9 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
         tags = datasets.List(datasets.Value("string"))
         return evaluate.MetricInfo(
-            description=DESCRIPTION,
-            citation=CITATION,
-            inputs_description=INPUTS,
+            description=METRIC_DESCRIPTION,
+            citation=METRIC_CITATION,
+            inputs_description=METRIC_INPUTS,
             features=datasets.Features({"predictions": tags, "references": tags}),
             reference_urls=["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
         )
