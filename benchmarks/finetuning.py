@@ -40,7 +40,6 @@ from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels
 from snugbert.tasks.tagging import Tagging
-from snugbert.tasks.tagging_arguments import NerDataArguments
 
 HEADS = {
     "sst2": "SequenceClassification",
@@ -107,11 +106,13 @@ def make_task_features(
     """Returns `number` random training features, and the number of labels."""
     num_labels = 2
     if task == "conll2003":
-        tagging = Tagging(NerDataArguments(train_file=args.conll_file))
-        splits = tagging.load_splits(("train",))
-        tagging.choose_labels(splits, [])
-        num_labels = len(tagging.labels)
-        features = tagging.encode(splits["train"].sentences, tokenizer, MAX_LENGTH).inputs.to_list()
+        tagging = Tagging(train_file=args.conll_file)
+        splits = tagging.read_splits(tagging.find_sources(("train",)))
+        config = SnugBertConfig()
+        tagging.choose_labels(splits, config)
+        tagging.use_tokenizer(tokenizer, MAX_LENGTH)
+        num_labels = config.num_labels
+        features = tagging.encode(splits["train"]).inputs.to_list()
     elif task == "squad":
         file = args.squad_file
         questions = read_questions(Path(file), file)

@@ -38,7 +38,6 @@ from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels
 from snugbert.tasks.tagging import Tagging
-from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
@@ -122,9 +121,10 @@ def list_task_features(
         labels = choose_labels(data_args.task, splits, [])
         yield TASKS[task].folder, make_features(splits["train"], labels, tokenizer, MAX_LENGTH, None)
     if args.conll_file:
-        task = Tagging(NerDataArguments(train_file=args.conll_file))
-        sentences = task.load_splits(("train",))["train"].sentences
-        yield "CoNLL-2003", task.encode(sentences, tokenizer, MAX_LENGTH).inputs
+        tagging = Tagging(train_file=args.conll_file)
+        tagging.use_tokenizer(tokenizer, MAX_LENGTH)
+        splits = tagging.read_splits(tagging.find_sources(("train",)))
+        yield "CoNLL-2003", tagging.encode(splits["train"]).inputs
     if args.squad_file:
         questions = read_questions(Path(args.squad_file), args.squad_file)
         questions = check_answers(questions, args.squad_file, training=True, version_2=True, skip=False)

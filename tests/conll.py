@@ -1,10 +1,14 @@
 """Helpers for the tests on CoNLL-2003."""
 
+from dataclasses import replace
+
 import pytest
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.conll import Sentence
-from snugbert.tasks.tagging import Tagging, TagSplit
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.base import list_labels
+from snugbert.tasks.tagged_sentences import TagSplit
+from snugbert.tasks.tagging import Tagging
 
 PARTS = ("train", "validation", "test")
 FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
@@ -21,20 +25,24 @@ def load_splits(
     parts: tuple[str, ...] | None = None, cache_dir: str | None = None, **arguments
 ) -> dict[str, TagSplit]:
     """Reads the parts that the arguments of the task select."""
-    return Tagging(NerDataArguments(**arguments)).load_splits(parts, cache_dir=cache_dir)
+    tagging = Tagging(**arguments)
+    return tagging.read_splits(tagging.find_sources(parts, cache_dir=cache_dir))
 
 
 def choose_labels(splits: dict[str, TagSplit], known: list[str]) -> list[str]:
-    """Returns the labels that the task chooses."""
-    tagging = make_tagging([])
-    tagging.choose_labels(splits, known)
+    """Returns the labels that the task chooses for a checkpoint with the labels `known`."""
+    tagging, config = Tagging(), SnugBertConfig(id2label=dict(enumerate(known)))
+    tagging.choose_labels(splits, config)
+    assert list_labels(config) == tagging.labels
     return tagging.labels
 
 
-def make_tagging(labels: list[str], scheme: str | None = None, **arguments) -> Tagging:
-    """Returns the task for these labels and the scheme of the data."""
-    tagging = Tagging(NerDataArguments(**{"validation_file": __file__, **arguments}))
-    tagging.labels, tagging.scheme = labels, scheme
+def make_tagging(labels: list[str], tokenizer=None, max_length: int = 128, **arguments) -> Tagging:
+    """Returns the task for these labels and this tokenizer."""
+    tagging = Tagging(**arguments)
+    tagging.labels = labels
+    if tokenizer is not None:
+        tagging.use_tokenizer(tokenizer, max_length)
     return tagging
 
 
@@ -62,11 +70,12 @@ def join_documents(split: TagSplit) -> TagSplit:
     documents: dict[object, list[Sentence]] = {}
     for sentence in split.sentences:
         documents.setdefault(sentence.document, []).append(sentence)
-    return split._replace(
+    return replace(
+        split,
         sentences=[
             Sentence([word for s in ss for word in s.words], [tag for s in ss for tag in s.tags], ss[0].row, document)
             for document, ss in documents.items()
-        ]
+        ],
     )
 
 

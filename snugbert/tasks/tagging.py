@@ -89,8 +89,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     noun = "sentences"
     name = "Token classification"
     main_metric = "f1"
-    metrics = METRICS
-    training_metrics = METRICS
+    metrics: tuple[str, ...] = METRICS
+    training_metrics: tuple[str, ...] | None = METRICS
     default_columns = (("tokens",), ("text",))
     predicted_columns = ("predicted_tags", "entities")
     scheme: str | None = None

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from snugbert.data.conll import Sentence
 from snugbert.errors import InputError
 from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
-from snugbert.tasks.tagging import TagSplit, check_tags
+from snugbert.tasks.tagged_sentences import TagSplit, check_tags
 
 # Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
 # -DOCSTART- lines as sentences.
@@ -122,7 +123,7 @@ def test_every_scheme_is_recognized_and_gives_the_same_entities(conll, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
     split = conll["test"]
     for scheme in SCHEMES:
-        original = split._replace(sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
+        original = replace(split, sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
         found, checked = check_tags({"test": original}, "auto", "stop")
         assert caplog.messages[-1].startswith(f"tagging scheme: {scheme.upper()}")
         assert checked["test"].sentences == split.sentences and found == scheme

@@ -1,19 +1,19 @@
 """Intervals of scores against a plain bootstrap that scores resampled examples with the official metric."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
-from conll import make_tagging
 from scipy.stats import bootstrap as scipy_bootstrap
 from scipy.stats import ttest_1samp
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 
-from snugbert.data.conll import Sentence
 from snugbert.reports import intervals
 from snugbert.reports.intervals import SEED, TAILS, bootstrap, combine_intervals, estimate_mean_interval
 from snugbert.tasks import squad_metrics as squad
 from snugbert.tasks.classification import estimate_intervals, make_score
+from snugbert.tasks.tagging import Tagging
 
 RESAMPLES = 20
 GENERATOR = np.random.default_rng(3)
@@ -112,9 +112,9 @@ def test_entities(nothing_predicted):
     references, predicted = tagged(50)
     if nothing_predicted:
         predicted = [["O"] * len(row) for row in predicted]
-    tagging = make_tagging(TAGS)
-    sentences = [Sentence(["word"] * len(tags), tags, 1) for tags in references]
-    ours = bootstrap(tagging.measure(sentences, predicted), tagging.score)
+    tagging = Tagging()
+    split, answers = tagging.pair(references, predicted)
+    ours = bootstrap(tagging.measure(split, answers), partial(tagging.score, split))
 
     def score(drawn):
         tags = [[rows[i] for i in drawn] for rows in (references, predicted)]

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from snugbert.data.conll import Sentence
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.tag_windows import make_windows, put_space_before_words
+from snugbert.tasks.tagged_sentences import TagSplit
 
 
 @pytest.mark.parametrize("family", FAMILY_TYPES)
@@ -47,7 +48,7 @@ def test_a_sentence_that_fits_is_encoded_as_by_the_tokenizer(conll, part, tokeni
 
 def assert_encoded_as_by(stock, conll, part, tokenizer):
     labels = choose_labels(conll, [])
-    inputs = make_tagging(labels).encode(part.sentences, tokenizer, 512).inputs
+    inputs = make_tagging(labels, tokenizer, 512).encode(part).inputs
     for sentence, row in zip(part.sentences, inputs, strict=True):
         encoded = stock(sentence.words, is_split_into_words=True)
         words = encoded.word_ids()
@@ -66,8 +67,8 @@ def test_every_word_is_labeled_once(way, conll, part, tokenizer):
     tags = [tag for sentence in split.sentences for tag in sentence.tags]
     tokens = {word: tokenizer(word, add_special_tokens=False)["input_ids"][: limit - 2] for word in set(words)}
 
-    tagging = make_tagging(labels, document_context=document_context)
-    windows = tagging.encode(split.sentences, tokenizer, limit)
+    tagging = make_tagging(labels, tokenizer, limit, document_context=document_context)
+    windows = tagging.encode(split)
     inputs, targets = windows.inputs["input_ids"][:], windows.inputs["labels"][:]
     assert max(map(len, inputs)) <= limit
     # In the order of the words, the first sub-token of each word is labeled, at its position in `windows`.
@@ -77,7 +78,7 @@ def test_every_word_is_labeled_once(way, conll, part, tokenizer):
     assert [inputs[i][j] for i, j in labeled] == [tokens[word][0] for word in words]
 
     tagging.args.label_all_tokens = True
-    every = tagging.encode(split.sentences, tokenizer, limit).inputs
+    every = tagging.encode(split).inputs
     assert every["input_ids"][:] == inputs
     # All sub-tokens of a word have its tag, with B- only on the first.
     expected = [
@@ -109,7 +110,7 @@ def test_words_without_tokens_keep_their_tags(tokenizer):
     words = ["Jo", "\u200b", "\u0001", "", "Li", "a-" * 40]
     sentence = Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)
     labels = ["O", "B-LOC", "B-PER", "I-PER"]
-    inputs = make_tagging(labels).encode([sentence], tokenizer, 20).inputs
+    inputs = make_tagging(labels, tokenizer, 20).encode(TagSplit("train", "s", [sentence])).inputs
     assert tokenizer.convert_ids_to_tokens(inputs[0]["input_ids"][:6]) == ["[CLS]", "jo", *["[UNK]"] * 3, "li"]
     assert [labels[i] for row in inputs["labels"] for i in row if i != -100] == sentence.tags
     assert list(map(len, inputs["input_ids"])) == [7, 20]  # a word longer than a window is truncated

@@ -15,10 +15,18 @@ from seqeval.metrics import accuracy_score, classification_report
 
 from snugbert.data.conll import Sentence, Tags
 from snugbert.tasks import tagging as ner
+from snugbert.tasks.base import EvaluationSet
 from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
+from snugbert.tasks.metrics import TaskMetric
 from snugbert.tasks.tag_windows import TagWindows
+from snugbert.tasks.tagged_sentences import TagSplit
+from snugbert.tasks.tagging import TagAnswers, Tagging
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def read(tagging: Tagging, split: str, **download) -> TagSplit:
+    return tagging.read_splits(tagging.find_sources((split,), **download))[split]
 
 
 def logits_of(windows: TagWindows, number: int) -> np.ndarray:
@@ -38,17 +46,18 @@ def logits_of(windows: TagWindows, number: int) -> np.ndarray:
 def test_correct_labels_score_1(way, scheme, conll, part, tokenizer):
     change, limit, document_context = WAYS[way]
     split, labels = change(part), choose_labels(conll, [])
-    tagging = make_tagging(labels, scheme, document_context=document_context)
-    windows = tagging.encode(split.sentences, tokenizer, limit)
-    evaluation_set = ner.make_evaluation_set(tagging, "eval", split, windows, None)
-    tags = evaluation_set.decode(logits_of(windows, len(labels)))
-    assert tags == [convert_tags(bio, scheme) for bio in all_tags(split)]
-    metrics = evaluation_set.score(tags)
+    tagging = make_tagging(labels, tokenizer, limit, document_context=document_context)
+    tagging.scheme = scheme
+    evaluation_set = EvaluationSet(tagging, split)
+    logits = logits_of(evaluation_set.features, len(labels))
+    answers = evaluation_set.decode(logits)
+    assert answers.tags == [convert_tags(bio, scheme) for bio in all_tags(split)]
+    metrics = evaluation_set.score(answers)
     numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
     assert {name: value for name, value in metrics.items() if not name.endswith("number")} == dict.fromkeys(
         [*ner.METRICS, *(f"{kind}_{metric}" for kind in numbers for metric in ner.METRICS[:3])], 1.0
     )
-    assert evaluation_set.score_in_training(logits_of(windows, len(labels))) == dict.fromkeys(ner.METRICS, 1.0)
+    assert evaluation_set.score_in_training(logits) == dict.fromkeys(ner.METRICS, 1.0)
     assert all(metrics[f"{kind}_number"] == number for kind, number in numbers.items())
 
 
@@ -58,10 +67,9 @@ def test_accuracy_file_and_confusion_matrix_agree(scheme, conll, part, tokenizer
     words = [word for sentence in part.sentences for word in [*sentence.words, ""]]
     lines = [f"{word}\t{tag}" if word else "" for word, tag in zip(words, tags, strict=True)]
     (tmp_path / "dev.tsv").write_text("\n".join(lines), encoding="utf-8")
-    tagging = make_tagging(choose_labels(conll, []), validation_file=str(tmp_path / "dev.tsv"))
-    split = tagging.load_splits(None)["validation"]
-    windows = tagging.encode(split.sentences, tokenizer, 128)
-    evaluation_set = ner.make_evaluation_set(tagging, "eval", split, windows, None)
+    tagging = make_tagging(choose_labels(conll, []), tokenizer, validation_file=str(tmp_path / "dev.tsv"))
+    evaluation_set = EvaluationSet(tagging, read(tagging, "validation"))
+    windows = evaluation_set.features
     matrices = []
     monkeypatch.setattr(ner, "draw_confusion_matrix", lambda *arguments: matrices.append(arguments))
 
@@ -83,9 +91,7 @@ def test_accuracy_file_and_confusion_matrix_agree(scheme, conll, part, tokenizer
 
 
 def compute(predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
-    tagging = make_tagging(sorted({tag for rows in (predictions, references) for row in rows for tag in row}))
-    sentences = [Sentence([""] * len(tags), tags, row) for row, tags in enumerate(references, start=1)]
-    return tagging.score(tagging.measure(sentences, predictions))
+    return TaskMetric(Tagging(), keep_in_memory=True).compute(predictions=predictions, references=references)
 
 
 def test_metric_by_hand():
@@ -154,10 +160,12 @@ def test_metric_on_noisy_real_tags(part):
 
 
 def test_baseline_predicts_most_frequent_tags():
-    train = [Sentence(["a", "b", "a", "a"], ["B-X", "O", "O", "B-X"], 1)]
-    test = [Sentence(["a", "c"], ["B-X", "B-X"], 1)]
-    assert make_tagging([]).predict_baseline(test, train) == [["B-X", "O"]]
-    assert compute([["B-X", "O"]], [["B-X", "B-X"]])["f1"] == pytest.approx(2 / 3)
+    train = TagSplit("train", "s", [Sentence(["a", "b", "a", "a"], ["B-X", "O", "O", "B-X"], 1)])
+    test = TagSplit("test", "s", [Sentence(["a", "c"], ["B-X", "B-X"], 1)])
+    tagging = make_tagging(["O", "B-X", "I-X"])
+    predicted = compute([["B-X", "O"]], [["B-X", "B-X"]])
+    assert tagging.baseline(test, train).metrics == {name: predicted[name] for name in ner.METRICS}
+    assert predicted["f1"] == pytest.approx(2 / 3) and tagging.baseline(test, None) is None
 
 
 # --- files ------------------------------------------------------------------------------------------------------
@@ -168,12 +176,22 @@ def write(
 ) -> str:
     """Reads a source and writes it with its own tags, or with `tags`. Returns the new text."""
     (folder / name).write_bytes(source)
-    tagging = make_tagging([], **{"validation_file": None, f"{split}_file": str(folder / name)}, **columns)
-    sentences = tagging.load_splits((split,))[split]
-    file = folder / "output" / tagging.predictions_file(ner.NAMES[split])
-    file.parent.mkdir(exist_ok=True)
-    tagging.write_sentences(file, sentences, tagging.references(sentences.sentences) if tags is None else tags)
+    tagging = Tagging(**{f"{split}_file": str(folder / name)}, **columns)
+    sentences = read(tagging, split)
+    file = write_split(tagging, sentences, tagging.list_references(sentences) if tags is None else tags, folder)
     return file.read_bytes().decode()
+
+
+def write_split(tagging: Tagging, split: TagSplit, tags: Tags, folder: Path) -> Path:
+    """Writes predictions, but no plots. Returns the file."""
+    (folder / "output").mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ner, "draw_entity_scores", lambda *arguments: None)
+        patch.setattr(ner, "draw_confusion_matrix", lambda *arguments: None)
+        tagging.labels = sorted({tag for row in (*tags, *tagging.list_references(split)) for tag in row})
+        tagging.write(split, TagAnswers(tags), folder / "output")
+    (name,) = tagging.list_prediction_files(split)
+    return folder / "output" / name
 
 
 @pytest.mark.parametrize("name", ["test.txt.gz", "test.jsonl.gz"])
@@ -198,8 +216,8 @@ SOURCES = {
 def test_columns(source, scheme, tmp_path):
     source = source.replace("B-", "S-" if scheme == "iobes" else "B-")
     assert write(tmp_path, "dev.conll", source.encode()) == source
-    tagging = make_tagging([], validation_file=str(tmp_path / "dev.conll"))
-    references = tagging.references(tagging.load_splits(None)["validation"].sentences)
+    tagging = Tagging(validation_file=str(tmp_path / "dev.conll"))
+    references = tagging.list_references(read(tagging, "validation"))
     # Other tags have other lengths.
     names = {"O": "O", "X": "S-long" if scheme == "iobes" else "B-long", "Y": "O"}
     tags = [[names[tag[2:] or tag] for tag in row] for row in references]
@@ -269,10 +287,9 @@ def test_a_dataset_becomes_json_lines(tmp_path):
     rows = [{"ner_tags": [1, 0], "tokens": ["Jo", "ë"], "n": 3}, {"ner_tags": [0], "tokens": ["b"], "n": None}]
     (tmp_path / "data").mkdir()
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
-    tagging = make_tagging([], validation_file=None, dataset_name=str(tmp_path / "data"))
-    split = tagging.load_splits(("validation",), cache_dir=str(tmp_path / "cache"))["validation"]
-    file = tmp_path / tagging.predictions_file("eval")
-    tagging.write_sentences(file, split, tagging.references(split.sentences))
+    tagging = Tagging(dataset_name=str(tmp_path / "data"))
+    split = read(tagging, "validation", cache_dir=str(tmp_path / "cache"))
+    file = write_split(tagging, split, tagging.list_references(split), tmp_path)
     # Class ids become names, so that the file can be read without the dataset.
     expected = [{**row, "ner_tags": [names[i] for i in row["ner_tags"]]} for row in rows]
     assert file.name == "eval_predictions.jsonl"
