@@ -36,6 +36,7 @@ from snugbert.modeling_snugbert import (
 )
 from snugbert.prediction.question_answerer import QuestionAnswerer
 from snugbert.reports.plots import GREY, TITLE, new_figure
+from snugbert.tasks.base import list_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,11 +13,10 @@ Shapes in comments: N windows of at most L tokens.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-from scipy.special import logsumexp
 from transformers import (
     AutoModelForQuestionAnswering,
     PreTrainedModel,
@@ -35,17 +34,8 @@ from snugbert.checkpoints.loading import (
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, choose_prediction_multiple
-from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
-from snugbert.tasks.spans import best_answers
-
-
-class ExtractedAnswer(TypedDict):
-    """An answer that [`QuestionAnswerer`] extracted from a context."""
-
-    score: float
-    start: int
-    end: int
-    answer: str
+from snugbert.data.squad import Question
+from snugbert.tasks.spans import ContextWindows, ExtractedAnswer, best_answers, make_windows
 
 
 class QuestionAnswerer:
@@ -189,19 +179,7 @@ class QuestionAnswerer:
             max_answer_length=max_answer_len,
             version_2=handle_impossible_answer,
         )
-        totals = _log_sum_exp(windows, start_logits) + _log_sum_exp(windows, end_logits)
-        found: list[list[ExtractedAnswer]] = [
-            [
-                {
-                    "score": float(np.exp(candidate.score - total)),
-                    "start": candidate.start,
-                    "end": candidate.end,
-                    "answer": candidate.text,
-                }
-                for candidate in answer.n_best[:top_k]
-            ]
-            for answer, total in zip(answers, totals, strict=True)
-        ]
+        found = [[answer.extract(candidate) for candidate in answer.n_best[:top_k]] for answer in answers]
         results = [candidates[0] for candidates in found] if top_k == 1 else found
         return results[0] if isinstance(question, str) else results
 
@@ -225,7 +203,7 @@ class QuestionAnswerer:
         # Padding on the left would shift the tokens.
         pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
         collate: Callable[..., Any] = pad
-        lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
+        lengths = np.array([len(ids) for ids in windows.inputs["input_ids"]])
         all_logits = np.zeros((2, len(lengths), lengths.max()))
         order = np.argsort(-lengths, kind="stable")
         batches = np.split(order, range(self.batch_size, len(order), self.batch_size))
@@ -241,7 +219,7 @@ class QuestionAnswerer:
         for batch in batches:
             inputs = {
                 name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
-                for name, value in collate([windows.features[i] for i in batch.tolist()]).items()
+                for name, value in collate([windows.inputs[i] for i in batch.tolist()]).items()
             }
             logits = forward(inputs)
             tokens = lengths[batch].sum()  # without the padding of filled rows
@@ -267,21 +245,3 @@ def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrai
 def _make_questions(questions: list[str], contexts: list[str]) -> list[Question]:
     pairs = zip(questions, contexts, strict=True)
     return [Question(id=repr(question), question=question, context=context) for question, context in pairs]
-
-
-def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Computes the logarithm of each question's softmax denominator, over [CLS] and context tokens of all its windows.
-
-    Args:
-        windows: at least one for each question.
-        logits: start or end logits. *Shape:* (N, L)
-
-    Returns:
-        *Shape:* (questions,)
-    """
-    token_indices = np.arange(logits.shape[1])
-    first = windows.context_offsets
-    end = first + [len(char_starts) for char_starts in windows.char_starts]
-    included = (token_indices == 0) | ((token_indices >= first[:, None]) & (token_indices < end[:, None]))
-    by_window = logsumexp(np.where(included, logits, -np.inf), axis=1)
-    return np.logaddexp.reduceat(by_window, np.flatnonzero(np.diff(windows.question_indices, prepend=-1)))

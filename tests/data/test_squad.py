@@ -10,7 +10,7 @@ from squad_forms import flat, nested
 from snugbert.data.squad import find_answer, load_questions, read_questions
 from snugbert.errors import InputError
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import Question
+from snugbert.tasks.spans import Question
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from snugbert.tasks.question_answering import collect_gold_answers, collect_null_odds, score_baseline, write_answers
-from snugbert.tasks.question_windows import Question
+from snugbert.tasks.spans import Question
 from snugbert.tasks.spans import Answer
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]

@@ -17,7 +17,7 @@ from snugbert.data.squad import load_questions
 from snugbert.errors import InputError
 from snugbert.tasks.question_answering import describe_sources
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import Question
+from snugbert.tasks.spans import Question
 from snugbert.trainers.finetuning import squad_command as squad
 
 pytestmark = pytest.mark.usefixtures("one_thread")
