@@ -31,17 +31,15 @@ from side_by_side import (
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
-from snugbert.data import conll as ner_data
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
 from snugbert.tasks import spans as squad_windows
-from snugbert.tasks import tag_windows as ner_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.tagging import Tagging
 
 HEADS = {
     "sst2": "SequenceClassification",
@@ -108,10 +106,13 @@ def make_task_features(
     """Returns `number` random training features, and the number of labels."""
     num_labels = 2
     if task == "conll2003":
-        split = ner_data.load_splits(NerDataArguments(train_file=args.conll_file), ("train",))
-        labels = ner_data.choose_labels(split, [])
-        windows, num_labels = ner_windows.make_windows(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
-        features = windows.features.to_list()
+        tagging = Tagging(train_file=args.conll_file)
+        splits = tagging.read_splits(tagging.find_sources(("train",)))
+        config = SnugBertConfig()
+        tagging.choose_labels(splits, config)
+        tagging.use_tokenizer(tokenizer, MAX_LENGTH)
+        num_labels = config.num_labels
+        features = tagging.encode(splits["train"]).inputs.to_list()
     elif task == "squad":
         file = args.squad_file
         questions = read_questions(Path(file), file)

@@ -27,19 +27,17 @@ from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
-from snugbert.data import conll as ner_data
 from snugbert.data.glue import TASKS
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
 from snugbert.data.preparation import prepare_corpus
 from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.tasks import spans as squad_windows
-from snugbert.tasks import tag_windows as ner_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
@@ -123,9 +121,10 @@ def list_task_features(
         labels = choose_labels(data_args.task, splits, [])
         yield TASKS[task].folder, make_features(splits["train"], labels, tokenizer, MAX_LENGTH, None)
     if args.conll_file:
-        split = ner_data.load_splits(NerDataArguments(train_file=args.conll_file), ("train",))
-        labels = ner_data.choose_labels(split, [])
-        yield "CoNLL-2003", ner_windows.make_windows(split["train"], labels, tokenizer, MAX_LENGTH).features
+        tagging = Tagging(train_file=args.conll_file)
+        tagging.use_tokenizer(tokenizer, MAX_LENGTH)
+        splits = tagging.read_splits(tagging.find_sources(("train",)))
+        yield "CoNLL-2003", tagging.encode(splits["train"]).inputs
     if args.squad_file:
         questions = read_questions(Path(args.squad_file), args.squad_file)
         questions = check_answers(questions, args.squad_file, training=True, version_2=True, skip=False)

@@ -7,18 +7,16 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap as scipy_bootstrap
 from scipy.stats import ttest_1samp
+from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from squad_definition import definition_1, definition_2
 
-from snugbert.data.conll import NerSplit, Sentence
 from snugbert.data.squad import Question
 from snugbert.reports import intervals
 from snugbert.reports.intervals import SEED, TAILS, bootstrap, combine_intervals, estimate_mean_interval
 from snugbert.tasks.classification import estimate_intervals, make_score
-from snugbert.tasks.entity_tags import convert_tags
 from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.spans import Answer
-from snugbert.tasks.tag_metric import estimate_intervals as estimate_entity_intervals
-from snugbert.tasks.tag_metric import score_tags
+from snugbert.tasks.tagging import Tagging
 
 RESAMPLES = 20
 GENERATOR = np.random.default_rng(3)
@@ -102,29 +100,30 @@ def test_label_sets():
     assert_equal(ours, plain_bootstrap(60, lambda drawn: score(predictions[drawn], references[drawn])))
 
 
-def tagged(number: int, share: float = 0.2) -> tuple[NerSplit, list[list[str]]]:
-    tags = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    rows = [[tags[i] for i in GENERATOR.integers(len(tags), size=GENERATOR.integers(1, 9))] for _ in range(number)]
-    predicted = [[tags[GENERATOR.integers(6)] if GENERATOR.random() < share else tag for tag in row] for row in rows]
-    return split_of(rows), predicted
+TAGS = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-def split_of(rows: list[list[str]]) -> NerSplit:
-    sentences = [Sentence(["word"] * len(row), convert_tags(row, "bio"), 1) for row in rows]
-    return NerSplit("made", sentences, one_word_per_line=False)
+def tagged(number: int, share: float = 0.2) -> tuple[list[list[str]], list[list[str]]]:
+    rows = [[TAGS[i] for i in GENERATOR.integers(len(TAGS), size=GENERATOR.integers(1, 9))] for _ in range(number)]
+    predicted = [[TAGS[GENERATOR.integers(6)] if GENERATOR.random() < share else tag for tag in row] for row in rows]
+    return rows, predicted
 
 
 @pytest.mark.parametrize("nothing_predicted", [False, True])
 @pytest.mark.usefixtures("few_resamples")
 def test_entities(nothing_predicted):
-    split, predicted = tagged(50)
+    references, predicted = tagged(50)
     if nothing_predicted:
         predicted = [["O"] * len(row) for row in predicted]
-    ours = estimate_entity_intervals(split, predicted)
+    tagging = Tagging()
+    split, answers = tagging.pair(references, predicted)
+    ours = bootstrap(tagging.measure(split, answers), partial(tagging.score, split))
 
     def score(drawn):
-        metrics = score_tags(split_of([split.references[i] for i in drawn]), [predicted[i] for i in drawn])
-        return {name: metrics[name] for name in ("precision", "recall", "f1", "accuracy")}
+        tags = [[rows[i] for i in drawn] for rows in (references, predicted)]
+        entities = {"precision": precision_score, "recall": recall_score, "f1": f1_score}
+        metrics = {name: function(*tags, zero_division=0) for name, function in entities.items()}
+        return {**metrics, "accuracy": accuracy_score(*tags)}
 
     assert_equal(ours, plain_bootstrap(50, score))
 
