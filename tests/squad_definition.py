@@ -50,6 +50,8 @@ def definition_2(predictions, golds, odds, threshold) -> dict[str, float]:
         ("HasAns_", [q for q in golds if golds[q]]),
         ("NoAns_", [q for q in golds if not golds[q]]),
     ):
+        if not questions:
+            continue
         for name in ("exact", "f1"):
             total = 0
             for question in questions:  # the script calls `sum`, which rounds differently since Python 3.12

@@ -111,7 +111,7 @@ def export(
         validation_file: labeled examples to score the model and its export on.
         overwrite_output_dir: whether to replace a model in `output_dir`.
         source_name: name of the source for the card. None: the name of its folder.
-        data: arguments for reading the validation file, such as `task_name`, see [`_make_score`].
+        data: arguments for reading the validation file, such as `task_name`, see [`make_score`].
 
     Raises:
         InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
@@ -146,7 +146,7 @@ def export(
         score = None
         if validation_file is not None:
             embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
-            score = _make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
+            score = make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
         calibration: list[Batch] = []
         if calibration_file is not None:
             texts = read_texts(calibration_file, CALIBRATION_TEXTS)
@@ -299,7 +299,7 @@ def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
 # --- scores -----------------------------------------------------------------------------------------------------
 
 
-def _make_score(
+def make_score(
     checkpoint: Checkpoint,
     file: Path,
     tokenizer: PreTrainedTokenizerBase,

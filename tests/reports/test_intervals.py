@@ -10,11 +10,14 @@ from scipy.stats import bootstrap as scipy_bootstrap
 from scipy.stats import pearsonr, spearmanr, ttest_1samp
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 from sklearn.metrics import f1_score as f1_of_label
+from squad_definition import definition_1, definition_2
 
+from snugbert.data.squad import Question
 from snugbert.reports import intervals
 from snugbert.reports.intervals import SEED, TAILS, bootstrap, combine_intervals, estimate_mean_interval
-from snugbert.tasks import squad_metrics as squad
 from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
+from snugbert.tasks.spans import Answer
 from snugbert.tasks.tagging import Tagging
 
 RESAMPLES = 20
@@ -181,31 +184,28 @@ def test_questions(share_without_answer):
     def text():
         return " ".join(GENERATOR.choice(words, size=GENERATOR.integers(1, 4)))
 
-    golds = {str(i): [text()] if GENERATOR.random() >= (share_without_answer or 0) else [] for i in range(number)}
-    spans = {i: answers[0] if answers and GENERATOR.random() < 0.5 else text() for i, answers in golds.items()}
-    odds = {i: GENERATOR.normal() + 2 * (not answers) for i, answers in golds.items()}
-    texts = {i: "" if version_2 and odds[i] > 0.5 else span for i, span in spans.items()}
+    golds = [[text()] if GENERATOR.random() >= (share_without_answer or 0) else [] for _ in range(number)]
+    spans = [answers[0] if answers and GENERATOR.random() < 0.5 else text() for answers in golds]
+    odds = [GENERATOR.normal() + 2 * (not answers) for answers in golds]
+    task = QuestionAnswering(version_2_with_negative=version_2)
+    split = QuestionSplit("validation", [Question(str(i), "", "", tuple(texts)) for i, texts in enumerate(golds)])
+    answers = [
+        Answer("" if version_2 and odd > 0.5 else span, odd, span, []) for span, odd in zip(spans, odds, strict=True)
+    ]
 
     def score(drawn):
-        new = {f"{place}": str(i) for place, i in enumerate(drawn)}
-        some_golds, some_texts, some_spans, some_odds = (
-            {name: values[i] for name, i in new.items()} for values in (golds, texts, spans, odds)
-        )
-        scores = squad.squad_scores(some_texts, some_golds, version_2)
+        new = {str(place): i for place, i in enumerate(drawn)}
+        some_golds = {name: golds[i] for name, i in new.items()}
+        texts = {name: answers[i].text for name, i in new.items()}
         if not version_2:
-            return squad.squad_metrics(*scores)
-        best = squad.squad_v2_metrics(
-            *squad.squad_scores(some_spans, some_golds, True), some_spans, some_golds, some_odds
-        )
-        metrics = squad.squad_v2_metrics(*scores, some_texts, some_golds)
+            return definition_1(texts, some_golds)
+        some_odds = {name: odds[i] for name, i in new.items()}
+        best = definition_2({name: spans[i] for name, i in new.items()}, some_golds, some_odds, np.inf)
+        metrics = definition_2(texts, some_golds, some_odds, np.inf)
         metrics |= {name: value for name, value in best.items() if name.startswith("best_")}
         return {name: value for name, value in metrics.items() if not name.endswith(("total", "_thresh"))}
 
-    scores = squad.squad_scores(texts, golds, version_2)
-    if version_2:
-        ours = squad.estimate_intervals_v2(*scores, *squad.squad_scores(spans, golds, True), spans, golds, odds)
-    else:
-        ours = squad.estimate_intervals(*scores)
+    ours = bootstrap(task.measure(split, answers), partial(task.score, split))
     expected = plain_bootstrap(number, score)
     assert_equal(ours, expected)
     assert ("NoAns_f1" in ours) == bool(share_without_answer)

@@ -7,13 +7,14 @@ import random
 import numpy as np
 import pytest
 from family_checkpoints import write_tokenizer
+from squad_forms import load_questions
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snugbert.data.squad import load_questions, read_questions
+from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.spans import ContextWindows, Question, make_windows
+from snugbert.tasks.spans import ContextWindows, make_windows
 from snugbert.tasks.windows import find_max_context, split_into_spans
 
 

@@ -8,11 +8,12 @@ from operator import itemgetter
 
 import numpy as np
 import pytest
+from squad_forms import load_questions
 
 from snugbert import SnugBertTokenizer
-from snugbert.data.squad import load_questions
+from snugbert.data.squad import Question
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.spans import SURELY_NULL, Answer, ContextWindows, Question, best_answers, make_windows
+from snugbert.tasks.spans import SURELY_NULL, Answer, ContextWindows, best_answers, make_windows
 from snugbert.tasks.squad_metrics import measure_answers_v2, score_v2
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
