@@ -28,16 +28,17 @@ from side_by_side import (
     report,
     set_default_steps,
 )
+from snugbert.tasks.classification_data import load_splits
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
 from snugbert.tasks import spans as squad_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels
 from snugbert.tasks.tagging import Tagging
 
