@@ -209,7 +209,8 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
         The questions, with each answer written as in the context, without surrounding white space.
 
     Raises:
-        InputError: required answers are missing, an answer is not at its position, or ids repeat that name predictions.
+        InputError: required answers are missing, an answer is not at its position, or ids of questions to predict
+            repeat.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))

@@ -9,6 +9,7 @@ which task it is. A new task is a subclass of [`Task`] in a new module.
 Shapes: N examples, W windows (rows of model inputs; a long example has several), L tokens, C labels.
 """
 
+import copy
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from datasets import Dataset
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import HEADS, Head
+from snugbert.checkpoints.loading import get_text_columns, limit_length
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -113,6 +115,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if none of them exists.
         predicted_columns: the columns that `to_columns` may return.
+        prediction_length: maximum tokens of a window in prediction, if the user does not choose. None: as many as the
+            model reads.
         labels: in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
         tokenizer: the model's tokenizer.
@@ -129,6 +133,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool] = False
     predicted_columns: ClassVar[tuple[str, ...]]
+    prediction_length: ClassVar[int | None] = None
 
     main_metric: str
     metrics: tuple[str, ...]
@@ -399,6 +404,37 @@ class EvaluationSet(Generic[Answers]):
     def write(self, answers: Answers, folder: Path) -> None:
         """Writes predictions and plots into a folder."""
         self.task.write(self.split, answers, folder)
+
+
+def make_validation_set(
+    task: Task[Any, Any, Answers],
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sources | None = None,
+) -> EvaluationSet[Answers]:
+    """Returns labeled examples on which a fine-tuned model is scored, by any engine.
+
+    Args:
+        task: the task. It does not change.
+        config: the configuration of the model.
+        tokenizer: the tokenizer of the model.
+        sources: the data of the split "validation". None: the arguments of the task select them.
+
+    Raises:
+        InputError: the examples cannot be used, have no labels, or have other labels than the model.
+    """
+    task, config = task.copy(), copy.deepcopy(config)
+    sources = task.find_sources(("validation",)) if sources is None else sources
+    split = task.read_splits(sources, get_text_columns(config.to_dict()))["validation"]
+    place = task.describe_place(sources["validation"][0], "validation")
+    if not split.labeled:
+        raise InputError(f"--validation_file: {place} has no labels.")
+    number = config.num_labels
+    task.choose_labels({"validation": split}, config)
+    if config.num_labels != number:
+        raise InputError(f"--validation_file: {place} has {config.num_labels} labels, the model {number}.")
+    task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    return EvaluationSet(task, split)
 
 
 def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_case: bool = True) -> None:

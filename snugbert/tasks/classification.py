@@ -20,7 +20,13 @@ from transformers import PreTrainedConfig
 from snugbert.card_heads_snugbert import Head, classifier
 from snugbert.checkpoints.loading import is_regression
 from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, find_task_files
-from snugbert.data.sources import SPLITS, DataArguments, DataSource, choose_splits, describe_source, load_dataset_splits
+from snugbert.data.sources import (
+    SPLITS,
+    DataArguments,
+    DataSource,
+    choose_splits,
+    load_dataset_splits,
+)
 from snugbert.data.tables import read_rows, read_text
 from snugbert.errors import InputError
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
@@ -254,9 +260,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if name == "diagnostic":
             return [DataSource("GLUE diagnostic", "test", split.num_examples, GLUE_ON_THE_HUB, "ax")]
         on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
-        return [
-            DataSource(f"GLUE {task.folder}", on_the_hub, split.num_examples, GLUE_ON_THE_HUB, args.task_name)
-        ]
+        return [DataSource(f"GLUE {task.folder}", on_the_hub, split.num_examples, GLUE_ON_THE_HUB, args.task_name)]
 
     def text_columns(self, splits: Mapping[str, TextSplit]) -> tuple[str, ...]:
         """Returns the column of texts, or the two columns of pairs."""
@@ -341,7 +345,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             values, counts = np.unique(references, return_counts=True)
             answer = values[[counts.argmax()]]
         else:
-            # The best set of k labels are the k most frequent ones. F1 = 2 * correct / (predicted + labels in the data).
+            # The best set of k labels are the k most frequent ones.
+            # F1 = 2 * correct / (predicted + labels in the data).
             counts = references.sum(axis=0)
             order = np.argsort(-counts, kind="stable")
             sizes = np.arange(1, len(labels) + 1)

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+
 from snugbert.data.glue import GlueTask
 from snugbert.data.tables import clean_label, find_similar_labels
 from snugbert.errors import InputError, shorten
@@ -220,7 +221,9 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
     return [[float(bit) for bit in vector] for vector in split.data["label"][:]]
 
 
-def choose_problem(splits: Mapping[str, TextSplit], labels: list[str] | None, checkpoint_problem: str | None) -> Problem:
+def choose_problem(
+    splits: Mapping[str, TextSplit], labels: list[str] | None, checkpoint_problem: str | None
+) -> Problem:
     """Chooses between regression and classification with one or with several labels per example.
 
     Args:

@@ -7,13 +7,14 @@ answering. Shapes: W windows, I items, T tokens in a batch, L tokens in the long
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
+from transformers import DataCollator, DataCollatorForTokenClassification, DataCollatorWithPadding
 
 from snugbert.data.packed_batches import count_tokens
 from snugbert.modeling_snugbert import IGNORE_INDEX
@@ -48,6 +49,7 @@ class Output(ABC):
         names: the outputs of the model.
         per_token: whether there are logits for every token.
         labels_mark_items: whether the labels decide which tokens are items.
+        padding_collator: the collator of padded batches.
     """
 
     label_columns: tuple[str, ...]
@@ -55,10 +57,15 @@ class Output(ABC):
     names: tuple[str, ...] = ("logits",)
     per_token: bool = True
     labels_mark_items: bool = False
+    padding_collator: Callable[..., DataCollator] = DataCollatorWithPadding
 
     @abstractmethod
     def count_items(self, inputs: Dataset) -> np.ndarray:
         """Counts the items of each window of labeled features. *Shape:* (W,)"""
+
+    def match(self, counts: np.ndarray, other_counts: np.ndarray) -> bool:
+        """Whether two tokenizers give the same items, by their counts. The windows may differ."""
+        return bool(counts.sum() == other_counts.sum())
 
     @abstractmethod
     def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
@@ -130,6 +137,7 @@ class _TokenOutput(Output):
 
     label_columns = ("labels",)
     labels_mark_items = True
+    padding_collator = DataCollatorForTokenClassification
 
     def count_items(self, inputs: Dataset) -> np.ndarray:
         return np.array([np.count_nonzero(np.array(labels) != IGNORE_INDEX) for labels in inputs["labels"][:]])
@@ -167,6 +175,9 @@ class _SpanOutput(Output):
 
     def count_items(self, inputs: Dataset) -> np.ndarray:
         return count_tokens(inputs)
+
+    def match(self, counts: np.ndarray, other_counts: np.ndarray) -> bool:
+        return np.array_equal(counts, other_counts)  # the items are tokens, so the windows must be the same
 
     def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
         pairs = zip(np.stack([*logits], axis=-1), count_tokens(inputs), strict=True)

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import evaluate
 import numpy as np
-from datasets import Features as ColumnTypes
+from datasets import Features as DatasetFeatures
 from datasets import List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -30,6 +29,9 @@ from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.spans import SURELY_NULL, Answer, ContextWindows, best_answers, check_room, make_windows
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
 
+if TYPE_CHECKING:
+    import evaluate
+
 logger = logging.getLogger(__name__)
 
 TRAINING = ("train", "unlabeled")  # splits
@@ -42,26 +44,23 @@ FIRST_CHARACTERS = 100  # where to look for words
 
 METRIC_DESCRIPTION = """\
 Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
-("squad") and of v2.0, where a question may have no answer ("squad_v2")."""
-
+and, with version_2_with_negative, of v2.0, where a question may have no answer."""
 METRIC_INPUTS = """
 Args:
-    predictions: a dict for each question with id and prediction_text; for squad_v2 also no_answer_probability (float).
+    predictions: a dict for each question with id and prediction_text; for v2.0 also no_answer_probability (float).
     references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
-    no_answer_threshold: for squad_v2: a question with a larger no_answer_probability is scored as answered with "".
-        Default: 1.0.
 
 Returns:
-    dict of float. squad: exact_match, f1. squad_v2: exact, f1, total; the same for questions with an answer
-    (HasAns_exact, ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh.
+    dict of float. v1.1: exact_match, f1. v2.0: exact, f1, total; the same for questions with an answer (HasAns_exact,
+    ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values
+    if questions whose no_answer_probability is above a threshold are answered with "".
 
 Example:
     >>> predictions = [{"id": "1", "prediction_text": "in 1976"}]
     >>> references = [{"id": "1", "answers": {"text": ["1976", "the year 1976"], "answer_start": [97, 88]}}]
-    >>> SquadMetric("squad").compute(predictions=predictions, references=references)
+    >>> TaskMetric(QuestionAnswering()).compute(predictions=predictions, references=references)
     {'exact_match': 0.0, 'f1': 66.66666666666666}
 """
-
 METRIC_CITATION = """\
 @inproceedings{rajpurkar2018know,
   title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
@@ -150,7 +149,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def describe_sources(self, split: QuestionSplit) -> list[DataSource]:
         """Names the files or the dataset of a split. Several files have one name each."""
-        if split.name not in (*self.args.files, "unlabeled"):
+        if split.name not in self.args.files and (split.name != "unlabeled" or self.args.unlabeled_file is None):
             return super().describe_sources(split)
         counts = Counter(question.source for question in split.questions)
         return [describe_source(Path(file), None, split.name, number) for file, number in counts.items()]
@@ -168,7 +167,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             InputError: a window has no room for more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
-        check_room(tokenizer, self.max_length, self.args.doc_stride)
+        self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
         """Returns the windows of all contexts. Those of training questions have the positions of answers."""
@@ -190,10 +189,12 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     def decode(self, logits: Logits, split: QuestionSplit, features: ContextWindows) -> list[Answer]:
         """Returns the answers. See [`best_answers`]."""
         args = self.args
+        start_logits, end_logits = logits[:2]
         return best_answers(
             split.questions,
             features,
-            *logits[:2],
+            start_logits,
+            end_logits,
             n_best_size=args.n_best_size,
             max_answer_length=args.max_answer_length,
             version_2=self.version_2,
@@ -207,8 +208,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         texts = [answer.text for answer in answers]
         if not self.version_2:
             return measure_answers(split.golds, texts)
-        spans = [answer.best_span for answer in answers]
-        return measure_answers_v2(split.golds, texts, spans, [float(str(answer.null_odds)) for answer in answers])
+        spans, odds = [answer.best_span for answer in answers], [answer.null_odds or 0.0 for answer in answers]
+        return measure_answers_v2(split.golds, texts, spans, odds)
 
     def score(self, split: QuestionSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns the metrics of the official scripts. See [`score_v1`] and [`score_v2`]."""
@@ -222,8 +223,10 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         metrics = self.score(split, self.measure(split, [Answer("", 0.0, "", [])] * split.num_examples))
         return Baseline("always no answer", {name: metrics[name] for name in ("exact", "f1")})
 
-    def describe_metric(self) -> evaluate.MetricInfo:
-        """Describes the metrics, for [`TaskMetric`]. With these names, `evaluate.load` would download a script."""
+    def describe_metric(self) -> "evaluate.MetricInfo":
+        """Returns what `evaluate` shows about SQuAD's metrics."""
+        import evaluate
+
         prediction = {"id": Value("string"), "prediction_text": Value("string")}
         if self.version_2:
             prediction["no_answer_probability"] = Value("float64")
@@ -232,7 +235,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             description=METRIC_DESCRIPTION,
             citation=METRIC_CITATION,
             inputs_description=METRIC_INPUTS,
-            features=ColumnTypes(
+            features=DatasetFeatures(
                 {"predictions": prediction, "references": {"id": Value("string"), "answers": answers}}
             ),
             reference_urls=["https://rajpurkar.github.io/SQuAD-explorer/"],
@@ -242,7 +245,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Returns the questions of references, and the answer to each, by id. See [`TaskMetric`].
 
         Raises:
-            ValueError: ids repeat, or a question has no prediction.
+            ValueError: ids repeat, or a question has no prediction. In v1.1 it scores 0, with a warning.
         """
         found = {prediction["id"]: prediction for prediction in predictions}
         questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}
@@ -251,11 +254,15 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             raise ValueError(f"{repeated} of {len(references)} references have a repeated id.")
         missing = [question for question in questions if question not in found]
         if missing:
-            raise ValueError(f"Questions without a prediction: {len(missing)}. The first: {missing[0]}")
+            message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
+            if self.version_2:
+                raise ValueError(message)
+            logger.warning("%s. They score 0.", message)
         answers = []
         for question in questions:
-            text, odds = found[question]["prediction_text"], found[question].get("no_answer_probability")
-            answers.append(Answer(text, odds, text, []))
+            prediction = found.get(question, {"prediction_text": ""})
+            text = prediction["prediction_text"]
+            answers.append(Answer(text, prediction.get("no_answer_probability"), text, []))
         return QuestionSplit("validation", list(questions.values())), answers
 
     # --- files --------------------------------------------------------------------------------------------------
@@ -315,8 +322,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             InputError: the question or the context has no words, or the question is too long.
         """
         question, context = (read_text(values, column) for column in columns)
-        room = check_room(self.tokenizer, self.max_length, self.args.doc_stride)
-        tokens, limit = len(self.tokenizer.tokenize(question)), min(self.args.max_query_length, room)
+        tokens = len(self.tokenizer.tokenize(question))
+        limit = min(self.args.max_query_length, self._question_limit)
         if not 0 < tokens <= limit:
             raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
         # The first characters are nearly always enough.

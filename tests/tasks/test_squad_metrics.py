@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from squad_definition import definition_1, definition_2
 
+from snugbert.tasks.metrics import TaskMetric
+from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.squad_metrics import (
-    SquadMetric,
     compare_answer,
     measure_answers,
     measure_answers_v2,
@@ -85,28 +86,29 @@ def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, li
 def test_metrics_are_equal_to_the_last_digit(seed):
     predictions, golds, odds = random_answers(701, seed)
     odds = {question: odds[question] for question in golds}
-    expected = definition_2(predictions, golds, odds, threshold=1.0)
+    expected = definition_2(predictions, golds, odds, threshold=np.inf)
     texts = [predictions[question] for question in golds]
     rows = measure_answers_v2(list(golds.values()), texts, texts, list(odds.values()))
-    assert score_v2(rows) == definition_2(predictions, golds, odds, threshold=np.inf)
-    assert expected["f1"] != expected["HasAns_f1"] != expected["best_f1"] > expected["f1"]
+    assert score_v2(rows) == expected
+    assert len({expected["f1"], expected["HasAns_f1"], expected["best_f1"]}) == 3
     once = score_v2(rows, np.ones(len(rows), dtype=int))
     assert once == {name: value for name, value in score_v2(rows).items() if not name.endswith(("total", "_thresh"))}
 
     names = [name for name in predictions if name in golds]
     answered = [{"id": name, "prediction_text": predictions[name]} for name in sorted(names, key=odds.get)]
     references = [{"id": q, "answers": {"text": a, "answer_start": [0] * len(a)}} for q, a in golds.items()]
-    metric = SquadMetric("squad_v2", keep_in_memory=True)
+    metric = TaskMetric(QuestionAnswering(version_2_with_negative=True), keep_in_memory=True)
     ordered = {row["id"]: odds[row["id"]] for row in answered}
     given = [{**row, "no_answer_probability": odds[row["id"]]} for row in answered]
-    metrics = metric.compute(predictions=given, references=references, no_answer_threshold=-0.5)
-    assert metrics == definition_2(predictions, golds, ordered, threshold=-0.5)
+    assert metric.compute(predictions=given, references=references) == definition_2(
+        predictions, golds, ordered, np.inf
+    )
 
     golds = {question: answers for question, answers in golds.items() if answers}
     expected = definition_1(predictions, golds)
     texts = [predictions[question] for question in golds]
     assert score_v1(measure_answers(list(golds.values()), texts)) == expected
-    metric = SquadMetric(keep_in_memory=True)
+    metric = TaskMetric(QuestionAnswering(), keep_in_memory=True)
     for row in answered:
         if row["id"] in golds:
             metric.add(prediction=row, reference=references[int(row["id"][1:])])
@@ -140,18 +142,15 @@ def test_best_threshold_equals_an_exhaustive_search():
 def test_missing_predictions_and_bad_references(caplog):
     references = [{"id": name, "answers": {"text": [name], "answer_start": [0]}} for name in ("cat", "dog")]
     predictions = [{"id": name, "prediction_text": name} for name in ("dog", "ox")]
-    metrics = SquadMetric(keep_in_memory=True).compute(predictions=predictions, references=references)
-    assert metrics == {"exact_match": 50.0, "f1": 50.0}
+    metric = TaskMetric(QuestionAnswering(), keep_in_memory=True)
+    assert metric.compute(predictions=predictions, references=references) == {"exact_match": 50.0, "f1": 50.0}
     assert "Questions without a prediction: 1. The first: cat. They score 0." in caplog.text
+    with pytest.raises(ValueError, match="1 of 2 references have a repeated id"):
+        metric.compute(predictions=[predictions[0]] * 2, references=references[:1] * 2)
     predictions = [{**prediction, "no_answer_probability": 0.0} for prediction in predictions]
+    metric = TaskMetric(QuestionAnswering(version_2_with_negative=True), keep_in_memory=True)
     with pytest.raises(ValueError, match=r"Questions without a prediction: 1\. The first: cat"):
-        SquadMetric("squad_v2", keep_in_memory=True).compute(predictions=predictions, references=references)
+        metric.compute(predictions=predictions, references=references)
     with pytest.raises(ValueError, match=r"A question has no reference answers\. Use the metrics of SQuAD v2\.0"):
         measure_answers([["cat"], []], ["cat", "dog"])
-    with pytest.raises(ValueError, match=r"SquadMetric: unknown version 'squad3'\. Choose squad or squad_v2"):
-        SquadMetric("squad3")
-    with pytest.raises(ValueError, match="1 of 2 references have a repeated id"):
-        SquadMetric(keep_in_memory=True).compute(
-            predictions=[{"id": "cat", "prediction_text": "cat"}] * 2, references=references[:1] * 2
-        )
     assert word_f1([], []) == 0

@@ -1,7 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -80,8 +80,6 @@ class FineTuningArguments(DeviceArguments):
         min_steps: minimum number of steps of a run. 0 if the user chose the length.
         chooses_evaluation: whether the user left `eval_strategy` to the run.
     """
-
-    paper_learning_rate: ClassVar[float] = 3e-5
 
     do_train: bool = field(
         default=False,

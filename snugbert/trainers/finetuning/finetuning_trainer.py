@@ -21,11 +21,11 @@ from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.tasks.outputs import PADDING, Output
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.run_trainer import NOT_UPLOADED, SharedTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
-PADDING = -100  # padding of predictions, as in Trainer
 MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 # ELECTRA projects its embeddings. The embeddings of DeBERTa's relative positions are in the encoder.
@@ -51,7 +51,7 @@ class FineTuningTrainer(SharedTrainer):
     Args:
         model: a model with a head.
         args: the arguments.
-        token_outputs: whether the head returns logits for every token.
+        output: the form of the logits.
         class_weights: weights of the classes in the loss, see [`weighted_loss`]. *Shape:* (C,)
         kwargs: as in `Trainer`. `compute_metrics` scores `eval_dataset` during training. It gets predictions without
             labels. [`predict`] does not call it.
@@ -78,11 +78,11 @@ class FineTuningTrainer(SharedTrainer):
         *,
         model: PreTrainedModel,
         args: FineTuningArguments,
-        token_outputs: bool,
+        output: Output,
         class_weights: torch.Tensor | None = None,
         **kwargs: Any,
     ):
-        self._token_outputs = token_outputs
+        self.output = output
         self.keeps_checkpoints = args.keeps_checkpoints
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
@@ -122,9 +122,9 @@ class FineTuningTrainer(SharedTrainer):
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
         if self._losses is not None:  # in evaluation, the loss of a batch is the mean over its own labels
             return None
-        # Question answering has two labels for each window, and no column `labels`.
-        if batch_samples and "start_positions" in batch_samples[0]:
-            batch_samples = [{"labels": batch["start_positions"]} for batch in batch_samples]
+        name = self.output.counted_labels
+        if batch_samples and name in batch_samples[0]:  # Trainer counts the column `labels`
+            batch_samples = [{"labels": batch[name]} for batch in batch_samples]
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -204,14 +204,14 @@ class FineTuningTrainer(SharedTrainer):
         The logits of padding in filled rows are dropped.
         """
         loss, logits, _ = super().prediction_step(self._with_graphs(model), inputs, prediction_loss_only, ignore_keys)
-        labels = inputs.get("start_positions", inputs.get("labels"))
+        labels = inputs.get(self.output.counted_labels)
         if loss is not None and labels is not None and self._losses is not None:
             count = (labels != IGNORE_INDEX).sum()
             if labels.is_floating_point():  # -100 is a number
                 count = torch.full_like(count, labels[: inputs.get("num_sequences")].numel())
             self._losses.append(torch.stack([(loss * count).masked_fill(count == 0, 0), count]))
         number = inputs.get("num_sequences")  # None: the row is not filled
-        if logits is not None and self._token_outputs and "cu_seq_lens_q" in inputs:
+        if logits is not None and self.output.per_token and "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()
             if isinstance(logits, tuple):
                 logits = tuple(_pad(part, lengths) for part in logits)
