@@ -24,6 +24,7 @@ import datasets
 import numpy as np
 from finetuning import MAX_LENGTH
 from side_by_side import default_checkpoint, positive
+from snugbert.tasks.classification_data import load_splits
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
@@ -35,7 +36,6 @@ from snugbert.data.squad import check_answers, read_questions
 from snugbert.tasks import spans as squad_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels
 from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining

@@ -6,12 +6,12 @@ from dataclasses import fields
 import pytest
 
 from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.ranges import RANGES, check_ranges
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.tagging_arguments import NerDataArguments
-from snugbert.data.sources import DataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments

@@ -44,7 +44,11 @@ from snugbert.tasks.outputs import SEQUENCE, Output
 logger = logging.getLogger(__name__)
 
 Prediction = dict[str, Any]
-TASK_SETTINGS = ("doc_stride", "version_2_with_negative")  # arguments of the command for tasks that have them
+TASK_SETTINGS = (
+    "max_seq_length",
+    "doc_stride",
+    "version_2_with_negative",
+)  # arguments of the command for tasks that have them
 BATCH_SIZE = 32  # of sentence-transformers, which does not take a token budget
 
 
@@ -127,9 +131,9 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     if reader is ChoicePredictor:
         return ChoicePredictor(folder, **options)
     known = {each.name for each in dataclasses.fields(reader.arguments)}
-    return Predictor(
-        folder, task=reader(**{name: getattr(args, name) for name in TASK_SETTINGS if name in known}), **options
-    )
+    settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
+    task = reader(**{name: value for name, value in settings.items() if value is not None})
+    return Predictor(folder, task=task, **options)
 
 
 def find_reader(folder: Path) -> Any:
@@ -233,7 +237,7 @@ class HeadPredictor(RowPredictor):
         cuda_graphs: bool = True,
         device: torch.device | str = "cpu",
     ):
-        if not isinstance(model, PreTrainedModel):
+        if isinstance(model, str | Path):
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
@@ -317,8 +321,6 @@ class Predictor(HeadPredictor):
         super().__init__(model, tokenizer, **kwargs)
         self.task = find_task(HEADS[type(self.model).__name__])() if task is None else task.copy()
         self.task.use_checkpoint(self.model.config)
-        if kwargs.get("max_seq_length") is None and self.task.prediction_length is not None:
-            self.max_length = min(self.max_length, self.task.prediction_length)
         self.task.use_tokenizer(self.tokenizer, self.max_length)
 
     @property

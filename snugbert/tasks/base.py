@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import HEADS, Head
 from snugbert.checkpoints.loading import get_text_columns, limit_length
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.sources import (
     SPLITS,
     DataArguments,
@@ -115,8 +116,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if none of them exists.
         predicted_columns: the columns that `to_columns` may return.
-        prediction_length: maximum tokens of a window in prediction, if the user does not choose. None: as many as the
-            model reads.
         labels: in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
         tokenizer: the model's tokenizer.
@@ -133,7 +132,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool] = False
     predicted_columns: ClassVar[tuple[str, ...]]
-    prediction_length: ClassVar[int | None] = None
 
     main_metric: str
     metrics: tuple[str, ...]
@@ -408,7 +406,7 @@ class EvaluationSet(Generic[Answers]):
 
 def make_validation_set(
     task: Task[Any, Any, Answers],
-    config: PreTrainedConfig,
+    config: SnugBertConfig,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sources | None = None,
 ) -> EvaluationSet[Answers]:

@@ -130,8 +130,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         super().__init__(args, **settings)
         self.text_pairs: bool | None = None
         is_number = self.args.do_regression or (self.args.task is not None and not self.args.task.labels)
-        several = "multi_label_classification" if self.args.label_separator else "single_label_classification"
-        self.set_problem("regression" if is_number else several)
+        self.set_problem("multi_label_classification" if self.args.label_separator else "single_label_classification")
+        if is_number:
+            self.set_problem("regression")
 
     def set_problem(self, problem: Problem) -> None:
         """Sets the kind of problem, and with it the metrics."""

@@ -244,7 +244,7 @@ def make_trainer(prepared: PreparedTask, args: FineTuningArguments) -> FineTunin
         reinitialize_layers(model, args.reinit_layers)
     validation_set = prepared.validation_set
     make: Any = FineTuningTrainer
-    if prepared.distillation is not None:
+    if prepared.distillation is not None and prepared.distillation.soft_targets is not None:
         make = functools.partial(DistillationTrainer, targets=prepared.distillation.soft_targets)
     try:
         return make(

@@ -114,7 +114,7 @@ class DistillationTrainer(FineTuningTrainer):
         count: Any = num_items_in_batch
         if count is None:
             count = (parts[0].labels != IGNORE_INDEX).sum()
-        total = sum(losses) / len(losses)
+        total: Any = sum(losses) / len(losses)
         loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
