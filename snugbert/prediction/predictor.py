@@ -237,18 +237,21 @@ class HeadPredictor(RowPredictor):
         cuda_graphs: bool = True,
         device: torch.device | str = "cpu",
     ):
-        if isinstance(model, str | Path):
+        if isinstance(model, PreTrainedModel):
+            self.model = model.eval()
+        else:
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
             head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
-            model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True).to(device)  # type: ignore[arg-type]
-        assert tokenizer is not None
-        self.model: PreTrainedModel = model.eval()
+            loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
+            self.model = loaded.to(device).eval()  # type: ignore[arg-type]
+        if tokenizer is None:
+            raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         self.tokenizer, self.columns = tokenizer, columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
         self.max_length = min(
-            max_tokens(model, tokenizer), max_seq_length or max(512, model.config.max_position_embeddings)
+            max_tokens(self.model, tokenizer), max_seq_length or max(512, self.model.config.max_position_embeddings)
         )
         self._graphs = CudaGraphs(self._forward, self.model)
 
