@@ -115,7 +115,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def __init__(self, args: SquadDataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
-        self.version_2 = self.args.version_2_with_negative
+        self.version_2: bool = self.args.version_2_with_negative
         self.metrics = METRICS_V2 if self.version_2 else METRICS
 
     # --- data ---------------------------------------------------------------------------------------------------

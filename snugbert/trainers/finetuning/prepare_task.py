@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import transformers
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollator, PreTrainedModel
@@ -19,7 +20,6 @@ from snugbert.checkpoints.loading import (
     load_tokenizer,
     remember_text_columns,
 )
-from snugbert.checkpoints.reading import CLASSES
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
@@ -96,7 +96,7 @@ class PreparedTask:
     def make_model(self) -> PreTrainedModel:
         """Returns a new model with a head. Its initial head depends only on the seed."""
         model = load_model(
-            CLASSES["snugbert"][self.task.head],
+            getattr(transformers, f"AutoModel{self.task.head}"),
             self.model_args,
             copy.deepcopy(self.config),
             trained=self.train_features is None or self.model_args.is_teacher,
