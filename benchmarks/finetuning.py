@@ -35,10 +35,10 @@ from snugbert.checkpoints.loading import ModelArguments, load_config, load_model
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
-from snugbert.tasks import spans as squad_windows
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.labels import choose_labels
+from snugbert.tasks.spans import make_windows
 from snugbert.tasks.tagging import Tagging
 
 HEADS = {
@@ -117,7 +117,7 @@ def make_task_features(
         file = args.squad_file
         questions = read_questions(Path(file), file)
         questions = check_answers(questions, file, training=True, version_2=True, skip=False)
-        features = squad_windows.make_windows(questions, tokenizer, training=True).features.to_list()
+        features = make_windows(questions, tokenizer, training=True).inputs.to_list()
     else:
         features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
     random.Random(args.seed).shuffle(features)  # spreads the windows of a paragraph over batches

@@ -27,7 +27,7 @@ from typing import Any
 
 from side_by_side import describe_machine, positive
 
-from snugbert.tasks.question_answering_arguments import SquadTrainingArguments
+from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 
 
@@ -71,7 +71,7 @@ TASKS = {
         "f1",
         300,
         percent=1.0,
-        paper_rate=SquadTrainingArguments.paper_learning_rate,
+        paper_rate=QuestionAnswering.paper_learning_rate,
     ),
 }
 

@@ -20,31 +20,15 @@ LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # What is left to change. This list only gets shorter.
 TO_DO = {
     "snugbert.checkpoints.comparing -> snugbert.export.engine",
-    "snugbert.data.squad -> snugbert.tasks.question_answering_arguments",
-    "snugbert.data.squad -> snugbert.tasks.question_windows",
     "snugbert.progress -> snugbert.data.text_lines",
     "snugbert.progress -> snugbert.trainers.log_lines",
     "snugbert.reports.exported_card -> snugbert.checkpoints.loading",
     "snugbert.reports.exported_card -> snugbert.checkpoints.sentence_transformers_files",
     "snugbert.reports.exported_card -> snugbert.export.export",
-    "snugbert.reports.finetuned_card -> snugbert.tasks.old_base",
     "snugbert.reports.pretrained_card -> snugbert.trainers.output_folder",
     "snugbert.reports.pretrained_card -> snugbert.trainers.pretraining.baselines",
-    "snugbert.reports.results -> snugbert.tasks.old_base",
     "snugbert.reports.results -> snugbert.trainers.log_lines",
     "snugbert.reports.training_plots -> snugbert.trainers.pretraining.training_log",
-    "snugbert.tasks.old_base -> snugbert.trainers.finetuning.finetuning_arguments",
-    "snugbert.tasks.old_base -> snugbert.trainers.finetuning.soft_targets",
-    "snugbert.tasks.classification -> snugbert.trainers.finetuning.fine_tune",
-    "snugbert.tasks.classification -> snugbert.trainers.finetuning.finetuning_arguments",
-    "snugbert.tasks.classification -> snugbert.trainers.finetuning.learning_rate",
-    "snugbert.tasks.classification -> snugbert.trainers.finetuning.soft_targets",
-    "snugbert.tasks.classification_arguments -> snugbert.trainers.finetuning.finetuning_arguments",
-    "snugbert.tasks.question_answering -> snugbert.trainers.finetuning.fine_tune",
-    "snugbert.tasks.question_answering -> snugbert.trainers.finetuning.finetuning_arguments",
-    "snugbert.tasks.question_answering -> snugbert.trainers.finetuning.learning_rate",
-    "snugbert.tasks.question_answering -> snugbert.trainers.finetuning.soft_targets",
-    "snugbert.tasks.question_answering_arguments -> snugbert.trainers.finetuning.finetuning_arguments",
 }
 
 

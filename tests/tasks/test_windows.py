@@ -1,4 +1,4 @@
-"""Windows of questions and contexts, compared with simple references."""
+"""Windows of questions and contexts, and spans of texts, compared with simple references."""
 
 import json
 import logging
