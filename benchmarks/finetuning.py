@@ -38,7 +38,7 @@ from snugbert.errors import InputError
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.labels import choose_labels
-from snugbert.tasks.spans import make_windows
+from snugbert.tasks.question_windows import make_windows
 from snugbert.tasks.tagging import Tagging
 
 HEADS = {

@@ -36,7 +36,7 @@ from snugbert.data.squad import check_answers, read_questions
 from snugbert.tasks.classification import make_features
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.labels import choose_labels
-from snugbert.tasks.spans import make_windows
+from snugbert.tasks.question_windows import make_windows
 from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset

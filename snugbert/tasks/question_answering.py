@@ -26,7 +26,8 @@ from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_threshol
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.spans import SURELY_NULL, Answer, ContextWindows, best_answers, check_room, make_windows
+from snugbert.tasks.question_windows import ContextWindows, check_room, make_windows
+from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
 
 if TYPE_CHECKING:
