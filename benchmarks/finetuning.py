@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import transformers
+from datasets import Dataset
 from side_by_side import (
     Batch,
     Work,
@@ -28,16 +28,15 @@ from side_by_side import (
     report,
     set_default_steps,
 )
-from snugbert.tasks.classification_data import load_splits
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
-from snugbert.tasks.classification import make_features
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.labels import choose_labels
+from snugbert.tasks.base import Task
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import make_windows
 from snugbert.tasks.tagging import Tagging
 
@@ -107,12 +106,8 @@ def make_task_features(
     num_labels = 2
     if task == "conll2003":
         tagging = Tagging(train_file=args.conll_file)
-        splits = tagging.read_splits(tagging.find_sources(("train",)))
-        config = SnugBertConfig()
-        tagging.choose_labels(splits, config)
-        tagging.use_tokenizer(tokenizer, MAX_LENGTH)
-        num_labels = config.num_labels
-        features = tagging.encode(splits["train"]).inputs.to_list()
+        features = encode_split(tagging, "train", tokenizer).to_list()
+        num_labels = len(tagging.labels or ())
     elif task == "squad":
         file = args.squad_file
         questions = read_questions(Path(file), file)
@@ -130,13 +125,17 @@ def glue_features(
     task: str, folder: str, split: str, tokenizer: PreTrainedTokenizerBase, number: int | None, seed: int | None
 ) -> list[dict[str, Any]]:
     """Returns the first `number` features of a GLUE task (None: all), shuffled unless `seed` is None."""
-    splits = load_splits(GlueDataArguments(task_name=task, data_dir=folder), (split,))
-    labels = choose_labels(GlueDataArguments(task_name=task).task, splits, [])
-    examples = splits[split]
-    if seed is not None:
-        examples = examples._replace(data=examples.data.shuffle(seed=seed))
-    datasets.disable_progress_bars()
-    return make_features(examples, labels, tokenizer, MAX_LENGTH, number).to_list()
+    features = encode_split(TextClassification(task_name=task, data_dir=folder), split, tokenizer)
+    features = features if seed is None else features.shuffle(seed=seed)
+    return features.to_list()[:number]
+
+
+def encode_split(task: Task[Any, Any, Any], split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """Returns the model inputs of a split, with labels."""
+    splits = task.read_splits(task.find_sources((split,)))
+    task.choose_labels(splits, SnugBertConfig())
+    task.use_tokenizer(tokenizer, MAX_LENGTH)
+    return task.encode(splits[split]).inputs
 
 
 def make_padding_collator(task: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Batch]:

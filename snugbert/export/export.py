@@ -4,7 +4,6 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
 from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
-from snugbert.checkpoints.loading import max_tokens
+from snugbert.checkpoints.loading import is_regression, max_tokens
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
@@ -25,6 +24,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     TRANSFORMER,
     find_model_folder,
     has_pooling,
+    is_cross_encoder,
     read_modules,
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
@@ -33,7 +33,7 @@ from snugbert.errors import InputError
 from snugbert.export.engine import Batch, Dtype, ExportSource, Run
 from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tokenize
 from snugbert.json_files import check_unicode, read_json
-from snugbert.reports.exported_card import write_card
+from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import TASKS, find_task
 from snugbert.tasks.base import make_validation_set
 from snugbert.tasks.outputs import Logits, Output
@@ -52,33 +52,6 @@ LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memor
 Embed = Callable[[Run, list[str]], np.ndarray]
 Score = Callable[[Run], dict[str, float]]
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
-
-
-@dataclass
-class Export:
-    """Result of an export.
-
-    Attributes:
-        engine: name and version of the engine.
-        model_class: class of the stock model in config.json.
-        dtype: dtype of the weights.
-        calibrated: whether ranges of activations were measured on text.
-        size: total size of the model files, in bytes.
-        difference: largest difference from the outputs of the SnugBERT model.
-        num_texts: number of texts that both ran on.
-        scores: metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
-        notes: sentences to show to the user.
-    """
-
-    engine: str
-    model_class: str
-    dtype: str
-    calibrated: bool
-    size: int
-    difference: float
-    num_texts: int
-    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def export(
@@ -111,7 +84,7 @@ def export(
         validation_file: labeled examples to score the model and its export on.
         overwrite_output_dir: whether to replace a model in `output_dir`.
         source_name: name of the source for the card. None: the name of its folder.
-        data: arguments for reading the validation file, such as `task_name`, see [`_make_score`].
+        data: arguments for reading the validation file, such as `task_name`, see [`make_score`].
 
     Raises:
         InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
@@ -146,7 +119,7 @@ def export(
         score = None
         if validation_file is not None:
             embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
-            score = _make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
+            score = make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
         calibration: list[Batch] = []
         if calibration_file is not None:
             texts = read_texts(calibration_file, CALIBRATION_TEXTS)
@@ -180,8 +153,18 @@ def export(
             notes=[note for note in converted.notes if to == "bert" or note.startswith(MODULES)],
         )
         put_in_place(written, output_dir)
-        write_card(output_dir, source, source_name or str(source), model, to, done)
+        wrapper = _find_wrapper(source, checkpoint.head)
+        write_card(
+            output_dir, source, source_name or str(source), model, to, done, is_regression(model.config), wrapper
+        )
     return done
+
+
+def _find_wrapper(source: Path, head: str) -> Wrapper | None:
+    """Returns the class of sentence-transformers that opens a folder. None: it has no such files."""
+    if is_cross_encoder(source):
+        return "CrossEncoder"
+    return "SentenceTransformer" if read_modules(source) and head == "Model" else None
 
 
 def _check_arguments(to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any]) -> None:
@@ -299,7 +282,7 @@ def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
 # --- scores -----------------------------------------------------------------------------------------------------
 
 
-def _make_score(
+def make_score(
     checkpoint: Checkpoint,
     file: Path,
     tokenizer: PreTrainedTokenizerBase,

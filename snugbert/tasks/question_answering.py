@@ -185,6 +185,9 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             nothing = np.full(len(windows.inputs), UNLABELED, np.int32)
             for column in self.output.label_columns:
                 windows.inputs = windows.inputs.remove_columns(column).add_column(column, nothing)
+        if split.questions[0].source:  # not for rows to predict, which are encoded in many calls
+            message = "%s: %d questions in %d windows"
+            logger.info(message, split.name, split.num_examples, len(windows.question_indices))
         return windows
 
     def decode(self, logits: Logits, split: QuestionSplit, features: ContextWindows) -> list[Answer]:

@@ -22,13 +22,7 @@ TO_DO = {
     "snugbert.checkpoints.comparing -> snugbert.export.engine",
     "snugbert.progress -> snugbert.data.text_lines",
     "snugbert.progress -> snugbert.trainers.log_lines",
-    "snugbert.reports.exported_card -> snugbert.checkpoints.loading",
-    "snugbert.reports.exported_card -> snugbert.checkpoints.sentence_transformers_files",
-    "snugbert.reports.exported_card -> snugbert.export.export",
-    "snugbert.reports.pretrained_card -> snugbert.trainers.output_folder",
-    "snugbert.reports.pretrained_card -> snugbert.trainers.pretraining.baselines",
     "snugbert.reports.results -> snugbert.trainers.log_lines",
-    "snugbert.reports.training_plots -> snugbert.trainers.pretraining.training_log",
 }
 
 

@@ -14,6 +14,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
 
 from snugbert.data.conll import Sentence, Tags
+from snugbert.errors import InputError
 from snugbert.tasks import tagging as ner
 from snugbert.tasks.base import EvaluationSet
 from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
@@ -295,3 +296,35 @@ def test_a_dataset_becomes_json_lines(tmp_path):
     assert file.name == "eval_predictions.jsonl"
     assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == expected
     assert list(expected[0]) == list(json.loads(file.read_text(encoding="utf-8").splitlines()[0]))
+
+
+# --- prediction -------------------------------------------------------------------------------------------------
+
+
+def test_lists_of_words_and_texts_are_predicted_together(tokenizer):
+    labels = ["O", "B-PER", "I-PER"]
+    tagging = make_tagging(labels, tokenizer)
+    rows = [{"text": ["Jo", "Li", "sat"]}, {"text": "  Jo Li,  sat."}, {"text": []}, {"text": " "}]
+    split = tagging.make_split([tagging.read(row, ["text"]) for row in rows])
+    assert [sentence.words for sentence in split.sentences[:2]] == [["Jo", "Li", "sat"], ["Jo", "Li", ",", "sat", "."]]
+    assert not split.labeled and split.num_examples == 4
+    windows = tagging.encode(split)
+    assert windows.inputs.column_names == tokenizer.model_input_names  # no labels
+    logits = np.zeros((len(windows.inputs), max(map(len, windows.inputs["input_ids"])), 3), dtype=np.float32)
+    logits[:, :, 0] = 1
+    logits[:2, 1] = [0, np.log(8), 0]  # the first word: 8 of 10
+    logits[:2, 2] = [0, 0, np.log(2)]  # the second: 2 of 4
+    columns = tagging.to_columns(split, tagging.decode(logits, split, windows))
+    entity = {"type": "PER", "start": 2, "end": 7, "text": "Jo Li", "score": pytest.approx((0.8 + 0.5) / 2)}
+    assert columns == [
+        {"predicted_tags": [*labels[1:], "O"]},
+        {"entities": [entity]},
+        {"predicted_tags": []},
+        {"entities": []},
+    ]
+    # Labels that are no tags mark single words.
+    tagging.labels = ["O", "NOUN", "VERB"]
+    found = tagging.to_columns(split, tagging.decode(logits, split, windows))[1]["entities"]
+    assert [(part["type"], part["text"]) for part in found] == [("NOUN", "Jo"), ("VERB", "Li")]
+    with pytest.raises(InputError, match="no list of texts in column 'text'"):
+        tagging.read({"text": ["a", 1]}, ["text"])

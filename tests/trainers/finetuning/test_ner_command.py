@@ -139,20 +139,19 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.datasets is None and "fine-tuned on wikiann_train.txt (40 examples) with SnugBERT" in card.text
     assert "measured on conll_dev.txt and wnut.txt. " in card.text
-    hub, sentences = Tagging(dataset_name="eriktks/conll2003"), [Sentence(["a"], None, row) for row in range(10)]
+    split = TagSplit("test", "", [Sentence(["a"], ["O"], 1)] * 10)
     expected = ("eriktks/conll2003", "test", 10, "eriktks/conll2003", None)
-    assert hub.describe_sources(TagSplit("test", "", sentences)) == [expected]
+    assert Tagging(dataset_name="eriktks/conll2003").describe_sources(split) == [expected]
 
 
 def test_document_context(workshop, tmp_path):
     types = (FineTunedModelArguments, NerDataArguments, FineTuningArguments)
-
-    def prepare(context):
-        flags = arguments(workshop, tmp_path, document_context=context)
-        model_args, data_args, args = parse_arguments(types, flags, "", "")
-        return prepare_task(Tagging(data_args), model_args, args)
-
-    without, with_context = prepare(False), prepare(True)
+    prepared = []
+    for context in (False, True):
+        argv = arguments(workshop, tmp_path, document_context=context)
+        model_args, data_args, training_args = parse_arguments(types, argv, "", "")
+        prepared.append(prepare_task(Tagging(data_args), model_args, training_args))
+    without, with_context = prepared
     for one, other in (
         (without.train_features, with_context.train_features),
         (without.evaluation_sets[0].features.inputs, with_context.evaluation_sets[0].features.inputs),
