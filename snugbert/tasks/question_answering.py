@@ -116,6 +116,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def __init__(self, args: SquadDataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
+        self.predicts = False  # whether rows are predicted, not known questions
         self.version_2: bool = self.args.version_2_with_negative
         self.metrics = METRICS_V2 if self.version_2 else METRICS
 
@@ -165,10 +166,11 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Sets `tokenizer` and `max_length`, the size of a window.
 
         Raises:
-            InputError: a window has no room for more context than it shares with its neighbor.
+            InputError: to predict, a window has no room for more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
-        self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
+        if self.predicts:  # otherwise, the questions are known before anything runs, see `make_windows`
+            self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
         """Returns the windows of all contexts. Those of training questions have the positions of answers."""
@@ -199,7 +201,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             features,
             start_logits,
             end_logits,
-            n_best_size=args.n_best_size,
+            n_best_size=1 if self.predicts else args.n_best_size,
             max_answer_length=args.max_answer_length,
             version_2=self.version_2,
             null_threshold=args.null_score_diff_threshold,
@@ -316,8 +318,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
-        """Prepares to predict: only the best answer is shown. There are no classes."""
-        self.args.n_best_size = 1
+        """Prepares to predict: only the best answer is needed. There are no classes."""
+        self.predicts = True
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Question:
         """Returns the question of a row.
