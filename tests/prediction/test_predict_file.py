@@ -290,7 +290,12 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
             [],
             "row 1: no words in column 'context'",
         ),
-        ("ForQuestionAnswering", [{"question": "a", "context": "b"}], ["--max_seq_length", "99"], "leaves 95 for the context"),
+        (
+            "ForQuestionAnswering",
+            [{"question": "a", "context": "b"}],
+            ["--max_seq_length", "99"],
+            "leaves 95 for the context",
+        ),
         (
             "ForSequenceClassification",
             [{"text": "a"}],
