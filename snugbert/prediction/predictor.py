@@ -243,9 +243,10 @@ class HeadPredictor(RowPredictor):
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
             head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
-            model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True).to(device)  # type: ignore[arg-type]
+            model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
+            model.to(device)  # type: ignore[arg-type]
         assert tokenizer is not None
-        self.model: PreTrainedModel = model.eval()
+        self.model = model.eval()
         self.tokenizer, self.columns = tokenizer, columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
         self.max_length = min(
@@ -285,13 +286,10 @@ class HeadPredictor(RowPredictor):
             logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
-            # Without the padding of filled rows.
-            ends = np.cumsum(lengths[indices])[:-1]
-            if not self.output.per_token:
-                parts = logits[:number]
-            elif packs:
-                parts = np.split(logits[0, :tokens], ends)
-            else:
+            parts: Any = logits[:number]
+            if self.output.per_token and packs:  # without the padding of filled rows
+                parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])
+            elif self.output.per_token:
                 parts = [row[:length] for row, length in zip(logits, lengths[indices], strict=True)]
             for index, part in zip(indices.tolist(), parts, strict=True):
                 results[index] = part

@@ -308,12 +308,12 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         f1 = 100 * rows[:, 3 if self.version_2 else 1]
         draw_f1_by_answer_length(lengths, f1, plot_file(folder, name, "f1_by_answer_length.png"))
         if self.version_2:
-            thresholds, *sums = sum_by_threshold(rows, np.ones(len(rows)))
+            thresholds, exact_sums, f1_sums = sum_by_threshold(rows, np.ones(len(rows)))
             thresholds[0] = -np.inf  # every question gets "no answer"
             finite = thresholds < SURELY_NULL
-            curves = [100 * values[finite] / len(rows) for values in sums]
+            exact, f1 = (100 * sums[finite] / len(rows) for sums in (exact_sums, f1_sums))
             chosen = self.args.null_score_diff_threshold
-            draw_thresholds(thresholds[finite], *curves, chosen, plot_file(folder, name, "thresholds.png"))
+            draw_thresholds(thresholds[finite], exact, f1, chosen, plot_file(folder, name, "thresholds.png"))
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
