@@ -30,6 +30,7 @@ from snugbert.checkpoints.loading import (
 )
 from snugbert.checkpoints.reading import CLASSES, HEADS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
 from snugbert.data.tables import read_text, read_texts
@@ -37,9 +38,9 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
-from snugbert.tasks.base import Task
+from snugbert.tasks.base import Features, Task
 from snugbert.tasks.layout import describe_columns, find_text_columns
-from snugbert.tasks.outputs import SEQUENCE, Output
+from snugbert.tasks.outputs import SEQUENCE, Logits, Output
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ def choose_device(args: PredictionArguments) -> torch.device:
 
 
 class HeadPredictor(RowPredictor):
-    """Runs a SnugBERT model with a fine-tuned head, in batches without padding.
+    """Runs a model with a fine-tuned head. SnugBERT gets packed batches, without padding.
 
     Args:
         model: a folder, or a model on its device.
@@ -273,11 +274,12 @@ class HeadPredictor(RowPredictor):
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         batches = list(split_by_tokens(lengths, self.max_batch_tokens))
-        multiple = None
-        if self.cuda_graphs:
+        packs, multiple = isinstance(self.model.config, SnugBertConfig), None
+        if self.cuda_graphs and packs:
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
-            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()}) | extra
+            rows = {name: [column[index] for index in indices] for name, column in columns.items()}
+            batch = pack(rows) | extra if packs else self._pad(rows)
             tokens, number = int(lengths[indices].sum()), len(indices)
             if multiple is not None:
                 # Rounding up to a power of two keeps the number of sizes small.
@@ -286,12 +288,19 @@ class HeadPredictor(RowPredictor):
             logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
-            # Without the padding of filled rows.
-            ends = np.cumsum(lengths[indices])[:-1]
-            parts = np.split(logits[0, :tokens], ends) if self.output.per_token else logits[:number]
+            parts: Any = logits[:number]
+            if self.output.per_token and packs:  # without the padding of filled rows
+                parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])
+            elif self.output.per_token:
+                parts = [row[:length] for row, length in zip(logits, lengths[indices], strict=True)]
             for index, part in zip(indices.tolist(), parts, strict=True):
                 results[index] = part
         return results
+
+    def _pad(self, rows: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
+        """Makes a padded batch. Padding on the left would shift the tokens."""
+        lists = {name: [values.tolist() for values in column] for name, column in rows.items()}
+        return dict(self.tokenizer.pad(lists, padding_side="right", return_tensors="pt"))
 
     @torch.inference_mode()
     def _run(self, batch: dict[str, Any], forward: Callable[[dict[str, Any]], torch.Tensor]) -> np.ndarray:
@@ -339,8 +348,11 @@ class Predictor(HeadPredictor):
         """Returns the task's columns for each example."""
         split = self.task.make_split(examples)
         features = self.task.encode(split)
-        logits = self.output.join_windows(self.compute_logits(_list_rows(features.inputs)))
-        return self.task.to_columns(split, self.task.decode(logits, split, features))
+        return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
+
+    def run(self, features: Features) -> Logits:
+        """Returns the logits of model inputs, in the form that tasks decode."""
+        return self.output.join_windows(self.compute_logits(_list_rows(features.inputs)))
 
 
 def _list_rows(inputs: Dataset) -> dict[str, list[np.ndarray]]:
