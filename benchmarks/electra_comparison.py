@@ -56,7 +56,7 @@ from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.electra import shrink_config
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
-from snugbert.trainers.pretraining.throughput import training_flops
+from snugbert.trainers.pretraining.training_log import training_flops
 
 REPOSITORY = Path(__file__).parents[1]
 REFERENCE = "mlm+nsp"  # the recipe that sets the FLOPs

@@ -44,7 +44,7 @@ from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.pretraining.throughput import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
+from snugbert.trainers.pretraining.training_log import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
 
 Batch = dict[str, Any]
 SIDES = ("ours", "stock")

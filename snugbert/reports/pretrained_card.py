@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from snugbert.card_heads_snugbert import HEADS, how_to_load
 from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
 from snugbert.reports.cards import eval_result, save_model_card, table
-from snugbert.reports.training_plots import PLOT_NAME
+from snugbert.reports.pretraining_plots import TRAINING_PLOT
 
 # Metrics in the table of results.
 METRICS = {
@@ -93,8 +93,8 @@ def write_pretraining_card(
     ]
     if metrics:
         sections.append(f"## Results\n\n{format_results(metrics, baselines or {})}")
-    if (output_dir / PLOT_NAME).exists():
-        sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
+    if (output_dir / TRAINING_PLOT).exists():
+        sections.append(f"![Losses and accuracies over the tokens seen]({TRAINING_PLOT})")
     limits = [head.limits, BIAS_WARNING]
     if base_model is None and start_is_known:
         limits.insert(1, "The model was trained only on the text above.")
@@ -148,6 +148,22 @@ def format_results(
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
         f"{token_frequencies}{pairs}.{tokens}\n\n{table(('', 'this model', 'baseline'), rows)}"
     )
+
+
+def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], pair_task: str | None) -> str:
+    """Formats a table of the metrics on the validation text next to the baselines, for the terminal.
+
+    Args:
+        metrics, baselines: as in [`format_results`].
+        pair_task: name of the task on sentence pairs. None: there are none.
+    """
+    lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
+    for name, description in METRICS.items():
+        if name in metrics and name != "nsp_loss":  # it has no baseline
+            text = description.removesuffix(", nats").replace("sentence pair", str(pair_task))
+            cells = [format_pretraining_metric(values, name) for values in (metrics, baselines)]
+            lines.append(f"{text:<26}{cells[0]:>12}{cells[1]:>12}".rstrip())
+    return "\n".join(lines)
 
 
 def format_pretraining_metric(metrics: Mapping[str, float], name: str) -> str:

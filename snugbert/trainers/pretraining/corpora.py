@@ -17,8 +17,7 @@ from snugbert.data.text_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def load_corpora(
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
         raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
-    check_files(data_args)
+    _check_files(data_args)
     hold_out = do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
@@ -59,7 +58,12 @@ def load_corpora(
     train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
-        validation = prepare(data_args.dataset_objective, "validation text", _select_validation_text(data_args))
+        text = TextArguments(
+            train_file=data_args.validation_file,
+            text_column_name=data_args.text_column_name,
+            on_bad_text=data_args.on_bad_text,
+        )
+        validation = prepare(data_args.dataset_objective, "validation text", text)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
@@ -71,7 +75,7 @@ def load_corpora(
     return train, validation
 
 
-def check_files(data_args: PretrainingDataArguments) -> None:
+def _check_files(data_args: PretrainingDataArguments) -> None:
     """Finds the text files, and reads the first line or row of each.
 
     Raises:
@@ -83,14 +87,6 @@ def check_files(data_args: PretrainingDataArguments) -> None:
                 next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
         except InputError as error:
             raise InputError(f"--{flag}: {error}") from error
-
-
-def _select_validation_text(data_args: PretrainingDataArguments) -> TextArguments:
-    return TextArguments(
-        train_file=data_args.validation_file,
-        text_column_name=data_args.text_column_name,
-        on_bad_text=data_args.on_bad_text,
-    )
 
 
 def _split(
@@ -128,7 +124,7 @@ def _prepare(
 
 
 def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
-    documents, sentences = corpus.num_documents, corpus.num_sentences
+    documents = corpus.num_documents
     if documents == 0:
         raise InputError(f"{name}: no documents.")
     if objective != "nsp":
@@ -138,7 +134,7 @@ def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
             f"{name}: next sentence prediction needs at least two documents, but the text has only one. Separate "
             "documents by blank lines, or pass --no_nsp."
         )
-    if sentences == documents:
+    if corpus.num_sentences == documents:
         raise InputError(
             f"{name}: every document is a single sentence, so there are no next sentences. Put the sentences of a "
             "document on adjacent lines, with a blank line between documents, or pass --no_nsp."
@@ -176,19 +172,15 @@ def make_dataset(
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
-    if data_args.dataset_objective == "nsp" and (share := _share_of_longest_document(corpus)) > 0.5:
+    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
+    if data_args.dataset_objective == "nsp" and longest > 0.5 * corpus.num_tokens:
         logger.warning(
             "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
             "come from other documents. Split it at blank lines, or pass --no_nsp.",
             name,
-            100 * share,
+            100 * longest / corpus.num_tokens,
         )
     return dataset
-
-
-def _share_of_longest_document(corpus: Corpus) -> float:
-    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
-    return longest / corpus.num_tokens
 
 
 def list_sources(corpus: Corpus) -> str:

@@ -31,17 +31,19 @@ from snugbert.data.corpus import Block, Corpus
 from snugbert.data.digests import hash_tokenizer
 from snugbert.data.parallel_map import map_in_order
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.pretraining_arguments import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     LABELED_ROWS,
     ROW,
+    classify_tokens,
     cut_pairs,
     exchange_second_segments,
     full_sentences,
+    rank_places,
     sentence_limit,
+    split_long_sentences,
     swap_segments,
 )
-from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
 
 RECIPE_VERSION = 4  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1

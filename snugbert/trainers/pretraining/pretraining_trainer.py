@@ -33,9 +33,8 @@ from snugbert.data.languages import DEFAULT, store_language
 from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
-from snugbert.reports.training_plots import METRICS_NAME, DrawTraining, draw_log
+from snugbert.reports.pretraining_plots import METRICS_NAME, DrawTraining, draw_log
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
-from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
     COUNTS,
     Batch,
@@ -49,17 +48,15 @@ from snugbert.trainers.pretraining.batches import (
     seed_random_state,
 )
 from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
-from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.masked_distillation import distill
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
-from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
-from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
+from snugbert.trainers.pretraining.pretraining_guidance import log_coverage, warn_at_baseline
+from snugbert.trainers.pretraining.scores import compute_metrics, count_dataset, frequency_loss, sum_per_sequence
 from snugbert.trainers.pretraining.sharding import ProcessesTrainer
-from snugbert.trainers.pretraining.throughput import peak_flops
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog
+from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
 from snugbert.trainers.run_setup import use_one_gpu
 from snugbert.trainers.run_trainer import SharedTrainer
 
