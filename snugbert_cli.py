@@ -26,7 +26,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "vocabulary": Command(
-        "snugbert.vocabulary.vocabulary_command", "train", "train a tokenizer on text, or extend one"
+        "snugbert.vocabulary.vocabulary_arguments", "train", "train a tokenizer on text, or extend one"
     ),
     "prepare": Command("snugbert.trainers.pretraining.prepare", "train", "tokenize a corpus once, for many runs"),
     "pretrain": Command(

@@ -87,7 +87,7 @@ def evaluate(
         sections["minimal_pairs"] = _evaluate_pairs(model_args, files, pairs, args.seed)
     eval_results = [result for section in sections.values() for result in section.eval_results]
     if output_dir is not None:
-        results = {
+        results: dict[str, Any] = {
             "model": find_base_model(model_args.model_name_or_path)[1],
             "config": model_args.config_name,
             "bf16": model_args.bf16,

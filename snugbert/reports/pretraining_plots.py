@@ -1,9 +1,9 @@
-"""The plots of pretraining: `training.png`, the curves of a run, and `minimal_pairs.png`, the accuracy on minimal pairs.
+"""The plots of pretraining: `training.png`, the curves of a run, and `minimal_pairs.png`, accuracies on minimal pairs.
 
 The curves come from `metrics.jsonl`. Each line is a JSON object. A training line has `step`, `tokens` (seen so far),
-`learning_rate`, `grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and
-`nsp_accuracy`, with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the same
-metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+`learning_rate`, `grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss`
+and `nsp_accuracy`, with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the
+same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
 import json

@@ -93,24 +93,11 @@ def _read_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
-def tokenize_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    """Returns the token ids of each word. Words with an unknown character are left out.
-
-    Args:
-        words: from [`count_words`] with the same tokenizer.
-        tokenizer: a fast tokenizer.
-    """
-    model, unknown = tokenizer.backend_tokenizer.model, tokenizer.unk_token_id
-    tokenized = {word: [token.id for token in model.tokenize(word)] for word in words}
-    return {word: ids for word, ids in tokenized.items() if unknown not in ids}
-
-
 def learn_extension(
     words: Counter[str],
     tokenizer: PreTrainedTokenizerBase,
     num_tokens: int,
     min_frequency: int = 2,
-    show_progress: bool = True,
 ) -> Extension:
     """Learns new tokens for `words`. Each is a sequence of old tokens.
 
@@ -119,15 +106,16 @@ def learn_extension(
         tokenizer: the old tokenizer. Its ids must have no gaps.
         num_tokens: maximum number of new tokens.
         min_frequency: minimum occurrences of a pair that becomes a token.
-        show_progress: whether to show progress bars on a terminal.
     """
-    sequences = Counter({_encode_ids(ids): words[word] for word, ids in tokenize_words(words, tokenizer).items()})
+    model, sequences = tokenizer.backend_tokenizer.model, Counter[str]()
+    for word, count in words.items():
+        ids = [token.id for token in model.tokenize(word)]
+        if tokenizer.unk_token_id not in ids:  # words with an unknown character are left out
+            sequences["".join(chr(FIRST_CHARACTER + index) for index in ids)] = count
     alphabet = sorted(set().union(*sequences))
-    learned, merges = merge_pairs(
-        sequences, alphabet, len(alphabet) + num_tokens, min_frequency, show_progress=show_progress
-    )
+    learned, merges = merge_pairs(sequences, alphabet, len(alphabet) + num_tokens, min_frequency)
     old = {index: token for token, index in tokenizer.get_vocab().items()}
-    prefix = tokenizer.backend_tokenizer.model.continuing_subword_prefix or ""
+    prefix = model.continuing_subword_prefix or ""
 
     def spell(characters: str) -> str:
         first, *rest = (old[index] for index in _decode_ids(characters))
@@ -144,10 +132,6 @@ def learn_extension(
         num_words=sequences.total(),
         merges=[(spell(left), spell(right)) for left, right in merges],
     )
-
-
-def _encode_ids(ids: list[int]) -> str:
-    return "".join(chr(FIRST_CHARACTER + index) for index in ids)
 
 
 def _decode_ids(characters: str) -> list[int]:

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from snugbert.reports.evaluation_plots import MOST_BARS, draw_minimal_pairs
-from snugbert.reports.training_plots import draw_training
 
 from snugbert.evaluation.minimal_pairs import Pair, summarize
+from snugbert.reports.pretraining_plots import MOST_BARS, draw_minimal_pairs, draw_training
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

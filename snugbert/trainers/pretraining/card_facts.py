@@ -55,7 +55,8 @@ def write_run_card(
     train, validation = find_corpus(trainer.phases[0].dataset), find_corpus(trainer.eval_dataset)
     corpora = {"training text": train, "validation text": validation}
     # None: lines are sentences, and no language is given or stored.
-    language = (data_args and data_args.language) or (train and train.language)
+    given_language = None if data_args is None else data_args.language
+    language = given_language or (None if train is None else train.language)
     given = trainer.model.config.name_or_path if model_args is None else model_args.model_name_or_path
     write_pretraining_card(
         output_dir,
@@ -109,7 +110,7 @@ def _describe_training(
         name = trainer.teacher.config.name_or_path if model_args is None else model_args.teacher_name_or_path
         known = f"{find_base_model(name)[1]}: " if name else ""
         sizes["teacher"] = f"{known}{_describe_model(trainer.teacher)}"
-    optimizer = getattr(args.optim, "value", args.optim)
+    optimizer, schedule = (getattr(choice, "value", choice) for choice in (args.optim, args.lr_scheduler_type))
     changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
     return {
         **_describe_start(trainer, model_args, data_args),
@@ -120,7 +121,7 @@ def _describe_training(
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{optimizer}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
-        "schedule": args.lr_scheduler_type.value,
+        "schedule": schedule,
         "warmup steps": args.get_warmup_steps(state.max_steps),
         "dropout": f"hidden {model.config.hidden_dropout_prob:g}, "
         f"attention {model.config.attention_probs_dropout_prob:g}",
