@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset
-
 from snugbert.card_snugbert import find_base_model
 from snugbert.data.corpus import Corpus
 from snugbert.data.languages import primary_language
@@ -17,6 +15,7 @@ from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.examples import unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import list_student_layers
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -78,7 +77,7 @@ def write_run_card(
 
 def find_corpus(dataset: Any) -> Corpus | None:
     """Returns the corpus of a dataset. None: it has none."""
-    return getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "corpus", None)
+    return getattr(unwrap_subset(dataset), "corpus", None)
 
 
 def _find_head(model: Any) -> str:

@@ -287,6 +287,13 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 swap_segments(rows, rng)
 
 
+def unwrap_subset(dataset: Any) -> Any:
+    """Returns the dataset that a `Subset` selects from, or the dataset itself."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def _is_table(file: Path) -> bool:
     """Whether the table exists and consists of whole rows."""
     size = file.stat().st_size if file.exists() else 0

@@ -50,6 +50,7 @@ from snugbert.trainers.pretraining.batches import (
 from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.examples import unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
@@ -305,7 +306,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         return super()._explain_unfilled_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
-        rows = [(float(batch_size), dataset)]
+        rows = [(float(batch_size), unwrap_subset(dataset))]
         if dataset is self.train_dataset:
             parts = self.args.world_size * self.args.gradient_accumulation_steps
             rows = [(phase.batch_size / parts, phase.dataset) for phase in self.phases]

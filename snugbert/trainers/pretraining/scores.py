@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from snugbert.data.corpus import Corpus
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WEIGHT
 
 
@@ -164,8 +164,7 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
 
 def count_dataset(dataset: object) -> np.ndarray | None:
     """Counts the predictable tokens of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
-    while isinstance(dataset, torch.utils.data.Subset):
-        dataset = dataset.dataset
+    dataset = unwrap_subset(dataset)
     if not isinstance(dataset, PretrainingDataset):
         return None
     return count_corpus_tokens(dataset.corpus, dataset.vocab_size, dataset.special_ids)

@@ -106,9 +106,6 @@ def test_a_very_long_sentence_is_split():
     assert len(parts) == 329 and parts[-1] == "a b"
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def table_of(tokenizer):
     kinds = classify_tokens(tokenizer)
@@ -161,6 +158,7 @@ def showings(corpus, *tables) -> np.ndarray:
     return np.concatenate(counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_seq_length", [128, 32, 5])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_pairs_follow_the_recipe(corpus, table_of, objective, max_seq_length):
@@ -183,6 +181,7 @@ def test_pairs_follow_the_recipe(corpus, table_of, objective, max_seq_length):
         assert (np.where(label == 0, second_start - start - first, start - second_start - second) == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_seq_length", "fill", "spread"), [(32, 0.96, 0.1), (64, 0.99, 0.1), (512, 0.94, 0.25)])
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
 def test_every_token_is_shown_and_pairs_are_full(corpora, table_of, objective, max_seq_length, fill, spread):
@@ -198,6 +197,7 @@ def test_every_token_is_shown_and_pairs_are_full(corpora, table_of, objective, m
             assert lengths.mean() > fill * max_seq_length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_jsonl", [False, True])
 @pytest.mark.parametrize(("language", "quote", "stop"), [("de", "„", "."), ("tr", "“", "."), ("zh", "「", "。")])
 def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_of, language, quote, stop, is_jsonl):
@@ -217,6 +217,7 @@ def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_o
         assert (numbers(tables[0], "length") + numbers(tables[0], "second_length") + 3).mean() > fill * length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_seq_length", [64, 128, 512])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_lengths_do_not_reveal_the_label(corpora, table_of, objective, max_seq_length):
@@ -235,6 +236,7 @@ def test_lengths_do_not_reveal_the_label(corpora, table_of, objective, max_seq_l
     assert abs(at_end[table["label"] == 0].mean() - at_end[table["label"] == 1].mean()) < 0.03
 
 
+@pytest.mark.slow
 def test_the_second_segment_does_not_reveal_the_label(corpora, table_of):
     """In documents of three sentences, too. The original recipe draws random documents: 5.9 and 13 points."""
     whole = corpora["books_en"]
@@ -268,6 +270,7 @@ def gain(features, labels, classifier=None) -> float:
     return cross_val_score(classifier, features, labels, cv=3).mean() - max(labels.mean(), 1 - labels.mean())
 
 
+@pytest.mark.slow
 def test_short_documents(table_of):
     sentence = [1000, 1001, 1002, 1003]
     for objective in ("nsp", "sop"):
