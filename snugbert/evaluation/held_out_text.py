@@ -4,7 +4,6 @@ The examples and their masks are the same as in `snugbert pretrain --validation_
 metrics. SnugBERT models get packed batches. Other models get the same examples in padded batches.
 """
 
-import logging
 import math
 import tempfile
 from collections.abc import Mapping
@@ -38,7 +37,7 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 
-logger = logging.getLogger(__name__)
+BATCH_SIZE = 8  # examples
 
 
 class TextResults(TypedDict):
@@ -73,7 +72,6 @@ def score_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     args: HeldOutTextArguments,
-    batch_size: int = 8,
     cache_dir: str | None = None,
 ) -> TextResults:
     """Scores a model on held-out text.
@@ -84,7 +82,6 @@ def score_text(
         tokenizer: its tokenizer.
         args: the text, and the length of the examples. The default language is the one that the checkpoint or the
             tokenizer stores, or English.
-        batch_size: examples per batch.
         cache_dir: see [`prepare_in_cache`].
 
     Raises:
@@ -109,7 +106,7 @@ def score_text(
             text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
-        metrics = score_examples(model, tokenizer, dataset, num_examples, batch_size)
+        metrics = score_examples(model, tokenizer, dataset, num_examples, BATCH_SIZE)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
         baselines = compute_baselines(dataset, train or text)

@@ -27,7 +27,7 @@ from snugbert.hints import changed_flags, format_command
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
 from snugbert.trainers.pretraining.electra import find_generator
-from snugbert.trainers.pretraining.pretraining_guidance import SUGGESTED_SIZE, recipe_flags
+from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 from snugbert.vocabulary.extension import (
     Extension,
     extend_model,
@@ -149,7 +149,7 @@ def _advise(args: VocabularyArguments, sample: TextSample, casing: dict[str, Any
 
 def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Counter[str]) -> Flags:
     num_tokens = words.total() * tokens_per_word(words, tokenizer)
-    return {"tokenizer_name": output_dir, **recipe_flags(SUGGESTED_SIZE, len(tokenizer), num_tokens)}
+    return {"tokenizer_name": output_dir, **recipe_flags(len(tokenizer), num_tokens)}
 
 
 def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     from snugbert.data.corpus import open_corpus
     from snugbert.data.preparation import prepare_parts
     from snugbert.data.text_parts import plan_parts
-    from snugbert.trainers.pretraining.pretraining_guidance import SUGGESTED_SIZE, recipe_flags
+    from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
             "corpus": folder,
             # For --validation_file. The corpus stores the language.
             **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
-            **recipe_flags(SUGGESTED_SIZE, len(tokenizer), corpus.num_tokens),
+            **recipe_flags(len(tokenizer), corpus.num_tokens),
             "output_dir": "pretrained",
         }
         print(f"Next: {format_command('pretrain', flags)}")

@@ -60,16 +60,15 @@ def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[
     return reasons
 
 
-def recipe_flags(size: str, vocab_size: int, corpus_tokens: float) -> dict[str, str]:
-    """Returns the flags of `snugbert pretrain` for a new model: its size, and the small recipe if that fits.
+def recipe_flags(vocab_size: int, corpus_tokens: float) -> dict[str, str]:
+    """Returns the flags of `snugbert pretrain` that suggest a new model, with the small recipe if that fits.
 
     Args:
-        size: a named size.
         vocab_size: number of tokens in the vocabulary.
         corpus_tokens: number of tokens in the training text.
     """
-    config = SnugBertConfig.from_size(size, vocab_size=vocab_size)
-    return {"config_name": size, **({} if list_unmeasured(config, corpus_tokens) else SMALL_RECIPE_FLAGS)}
+    unmeasured = list_unmeasured(SnugBertConfig.from_size(SUGGESTED_SIZE, vocab_size=vocab_size), corpus_tokens)
+    return {"config_name": SUGGESTED_SIZE, **({} if unmeasured else SMALL_RECIPE_FLAGS)}
 
 
 def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:

@@ -94,10 +94,10 @@ def test_the_recipe_as_flags_equals_the_file():
     recipe = yaml.load(yaml_file.read_text(), yaml.BaseLoader)
     rest = {"train_file", "validation_file", "tokenizer_name", "output_dir", "use_cpu", "bf16", "seed"}
     rest |= {name for name in recipe if "eval" in name or "save" in name}
-    flags = recipe_flags("mini", 8_192, 12_000_000)
+    flags = recipe_flags(8_192, 12_000_000)
     assert flags == {name: value for name, value in recipe.items() if name not in rest | {"max_seq_length"}}
     assert PretrainingDataArguments(train_file=["text.txt"]).max_seq_length == int(recipe["max_seq_length"])
-    assert recipe_flags("mini", 999, 12_000_000) == recipe_flags("mini", 8_192, 200_000_001) == {"config_name": "mini"}
+    assert recipe_flags(999, 12_000_000) == recipe_flags(8_192, 200_000_001) == {"config_name": "mini"}
 
 
 def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
