@@ -7,6 +7,7 @@ memory: 2.7 GB, 3.6 GB if words have 15 characters on average, and 3.8 GB for by
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -66,6 +67,7 @@ def train_vocabulary(args: VocabularyArguments) -> None:
     output_dir = Path(args.output_dir)
     _check_output_dir(output_dir, args.overwrite_output_dir)
     log = ReadingLog(args.on_bad_text)
+    lines: Iterator[str]
     if args.dataset_name:
         lines = chain.from_iterable(read_dataset_documents(args, log))
     else:
@@ -178,7 +180,8 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
         return tokenizer, _new_model(output_dir, tokenizer, words)
     is_electra = isinstance(model, SnugBertForReplacedTokenDetection)
     generator_folder = find_generator(ModelArguments(model_name_or_path=name)) if is_electra else None
-    generator = generator_folder and load_init_model(str(generator_folder))  # before anything is written
+    # Before anything is written.
+    generator = None if generator_folder is None else load_init_model(str(generator_folder))
     remove_generator(output_dir)
     _extend_and_save(model, extension, output_dir)
     print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")

@@ -153,7 +153,7 @@ def _describe_objective(trainer: "PretrainingTrainer") -> str:
         return f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
     objective = "masked tokens"
     if _find_head(model) == "ForPreTraining":
-        examples = getattr(trainer.phases[0].dataset, "objective", None)
+        examples: Any = getattr(trainer.phases[0].dataset, "objective", None)
         objective += f", {PAIR_TASKS.get(examples, 'sentence pairs')}"
     if trainer.teacher is not None:
         objective = f"{LABEL_WEIGHT:g} x ({objective}), {SOFT_WEIGHT:g} x predictions of the teacher at temperature "

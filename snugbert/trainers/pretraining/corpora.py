@@ -1,8 +1,7 @@
 """The training and validation text of a run: corpora, and their examples."""
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,15 @@ def load_corpora(
     hold_out = do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
-    prepare = partial(_prepare, data_args, cache_dir, tokenizer)
     train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
+
+    def prepare(objective: Objective, name: str, text: TextArguments, **documents: Any) -> Corpus:
+        language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
+        folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
+        logger.info("%s: %s (%s)", name, corpus, folder)
+        _check_corpus(corpus, name, objective)
+        return corpus
+
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
         text = TextArguments(
@@ -69,7 +75,20 @@ def load_corpora(
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)
     elif hold_out:
-        train, validation = _split(prepare, data_args, train_objective)
+        percentage = data_args.validation_split_percentage
+
+        def is_held_out(number: int) -> bool:
+            """Whether a document is for validation: they are spread evenly over the text, the same in every run."""
+            return number * percentage // 100 != (number + 1) * percentage // 100
+
+        def is_kept(number: int) -> bool:
+            return not is_held_out(number)
+
+        part = f"all but {percentage} %"
+        train = prepare(train_objective, "training text", data_args, documents=part, keeps=is_kept)
+        name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
+        part = f"{percentage} %"
+        validation = prepare(data_args.dataset_objective, name, data_args, documents=part, keeps=is_held_out)
     elif has_text:
         train = prepare(train_objective, "training text", data_args)
     return train, validation
@@ -87,40 +106,6 @@ def _check_files(data_args: PretrainingDataArguments) -> None:
                 next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
         except InputError as error:
             raise InputError(f"--{flag}: {error}") from error
-
-
-def _split(
-    prepare: Callable[..., Corpus], data_args: PretrainingDataArguments, train_objective: Objective
-) -> tuple[Corpus, Corpus]:
-    """Holds out documents for validation: spread evenly over the text, and the same in every run."""
-    percentage = data_args.validation_split_percentage
-
-    def is_held_out(number: int) -> bool:
-        return number * percentage // 100 != (number + 1) * percentage // 100
-
-    def is_kept(number: int) -> bool:
-        return not is_held_out(number)
-
-    train = prepare(train_objective, "training text", data_args, documents=f"all but {percentage} %", keeps=is_kept)
-    name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-    return train, prepare(data_args.dataset_objective, name, data_args, documents=f"{percentage} %", keeps=is_held_out)
-
-
-def _prepare(
-    data_args: PretrainingDataArguments,
-    cache_dir: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    objective: Objective,
-    name: str,
-    text: TextArguments,
-    **documents: Any,
-) -> Corpus:
-    """Prepares a text in the cache, logs its size, and checks that it suits the objective."""
-    language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
-    folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
-    logger.info("%s: %s (%s)", name, corpus, folder)
-    _check_corpus(corpus, name, objective)
-    return corpus
 
 
 def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
