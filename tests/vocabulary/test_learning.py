@@ -79,10 +79,10 @@ def test_words_equal_the_tokenizers_own(monkeypatch, kind, do_lower_case: bool, 
 def test_every_kind_respects_case_accents_and_chinese_characters(flags, words, byte_words):
     text = "Café NAÏVE 北京x"
     for kind in ("wordpiece", "bpe"):
-        assert count_words([text], make_tokenizer(kind, **flags), False) == Counter(words.split()), kind
+        assert count_words([text], make_tokenizer(kind, **flags)) == Counter(words.split()), kind
     as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
     expected = [as_bytes.pre_tokenize_str(word.replace("Ġ", " "))[0][0] for word in byte_words.split()]
-    assert list(count_words([text], make_tokenizer("byte-bpe", **flags), False)) == expected
+    assert list(count_words([text], make_tokenizer("byte-bpe", **flags))) == expected
 
 
 def test_merges_by_hand():
@@ -137,7 +137,7 @@ def test_pruning_bounds_the_table_and_keeps_frequent_words(monkeypatch):
 
 
 def test_words_too_long_for_wordpiece_are_left_out():
-    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer(), False) == {"b" * 100: 1}
+    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer()) == {"b" * 100: 1}
 
 
 def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
@@ -151,7 +151,7 @@ def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
     )
     library.train_from_iterator(text, trainer)
 
-    words = count_words(text, SnugBertTokenizer(), False)
+    words = count_words(text, SnugBertTokenizer())
     tokens, merges = learn_tokens(words, vocab_size)
     assert len(tokens) == len(set(tokens)) == library.get_vocab_size() == vocab_size
     lengths = [
@@ -181,7 +181,7 @@ def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path):
     library.train_from_iterator(text, trainer)
     expected = json.loads(library.to_str())["model"]
 
-    words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False), False)
+    words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False))
     tokens, merges = learn_tokens(words, 8192, kind="byte-bpe")
     assert {piece: index for index, piece in enumerate(tokens)} == expected["vocab"]
     assert merges == [tuple(merge) for merge in expected["merges"]]
