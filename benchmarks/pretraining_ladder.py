@@ -15,7 +15,7 @@ The same command continues after an interruption. Finished runs are kept in `lad
 from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table
 and the plot from the finished runs.
 
-FLOPs are the FLOPs that the recipe needs (`throughput.py`). Seconds are training time, without evaluation and saving.
+FLOPs are the FLOPs that the recipe needs (`training_log.py`). Seconds are training time, without evaluation and saving.
 Compare them only if nothing else ran on the machine.
 """
 
