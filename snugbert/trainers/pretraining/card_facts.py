@@ -110,7 +110,7 @@ def _describe_training(
         known = f"{find_base_model(name)[1]}: " if name else ""
         sizes["teacher"] = f"{known}{_describe_model(trainer.teacher)}"
     optimizer, schedule = (getattr(choice, "value", choice) for choice in (args.optim, args.lr_scheduler_type))
-    changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
+    changes = {"changed on resume": "; ".join(trainer.run_settings.changes)} if trainer.run_settings.changes else {}
     return {
         **_describe_start(trainer, model_args, data_args),
         **sizes,

@@ -13,7 +13,7 @@ from snugbert.data.corpus_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.run_setup import is_terminal
+from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
 
 # What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
