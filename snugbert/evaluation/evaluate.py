@@ -55,7 +55,7 @@ class _Section(NamedTuple):
     eval_results: list[EvalResult]
 
 
-def evaluate(
+def evaluate_model(
     model_args: EvaluatedModelArguments,
     pairs_args: PairsArguments,
     text_args: HeldOutTextArguments,

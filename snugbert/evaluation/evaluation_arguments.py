@@ -134,6 +134,6 @@ def main(argv: list[str]) -> None:
         example="snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
-    from snugbert.evaluation.evaluate import evaluate
+    from snugbert.evaluation.evaluate import evaluate_model
 
-    evaluate(*arguments)
+    evaluate_model(*arguments)

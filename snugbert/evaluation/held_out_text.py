@@ -37,7 +37,7 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 
-BATCH_SIZE = 8  # examples
+EXAMPLES_PER_BATCH = 8
 
 
 class TextResults(TypedDict):
@@ -106,7 +106,7 @@ def score_text(
             text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
-        metrics = score_examples(model, tokenizer, dataset, num_examples, BATCH_SIZE)
+        metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
         baselines = compute_baselines(dataset, train or text)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 METRICS_NAME = "metrics.jsonl"  # in the output folder
 TRAINING_PLOT = "training.png"
 PAIRS_PLOT = "minimal_pairs.png"
-TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
+TASK_TITLES = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
@@ -58,7 +58,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
     lines = _read_metrics(metrics_file)
-    tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
+    tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
         image_file.unlink(missing_ok=True)
         return
@@ -79,7 +79,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
             panel.set_ylabel(label)
             if measure == "accuracy":
                 panel.yaxis.set_major_formatter(PercentFormatter(1))
-        panels[f"{task}_loss"].set_title(TASKS[task], **TITLE)
+        panels[f"{task}_loss"].set_title(TASK_TITLES[task], **TITLE)
         panels[f"{task}_accuracy"].tick_params(labelbottom=True)  # narrower than the panels below
     for name in conditions:
         curve = _curve(lines, name, unit)

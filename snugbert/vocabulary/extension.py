@@ -19,7 +19,7 @@ from snugbert.checkpoints.loading import SPECIAL_TOKEN_NAMES
 from snugbert.checkpoints.reading import CLASSES, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.errors import InputError
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
-from snugbert.vocabulary.learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
+from snugbert.vocabulary.learning import KINDS, Merge, TokenizerKind, make_tokenizer, merge_pairs
 
 # While merging, the old token with id `i` is the character `chr(FIRST_CHARACTER + i)`. None of these is a space.
 FIRST_CHARACTER = 0x10000
@@ -41,7 +41,7 @@ class Extension(NamedTuple):
     merges: list[Merge]
 
 
-def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
+def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[TokenizerKind, dict[str, Any]]:
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
     Exception: RoBERTa's tokenizer puts no space before the first word of a text.
@@ -148,7 +148,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
         extension: from [`learn_extension`].
         name: name of the old tokenizer, for messages.
     """
-    kind, settings = read_settings(tokenizer, name)
+    kind, settings = read_tokenizer_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
     vocabulary = tokenizer.get_vocab() | new
     options: dict[str, Any] = {token_name: getattr(tokenizer, token_name) for token_name in SPECIAL_TOKEN_NAMES}

@@ -29,8 +29,8 @@ from snugbert.data.languages import DEFAULT, primary_language
 from snugbert.errors import InputError
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 
-Kind = Literal["wordpiece", "bpe", "byte-bpe"]
-KINDS: tuple[Kind, ...] = ("wordpiece", "bpe", "byte-bpe")
+TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
+KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
 # These get ids 0 to 4. Google's vocabularies have them at 0 and 100 to 103, between [unused] tokens. Readers look them
@@ -60,7 +60,7 @@ _BETWEEN_CHUNKS = re.compile(r"(?<=\S) (?=\S)")
 
 
 def make_tokenizer(
-    kind: Kind,
+    kind: TokenizerKind,
     tokens: Sequence[str] = SPECIAL_TOKENS,
     merges: Sequence[Merge] = (),
     do_lower_case: bool | None = None,
@@ -191,7 +191,7 @@ def learn_tokens(
     words: Counter[str],
     vocab_size: int,
     min_frequency: int = 2,
-    kind: Kind = "wordpiece",
+    kind: TokenizerKind = "wordpiece",
 ) -> tuple[list[str], list[Merge]]:
     """Learns a vocabulary with the tokenizers library's BPE trainer, which its WordPiece trainer uses as well.
 
@@ -306,7 +306,7 @@ _composed = normalizers.NFC()  # so that a letter and its accent are compared as
 _without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), _composed])
 
 
-def default_casing(language: str | None, kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
+def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings for case and accents: the given ones, and defaults for the language.
 
     Args:

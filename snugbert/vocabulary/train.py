@@ -35,13 +35,13 @@ from snugbert.vocabulary.extension import (
     extend_tokenizer,
     learn_extension,
     load_init_model,
-    read_settings,
+    read_tokenizer_settings,
     tokens_per_word,
 )
 from snugbert.vocabulary.learning import (
     MANY_ACCENTS,
-    Kind,
     TextSample,
+    TokenizerKind,
     count_words,
     default_casing,
     learn_tokens,
@@ -123,7 +123,7 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
 
 def _learn(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
     """Learns a new tokenizer. Also returns flags of `snugbert pretrain` that name it and a model."""
-    kind: Kind = args.model or "wordpiece"  # type: ignore[assignment]
+    kind: TokenizerKind = args.model or "wordpiece"  # type: ignore[assignment]
     casing = default_casing(args.language, kind, args.casing)
     words = count_words(sample.lines, make_tokenizer(kind, **casing))
     tokens, merges = learn_tokens(words, args.vocab_size, args.min_frequency, kind)
@@ -158,7 +158,7 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
     """Extends the tokenizer of `init`, and its model if there is one. Also returns flags as `_learn` does."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
-    kind, settings = read_settings(old, name)
+    kind, settings = read_tokenizer_settings(old, name)
     language = choose_language(args.language, [stored_in_tokenizer(old, name)])
     _check_init(args, old, name, kind, settings)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
@@ -205,7 +205,7 @@ def _extend_and_save(model: PreTrainedModel, extension: Extension, folder: Path)
 
 
 def _check_init(
-    args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: Kind, settings: dict[str, Any]
+    args: VocabularyArguments, old: PreTrainedTokenizerBase, name: str, kind: TokenizerKind, settings: dict[str, Any]
 ) -> None:
     """Raises an [`InputError`] if an argument contradicts the tokenizer to extend."""
     if args.model not in (None, kind):

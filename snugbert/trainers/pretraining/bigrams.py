@@ -205,7 +205,7 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
         InputError: the configuration does not allow such weights, or the text has no bigrams.
     """
     config: SnugBertConfig = model.config
-    check_config(config)
+    check_bigram_config(config)
     rng = np.random.default_rng(seed)
     frequencies, sides = _count_text(corpus, config.vocab_size)
     first = _fit_first_layer(config, frequencies, sides, rng)
@@ -230,7 +230,7 @@ def share_weights(model: torch.nn.Module, device: torch.device) -> None:
         weights.data.copy_(broadcast(weights.data.to(device)))
 
 
-def check_config(config: SnugBertConfig) -> None:
+def check_bigram_config(config: SnugBertConfig) -> None:
     """Checks that [`initialize_from_bigrams`] works for this configuration.
 
     Raises:

@@ -31,10 +31,10 @@ from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
-from snugbert.trainers.pretraining.bigrams import check_config, initialize_from_bigrams, share_weights
+from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
-from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
+from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
@@ -92,7 +92,7 @@ def pretrain(
         _check_config(data_args, teacher_config, model_args.teacher_name_or_path)
     _check_config(data_args, config, str(model_args.model_name_or_path or model_args.config_name))
     if data_args.bigram_init:
-        check_config(config)
+        check_bigram_config(config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
@@ -341,7 +341,7 @@ def _prepare_data(
                 phase.max_seq_length,
                 phase.steps * phase.batch_size / len(phase.dataset),
             )
-        settings = collect_data_settings(train_corpus, phases, data_args, training_args)
+        settings = collect_example_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
             check_data_settings(checkpoint, settings)
         data = data._replace(phases=phases, settings=settings)

@@ -155,7 +155,7 @@ def measure_coverage(corpus: Corpus, table: np.ndarray, unused: Sequence[int] = 
 
     Args:
         corpus: the corpus.
-        table: the examples of an epoch, in the order of the text. *Shape:* (examples,), [`ROW`]
+        table: the examples of an epoch, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
         unused: rows that do not count.
     """
     block_starts = np.cumsum([0, *(len(block.tokens) for block in corpus.blocks)])

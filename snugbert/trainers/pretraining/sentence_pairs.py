@@ -167,7 +167,7 @@ SHORTEST_SEGMENT = 4  # tokens; the end of a sentence needs some context to be u
 # An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
 # and the label: 0 if the second span follows the first, 1 if it is random or precedes it. A block has fewer than 2^32
 # tokens, an example fewer than 2^16.
-ROW = np.dtype(
+EXAMPLE = np.dtype(
     [
         *[("block", "<u4"), ("start", "<u4"), ("length", "<u2")],
         *[("second_block", "<u4"), ("second_start", "<u4"), ("second_length", "<u2")],
@@ -217,7 +217,7 @@ def cut_pairs(
             sentences but were split between two, the ends of swapped segments would reveal the label.
 
     Returns:
-        Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`ROW`]
+        Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`EXAMPLE`]
     """
     longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
     places = rank_places(block, token_kinds)
@@ -234,7 +234,7 @@ def cut_pairs(
         else:
             pairs += [(-end, -middle, -start) for start, middle, end in cutter.cut([-at for at in reversed(document)])]
     starts, middles, ends = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
-    table = np.zeros(len(pairs), dtype=ROW)
+    table = np.zeros(len(pairs), dtype=EXAMPLE)
     table["block"] = table["second_block"] = block_index
     table["start"], table["length"] = starts, middles - starts
     table["second_start"], table["second_length"] = middles, ends - middles
@@ -422,7 +422,7 @@ def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_
         max_seq_length: tokens of the longest example, including [CLS], the final [SEP] and a [SEP] between documents.
 
     Returns:
-        Rows with one span. *Shape:* (examples,), [`ROW`]
+        Rows with one span. *Shape:* (examples,), [`EXAMPLE`]
     """
     sentences, documents = block.sentences.tolist(), block.sentences[block.documents].tolist()
     ranks = rank_places(block, token_kinds).tobytes()
@@ -442,4 +442,4 @@ def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_
             end = _find_place(ranks, range(start + room, start + room // 2, -1))
         examples.append((block_index, start, end - start, 0, 0, 0, 0))
         start = end
-    return np.array(examples, dtype=ROW)
+    return np.array(examples, dtype=EXAMPLE)
