@@ -1,5 +1,6 @@
-"""What the log says about a run: the recipe that fits it, what to expect, a warning if it stays near the frequency
-baseline, and how much of the text an epoch shows.
+"""What a run logs besides its metrics: the recipe that fits, what to expect, and how much of the text an epoch shows.
+
+It also warns once if the run stays near the frequency baseline.
 """
 
 import logging
