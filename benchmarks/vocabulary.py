@@ -44,7 +44,7 @@ from snugbert.vocabulary.learning import (
     ALPHABET_SIZE,
     KINDS,
     SPECIAL_TOKENS,
-    Kind,
+    TokenizerKind,
     count_words,
     learn_tokens,
     make_tokenizer,
@@ -77,7 +77,7 @@ def train(row: str, side: str, args: argparse.Namespace) -> PreTrainedTokenizerB
         words = count_words(lines, old)
         extension = learn_extension(words, old, args.init_vocab_size - len(old))
         return extend_tokenizer(old, extension, args.init)
-    kind: Kind = row  # type: ignore[assignment]
+    kind: TokenizerKind = row  # type: ignore[assignment]
     tokenizer = make_tokenizer(kind)
     if side == "ours":
         words = count_words(lines, tokenizer)
