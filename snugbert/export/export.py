@@ -35,7 +35,7 @@ from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tok
 from snugbert.json_files import check_unicode, read_json
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import TASKS, find_task
-from snugbert.tasks.base import make_validation_set
+from snugbert.tasks.base import make_evaluation_set
 from snugbert.tasks.outputs import Logits, Output
 from snugbert.writing import writing
 
@@ -313,7 +313,7 @@ def make_score(
         assert embed is not None
         return _make_similarity_score(file, embed)
     task = task_class(validation_file=str(file), **data)
-    validation = make_validation_set(task, checkpoint.config, tokenizer)
+    validation = make_evaluation_set(task, checkpoint.config, tokenizer)
 
     def score_run(run: Run) -> dict[str, float]:
         logits = _compute_logits(run, validation.features.inputs, tokenizer, names, task.output)

@@ -1,7 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -12,12 +12,28 @@ from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 SWEEPS = ("paper", "fixed", "stable")
 STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
 # With 16 labels, an epoch is one step, and 20 steps are too few.
 STABLE_STEPS = 100
 STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
+# Besides those of every run, these must not change when a run resumes.
+COMPARED_SETTINGS = (
+    "reinit_layers",
+    "layerwise_lr_decay",
+    "freeze_embeddings",
+    "freeze_layers",
+    "unfreeze_after_steps",
+    "class_weights",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "data_seed",
+    "train_sampling_strategy",
+)
 
 
 @dataclass
@@ -33,7 +49,10 @@ class FineTunedModelArguments(StudentArguments):
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
     )
 
-    is_teacher = False  # not an argument: see `as_teacher`
+    # Not arguments of a command. None: they are loaded.
+    is_teacher = False  # see `as_teacher`
+    model: ClassVar["PreTrainedModel | None"] = None
+    tokenizer: ClassVar["PreTrainedTokenizerBase | None"] = None
 
     def __post_init__(self):
         missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None

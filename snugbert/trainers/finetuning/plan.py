@@ -17,9 +17,9 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.reports.results import write_atomically
 from snugbert.reports.score_plots import remove_plots
-from snugbert.trainers.finetuning.fine_tune import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.output_folder import list_run_files, remove_run
 from snugbert.trainers.processes import wait_for_all
 

@@ -18,14 +18,13 @@ from transformers import TrainerCallback
 import snugbert
 from snugbert import SnugBertConfig, SnugBertForSequenceClassification
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.fine_tune import class_weights
+from snugbert.trainers.finetuning.class_weights import class_weights
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import (
     DivergedError,
     FineTuningTrainer,
-    find_depths,
-    reinitialize_layers,
 )
+from snugbert.trainers.finetuning.layers import find_depths, reinitialize_layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -53,7 +52,7 @@ def model_with_gradients(trainer: FineTuningTrainer) -> torch.nn.Module:
 def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, tokenizer, tmp_path):
     """The last of six accumulated batches has 5 of 45 examples. A mean of means would weight it too much."""
     models = [
-        model_with_gradients(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
+        model_with_gradients(new_trainer(head, tokenizer, tmp_path, class_weights=weights, **settings))
         for settings in (
             {"per_device_train_batch_size": 45},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
@@ -80,7 +79,13 @@ def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
     np.testing.assert_allclose(class_weights("balanced", task), expected_token_weights, rtol=1e-6)
 
     trainer = new_trainer(
-        "ForSequenceClassification", tokenizer, tmp_path, data, balanced, per_device_train_batch_size=45, max_steps=1
+        "ForSequenceClassification",
+        tokenizer,
+        tmp_path,
+        data,
+        class_weights="balanced",
+        per_device_train_batch_size=45,
+        max_steps=1,
     )
     loss = trainer.train().training_loss
     model = new_model("ForSequenceClassification").eval()
