@@ -1,4 +1,4 @@
-"""Reads the arguments of a command into dataclasses, as in transformers' own example scripts.
+"""Reads the arguments of a command into dataclasses, as in transformers' own example scripts, and suggests commands.
 
 `--config FILE.yaml` reads the same arguments from a file. The command line takes precedence.
 """
@@ -6,8 +6,10 @@
 import json
 import logging
 import re
+import shlex
 from argparse import Action, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -230,3 +232,27 @@ def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         line = node.start_mark.line + 1
         raise InputError(f"--config: {file}, line {line}: invalid value ({error}).") from error
+
+
+def format_command(command: str, flags: Mapping[str, Any]) -> str:
+    """Returns a command line to copy. A flag may have a list of values."""
+    words = ["snugbert", command]
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(each).lower() if isinstance(each, bool) else str(each) for each in values)]
+    return shlex.join(words)
+
+
+def changed_flags(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the values of the flags `names` that differ from their defaults.
+
+    Args:
+        arguments: an instance of a dataclass of arguments.
+        names: names of its fields.
+    """
+    changed = {}
+    for field in fields(arguments):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in names and getattr(arguments, field.name) != default:
+            changed[field.name] = getattr(arguments, field.name)
+    return changed

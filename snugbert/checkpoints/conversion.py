@@ -21,7 +21,8 @@ import torch
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import check_vocabulary, check_words
+from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
+from snugbert.checkpoints.loading import check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     FILES,
@@ -31,20 +32,14 @@ from snugbert.checkpoints.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
-from snugbert.checkpoints.vocab_txt import is_uncased, write_vocab_txt
 from snugbert.command_line import ArgumentParser, get_hub_arguments
 from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
-from snugbert.json_files import read_json
+from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert.writing import writing
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TARGETS = ("snugbert", "bert", *FAMILY_TYPES)
-# Largest accepted difference of outputs. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
-TOLERANCE = 1e-6
-# Heads whose outputs have one value or row per token.
-TOKEN_HEADS = ("ForQuestionAnswering", "ForReplacedTokenDetection")
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -299,7 +294,7 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
     TensorFlow checkpoints, stock BERT runs the weights that were read.
 
     Raises:
-        InputError: the outputs differ by more than `TOLERANCE`.
+        InputError: the outputs differ by more than `FLOAT64_TOLERANCE`.
     """
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
@@ -312,26 +307,19 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
             options["key_mapping"] = {f"^{re.escape(checkpoint.prefix)}": ""}
         source = source_class.from_pretrained(checkpoint.folder, config=config, dtype=dtype, **options)
     inputs = _example_batch(checkpoint)
-    with torch.no_grad():
-        expected = source.double().eval()(**_adapt(inputs, checkpoint, kind))
-        del source  # saves memory: float64 doubles the size
-        model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
-        outputs = model.double().eval()(**_adapt(inputs, checkpoint, to))
-    difference = torch.zeros(())
-    for name, tensor in expected.items():
-        theirs, ours = tensor, outputs[name]
-        if tensor.dim() == 3 or head in TOKEN_HEADS:  # outputs at padding are undefined
-            token_mask = inputs["attention_mask"].bool()
-            theirs, ours = theirs[token_mask], ours[token_mask]
-        difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
-    if not difference <= TOLERANCE:
+    expected = run_in_torch(source.double().eval())(_adapt(inputs, checkpoint, kind))
+    del source  # saves memory: float64 doubles the size
+    model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
+    outputs = run_in_torch(model.double().eval())(_adapt(inputs, checkpoint, to))
+    difference, _ = find_difference([(inputs, expected, outputs)], head)
+    if difference > FLOAT64_TOLERANCE:
         raise InputError(
             f"{checkpoint.folder}: the converted model's outputs differ by {difference:.1e}. Nothing was written."
         )
-    return float(difference)
+    return difference
 
 
-def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def _example_batch(checkpoint: Checkpoint) -> Batch:
     """Draws three sequences with padding, all segments, and positions up to the last. The seed is fixed."""
     config = checkpoint.config
     length = min(24, config.max_position_embeddings)
@@ -339,21 +327,22 @@ def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     lengths = torch.tensor([length, (length + 1) // 2, 1]).view(*shape[:-1], 1)
     columns = torch.arange(length).expand(shape)
     generator = torch.Generator().manual_seed(0)
-    return {
+    batch = {
         "input_ids": torch.randint(config.vocab_size, shape, generator=generator),
         "attention_mask": (columns < lengths).long(),
         "token_type_ids": (columns * config.type_vocab_size).div(length, rounding_mode="floor"),
         "position_ids": torch.linspace(0, config.max_position_embeddings - 1, length).long().expand(shape),
     }
+    return {name: values.contiguous().numpy() for name, values in batch.items()}
 
 
-def _adapt(inputs: dict[str, torch.Tensor], checkpoint: Checkpoint, kind: str) -> dict[str, torch.Tensor]:
+def _adapt(inputs: Batch, checkpoint: Checkpoint, kind: str) -> Batch:
     """Returns the inputs in the form that a kind of model needs."""
     inputs = dict(inputs)
     if kind == "distilbert":
         del inputs["token_type_ids"]
         # DistilBERT's multiple choice head flattens all other inputs, but not positions.
-        inputs["position_ids"] = inputs["position_ids"].flatten(0, -2)
+        inputs["position_ids"] = inputs["position_ids"].reshape(-1, inputs["position_ids"].shape[-1])
     elif kind in ROBERTA_TYPES:
         assert checkpoint.config.pad_token_id is not None
         inputs["position_ids"] = inputs["position_ids"] + checkpoint.config.pad_token_id + 1

@@ -33,7 +33,7 @@ from snugbert.checkpoints.weight_files import (
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
 from snugbert.errors import InputError, shorten
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert_arguments import explain_folder
 
 # Head -> its parts in addition to the encoder.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.json_files import parse_json, read_json
+from snugbert.files import parse_json, read_json
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder

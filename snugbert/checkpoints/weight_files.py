@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers.trainer_pt_utils import safe_globals
 
 from snugbert.errors import InputError, shorten
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 
 # Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
 NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"

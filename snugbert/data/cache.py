@@ -12,17 +12,15 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.digests import hash_json, hash_tokenizer
-from snugbert.data.part_files import read_origin
-from snugbert.data.preparation import prepare_parts
-from snugbert.data.text_arguments import TextArguments
-from snugbert.data.text_parts import keep_all, plan_parts
+from snugbert.data.corpus import Corpus, open_corpus, read_origin
+from snugbert.data.data_arguments import TextArguments
+from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
+from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
+from snugbert.files import LockTaken, hash_json, lock_file
 from snugbert.progress import format_bytes
 
 FOLDER = re.compile(r"[0-9a-f]{32}")
@@ -185,8 +183,8 @@ def _remove(folder: Path) -> int:
         try:
             for file in files:
                 if LOCK.fullmatch(file.name):
-                    locks.enter_context(FileLock(file.path, timeout=0))
-        except Timeout as error:
+                    locks.enter_context(lock_file(Path(file.path), seconds=0))
+        except LockTaken as error:
             raise InputError("a process is preparing it") from error
         for file in files:
             os.unlink(file.path)

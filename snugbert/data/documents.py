@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet
 import sentencex
 
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
-from snugbert.data.text_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog, read_numbered_lines
 from snugbert.errors import InputError
 from snugbert_arguments import explain_files

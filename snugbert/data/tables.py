@@ -14,8 +14,8 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
+from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
-from snugbert.data.text_arguments import OnBadText
 from snugbert.data.text_lines import (
     LONGEST_LINE,
     LONGEST_LINE_OF_JSON,
@@ -24,7 +24,7 @@ from snugbert.data.text_lines import (
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count
-from snugbert.json_files import parse_json
+from snugbert.files import parse_json
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import IO
 
 import pyarrow
 
-from snugbert.data.text_arguments import OnBadText
+from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count
 
 # Limits in bytes. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size
@@ -59,6 +59,10 @@ class ReadingLog:
         yield
         self._read_before += tell()
         self._tell = lambda: 0
+
+    def skip(self, amount: int) -> None:
+        """Adds text to `position` that is not read, because it was prepared earlier."""
+        self._read_before += amount
 
     def leave_out(self, source: Path | str, place: str, problem: str) -> None:
         """Counts a line or row that is left out.

@@ -34,12 +34,12 @@ from snugbert.evaluation.evaluation_report import (
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs
+from snugbert.files import writing
+from snugbert.progress import format_duration
 from snugbert.reports.cards import package_versions
 from snugbert.reports.evaluation_plots import PLOT_NAME, draw_minimal_pairs
 from snugbert.reports.pretrained_card import metric_eval_results
-from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.pretraining.corpora import join_names
-from snugbert.writing import writing
 
 
 class _Section(NamedTuple):

@@ -12,9 +12,9 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from snugbert.errors import InputError, format_count
 from snugbert.evaluation.held_out_text import TextResults
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
+from snugbert.files import write_atomically
 from snugbert.reports.cards import eval_result, table
 from snugbert.reports.pretrained_card import format_results
-from snugbert.reports.results import write_atomically
 from snugbert.trainers.pretraining.baselines import format_comparison
 
 RESULTS_NAME = "results.json"

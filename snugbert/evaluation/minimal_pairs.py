@@ -20,7 +20,7 @@ from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import content_error, read_numbered_lines
 from snugbert.errors import InputError
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
-from snugbert.json_files import check_unicode
+from snugbert.files import check_unicode
 
 # BLiMP's columns.
 GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"

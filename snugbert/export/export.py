@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
+from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
 from snugbert.checkpoints.loading import max_tokens
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, read_checkpoint
@@ -27,12 +27,11 @@ from snugbert.checkpoints.sentence_transformers_files import (
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.errors import InputError
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.export.engine import Dtype, ExportSource
 from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
 from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
-from snugbert.json_files import read_json
+from snugbert.files import read_json, writing
 from snugbert.reports.exported_card import write_card
-from snugbert.writing import writing
 
 # Target -> its module.
 ENGINES = {
@@ -107,8 +106,8 @@ def export(
 
     Raises:
         InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
-            finite, or in float32 the outputs differ by more than `TOLERANCE`, times the largest value of the output if
-            that exceeds 1. Nothing is written.
+            finite, or in float32 the outputs differ by more than `FLOAT32_TOLERANCE`, times the largest value of the
+            output if that exceeds 1. Nothing is written.
     """
     engine = _import_engine(to)
     files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
@@ -152,11 +151,12 @@ def export(
         texts = make_texts(tokenizer, limit) + (read_texts(text_file) if text_file else [])
         model.set_attn_implementation("sdpa")  # what users run
         original, run = run_in_torch(model), engine.load(written)
-        difference, relative = find_difference(original, run, batches(texts), checkpoint.head)
-        if not difference < float("inf") or (dtype == "float32" and relative > TOLERANCE):
+        outputs = ((batch, original(batch), run(batch)) for batch in batches(texts))
+        difference, relative = find_difference(outputs, checkpoint.head)
+        if not difference < float("inf") or (dtype == "float32" and relative > FLOAT32_TOLERANCE):
             raise InputError(
                 f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}, and relative to the "
-                f"largest value by {relative:.1e}. The limit is {TOLERANCE:.0e}. Nothing was written."
+                f"largest value by {relative:.1e}. The limit is {FLOAT32_TOLERANCE:.0e}. Nothing was written."
             )
         before, after = (score(original), score(run)) if score else ({}, {})
         done = Export(

@@ -32,7 +32,7 @@ from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.conll import NerSplit, Sentence
 from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
 from snugbert.errors import InputError
-from snugbert.json_files import check_unicode, read_json
+from snugbert.files import check_unicode, read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.question_answerer import QuestionAnswerer
 from snugbert.tasks.classification import decode_logits, name_answers

@@ -15,11 +15,11 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME
 
 from snugbert.errors import InputError
+from snugbert.files import writing
 from snugbert.trainers.manifest import check_checkpoint, publish
 from snugbert.trainers.output_folder import UNFINISHED
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import read_state
-from snugbert.writing import writing
 
 RESUME = "resume with --resume_from_checkpoint true"
 

@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import CONFIG_NAME
 
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
 MANIFEST_NAME = "manifest.json"

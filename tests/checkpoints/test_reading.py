@@ -224,7 +224,7 @@ CASES = {
     "not finite": (
         {},
         weights(lambda tensors: tensors["classifier.bias"].fill_(torch.nan)),
-        "differ by nan. Nothing was written",
+        "differ by inf. Nothing was written",
     ),
 }
 

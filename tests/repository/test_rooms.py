@@ -19,13 +19,10 @@ LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 # What is left to change. This list only gets shorter.
 TO_DO = {
-    "snugbert.checkpoints.comparing -> snugbert.export.engine",
     "snugbert.data.conll -> snugbert.tasks.entity_tags",
     "snugbert.data.conll -> snugbert.tasks.tagging_arguments",
     "snugbert.data.squad -> snugbert.tasks.question_answering_arguments",
     "snugbert.data.squad -> snugbert.tasks.question_windows",
-    "snugbert.progress -> snugbert.data.text_lines",
-    "snugbert.progress -> snugbert.trainers.log_lines",
     "snugbert.reports.exported_card -> snugbert.checkpoints.loading",
     "snugbert.reports.exported_card -> snugbert.checkpoints.sentence_transformers_files",
     "snugbert.reports.exported_card -> snugbert.export.export",
@@ -33,7 +30,6 @@ TO_DO = {
     "snugbert.reports.pretrained_card -> snugbert.trainers.output_folder",
     "snugbert.reports.pretrained_card -> snugbert.trainers.pretraining.baselines",
     "snugbert.reports.results -> snugbert.tasks.base",
-    "snugbert.reports.results -> snugbert.trainers.log_lines",
     "snugbert.reports.training_plots -> snugbert.trainers.pretraining.training_log",
     "snugbert.tasks.base -> snugbert.trainers.finetuning.finetuning_arguments",
     "snugbert.tasks.base -> snugbert.trainers.finetuning.soft_targets",
