@@ -30,7 +30,8 @@ from snugbert.checkpoints.reading import CLASSES, HEADS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.conll import NerSplit, Sentence
-from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
+from snugbert.data.packed_batches import pack
+from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.errors import InputError
 from snugbert.files import check_unicode, read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments

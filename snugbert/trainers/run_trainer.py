@@ -23,8 +23,8 @@ from transformers.utils import PushInProgress
 from snugbert import cuda_graphs
 from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.packed_batches import OWN_MODELS, TokenBudgetDataset, pads_in_attention
-from snugbert.data.row_sizes import FillRows
+from snugbert.data.packed_batches import TokenBudgetDataset
+from snugbert.data.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
