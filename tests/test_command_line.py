@@ -65,7 +65,6 @@ def test_a_type_error_is_the_fault_of_a_json_argument_or_a_defect():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train_file: &a [x]\noptim_args: *a", r"run.yaml uses YAML aliases \(\*name\). Write out the values"),
         ("train_file: [x, --trust_remote_code]", "the value of train_file begins with --"),
         ("trust_remote_code=true: []", "run.yaml must contain only `name: value` lines"),
         ("yes: {a: 1}", "run.yaml, line 1: unknown argument yes.$"),
@@ -74,7 +73,6 @@ def test_a_type_error_is_the_fault_of_a_json_argument_or_a_defect():
         ("? [a]\n: 1", "run.yaml must contain only `name: value` lines"),
         ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: invalid value"),
         ("train_file: a\noptim_args: {a: 2020-01-01}", "run.yaml, line 2: invalid value"),
-        ("optim_args: " + "[" * 5000 + "]" * 5000, "run.yaml is nested too deeply"),
         ("optim_args: {a", "run.yaml is not a YAML file"),
     ],
 )

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
-from snugbert.checkpoints.loading import check_vocabulary, check_words, is_uncased, write_vocab_txt
+from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     FILES,
@@ -42,16 +42,11 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 TARGETS = ("snugbert", "bert", *FAMILY_TYPES)
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    *VOCABULARY_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
     "merges.txt",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "spiece.model",
 )
 # Folders that `snugbert export` writes. The output replaces them, too, because servers prefer them.
 ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")

@@ -22,7 +22,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
-from snugbert.checkpoints.loading import check_repository
+from snugbert.checkpoints.loading import SENTENCEPIECE_FILES, check_repository
 from snugbert.checkpoints.weight_files import (
     NOT_NEEDED,
     find_prefix,
@@ -200,8 +200,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
     # The folders of sentence-transformers' modules, such as 1_Pooling, begin with a digit.
     download = functools.partial(snapshot_download, name, ignore_patterns="[!0-9]*/*", **hub)
     try:
-        files = ["*.json", "*.txt", "sentencepiece.bpe.model", "spm.model", "spiece.model", "model*.safetensors"]
-        files += ["README.md", "[0-9]*_[A-Z]*/*"]
+        files = ["*.json", "*.txt", *SENTENCEPIECE_FILES, "model*.safetensors", "README.md", "[0-9]*_[A-Z]*/*"]
         folder = Path(download(allow_patterns=files))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")

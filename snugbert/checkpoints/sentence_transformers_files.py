@@ -54,11 +54,7 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         modules = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
-    valid = isinstance(modules, list) and all(
-        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
-        for module in modules
-    )
-    if not valid or not modules or not _name(modules[0]).endswith("Transformer"):
+    if not modules or not _name(modules[0]).endswith("Transformer"):
         raise InputError(f"{file}: expected a list of modules with `type` and `path`, a Transformer first.")
     for module in modules:
         path = Path(module["path"])

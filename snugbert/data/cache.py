@@ -161,11 +161,7 @@ def _describe(folder: Path) -> tuple[str, str, str]:
             used = origin["settings"]
             settings = f"{used.get('language') or 'lines'}, {used.get('documents')}, tokenizer {used['tokenizer'][:8]}"
     text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
-    return state, _printable(text), _printable(settings)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return state, text, settings
 
 
 def _remove(folder: Path) -> int:

@@ -234,22 +234,14 @@ def read_origin(file: Path) -> Origin:
 
 def _parse_origin(schema: pa.Schema) -> Origin:
     try:
-        origin = json.loads((schema.metadata or {})[b"snugbert"])
-        settings, sources = origin["settings"], origin["sources"]
-        is_ours = settings["format"] == FORMAT and isinstance(settings["tokenizer"], str)
-        is_ours = is_ours and isinstance(sources, list) and len(sources) > 0 and all(map(_is_source, sources))
-    except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, or unexpected JSON
+        origin = json.loads(schema.metadata[b"snugbert"])
+        sources = [(source["name"], source["digest"]) for source in origin["sources"]]
+        is_ours = origin["settings"]["format"] == FORMAT and "tokenizer" in origin["settings"] and len(sources) > 0
+    except (ValueError, LookupError, TypeError):  # not JSON, or unexpected JSON
         is_ours = False
     if not is_ours:
         raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")
     return origin
-
-
-def _is_source(source: Any) -> bool:
-    match source:
-        case {"name": str(), "digest": str()}:
-            return all(isinstance(number, int) for number in source.get("identity", []))
-    return False
 
 
 def read_blocks(file: Path, vocab_size: int | None) -> list[Block]:

@@ -101,7 +101,7 @@ class ReadingLog:
     def _record_or_raise(self, source: Path | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):
             advice = "" if self.on_bad_text is None else f" To continue, set --on_bad_text {choices}."
-            raise content_error(source, f", {place}: {problem}{advice}")
+            raise InputError(f"{source}, {place}: {problem}{advice}")
         described = f"{source}, {place}: {problem}"
         self._first = self._first or described
         if self._report is not None:
@@ -154,7 +154,7 @@ def read_numbered_lines(
             for number, line in enumerate(lines, start=1):
                 if len(line) > longest:
                     advice = "Split it. In JSON, write one object per line"
-                    raise content_error(file, f", line {number}: longer than {longest >> 20} MiB. {advice}.")
+                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
                 text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
                 if text is not None:
@@ -174,26 +174,6 @@ def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
         previous = line
     if previous:
         yield previous
-
-
-def content_error(source: Path | str, message: str) -> InputError:
-    """Returns an error about the content of a file. If the file is compressed and damaged, the error says so instead.
-
-    A flipped bit turns text into other text. Only the checksum at the end of the file shows the damage.
-
-    Args:
-        source: the file, or the name of a dataset.
-        message: follows the source.
-    """
-    if isinstance(source, Path) and source.suffix in COMPRESSIONS:
-        try:
-            with source.open("rb") as raw:
-                stream = _decompress(raw, source)
-                while stream.read(2**20):
-                    pass
-        except DAMAGE as error:
-            return InputError(f"{source}: {_describe_damage(source, error)}")
-    return InputError(f"{source}{message}")
 
 
 def _decompress(raw: IO[bytes], file: Path) -> IO[bytes]:

@@ -1,6 +1,5 @@
 """A prepared corpus opens in other processes and libraries."""
 
-import json
 import pickle
 import random
 
@@ -165,7 +164,6 @@ def test_documents_out_of_order_a_missing_end_and_a_stray_part_are_refused(small
 ORIGINS = [
     "no JSON",
     "\xff",
-    "[" * 100_000,
     "[]",
     "null",
     '{"settings": 3}',
@@ -173,19 +171,12 @@ ORIGINS = [
 ]
 
 
-@pytest.mark.parametrize("change", [*ORIGINS, "tokenizer", "sources", "name", "identity"])
+@pytest.mark.parametrize("change", ORIGINS)
 def test_metadata_of_another_form_is_refused(small, words_tokenizer, change):
     """`prepare` replaces such a part only if it may."""
     expected = content(open_corpus(small.folder, words_tokenizer))
     schema = pa.ipc.open_stream(small.bytes).schema
-    origin = json.loads(schema.metadata[b"snugbert"])
-    if change == "tokenizer":
-        origin["settings"]["tokenizer"] = ["a list"]
-    elif change == "sources":
-        origin["sources"] = {"name": "text.txt"}
-    elif change in ("name", "identity"):
-        origin["sources"][0][change] = [["a", "list"]]
-    metadata = {b"snugbert": change.encode("latin-1") if change in ORIGINS else json.dumps(origin).encode()}
+    metadata = {b"snugbert": change.encode("latin-1")}
     header = schema.with_metadata(metadata).serialize().to_pybytes()
     small.file.write_bytes(header + small.bytes[len(schema.serialize()) :])
     with pytest.raises(InputError, match=r"is damaged \(not part of a corpus"):

@@ -4,7 +4,6 @@ Memory does not grow with the corpus. The examples of an epoch are made block by
 processes and data workers of a machine map into memory. Their order is a function, not a list.
 """
 
-import errno
 import functools
 import hashlib
 import json
@@ -28,7 +27,7 @@ from snugbert.data.cache import EPOCHS_FOLDER
 from snugbert.data.corpus import Block, Corpus
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
-from snugbert.files import lock_file, replacing
+from snugbert.files import NO_SPACE, lock_file, replacing
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     LABELED_ROWS,
@@ -238,7 +237,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
                                 old.unlink()
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            is_full = error.errno in NO_SPACE
             remedy = f" Each takes {ROW.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
             raise OSError(
                 f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}).{remedy}"
