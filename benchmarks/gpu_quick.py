@@ -28,10 +28,9 @@ from pathlib import Path
 
 from gpu_table import format_results
 
-# Seconds of each piece, estimated and not yet measured: 10 to start Python on a cold machine, then compiling without a
-# cache (about 80 in `correctness`, 50 to 90 in `steps`, 45 in `lengths`), and half a second to 6 seconds a row.
-# Unknowns come first, and correctness comes before speed.
-PLAN = {"products": 65, "correctness": 120, "steps": 150, "profile": 50, "lengths": 95}
+# Seconds of each piece. On an H100 without a cache, they took 60 (three rows were left), 98, 107, 39 and 101 s, which
+# includes 17 to 24 s to start Python. The rest is a margin. Unknowns come first, and correctness comes before speed.
+PLAN = {"products": 80, "correctness": 115, "steps": 125, "profile": 48, "lengths": 115}
 FINISHING = 10  # seconds for the compiler's cache and the table, all together
 SHORTEST = 15  # seconds that a new process needs to measure anything
 REPOSITORY = Path(__file__).parents[1]

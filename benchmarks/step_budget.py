@@ -54,13 +54,15 @@ from snugbert.trainers.pretraining.throughput import count_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
 SIZES = ((256, 128), (32, 128))  # pairs of at most 128 tokens
-# Milliseconds of a step on one H100, without clipping (benchmarks/results/gpu_h100_202611.md). SnugBERT's were
-# measured before queries, keys and values came from one product.
+# Milliseconds of a step on one H100, without clipping (benchmarks/results/gpu_quick_h100_202611.md). Compiled steps
+# ran in CUDA graphs.
 MEASURED = {
-    ("SnugBERT", 256): 65.5,
-    ("SnugBERT", 32): 25.6,
+    ("SnugBERT", 256): 64.0,
+    ("SnugBERT", 32): 25.2,
+    ("SnugBERT, compiled", 256): 51.6,
+    ("SnugBERT, compiled", 32): 10.9,
     ("stock BERT, sdpa", 256): 102.3,
-    ("stock BERT, sdpa", 32): 26.4,
+    ("stock BERT, sdpa", 32): 36.2,
 }
 VOCABULARY = 30_522
 LOGITS = {VOCABULARY, VOCABULARY + -VOCABULARY % kernels_snugbert.MULTIPLE}  # in a row, also with padding
@@ -447,8 +449,8 @@ def main(argv: list[str]) -> None:
             rows = format_rows(count_step(side, batches, args.layers))
             print(f"\n### {side}, {pairs} x {longest}\n\n{HEADER}\n|{' --- |' * 7}", *rows, sep="\n", flush=True)
             if (side, pairs) in MEASURED:
-                before = "" if side.startswith("stock") else ", before queries, keys and values came from one product"
-                print(f"\nMeasured on an H100{before}: {MEASURED[side, pairs]} ms")
+                graphs = ", in CUDA graphs" if "compiled" in side else ""
+                print(f"\nMeasured on an H100{graphs}: {MEASURED[side, pairs]} ms")
 
 
 if __name__ == "__main__":

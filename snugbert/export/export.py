@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
-from snugbert.checkpoints.loading import max_tokens
+from snugbert.checkpoints.loading import is_regression, max_tokens
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
@@ -23,6 +22,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     TRANSFORMER,
     find_model_folder,
     has_pooling,
+    is_cross_encoder,
     read_modules,
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
@@ -31,7 +31,7 @@ from snugbert.export.engine import Dtype, ExportSource
 from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
 from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
 from snugbert.files import read_json, writing
-from snugbert.reports.exported_card import write_card
+from snugbert.reports.exported_card import Export, Wrapper, write_card
 
 # Target -> its module.
 ENGINES = {
@@ -43,33 +43,6 @@ ENGINES = {
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
-
-
-@dataclass
-class Export:
-    """Result of an export.
-
-    Attributes:
-        engine: name and version of the engine.
-        model_class: class of the stock model in config.json.
-        dtype: dtype of the weights.
-        calibrated: whether ranges of activations were measured on text.
-        size: total size of the model files, in bytes.
-        difference: largest difference from the outputs of the SnugBERT model.
-        num_texts: number of texts that both ran on.
-        scores: metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
-        notes: sentences to show to the user.
-    """
-
-    engine: str
-    model_class: str
-    dtype: str
-    calibrated: bool
-    size: int
-    difference: float
-    num_texts: int
-    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def export(
@@ -172,8 +145,18 @@ def export(
             notes=[note for note in converted.notes if to == "bert" or note.startswith(MODULES)],
         )
         put_in_place(written, output_dir)
-        write_card(output_dir, source, source_name or str(source), model, to, done)
+        wrapper = _find_wrapper(source, checkpoint.head)
+        write_card(
+            output_dir, source, source_name or str(source), model, to, done, is_regression(model.config), wrapper
+        )
     return done
+
+
+def _find_wrapper(source: Path, head: str) -> Wrapper | None:
+    """Returns the class of sentence-transformers that opens a folder. None: it has no such files."""
+    if is_cross_encoder(source):
+        return "CrossEncoder"
+    return "SentenceTransformer" if read_modules(source) and head == "Model" else None
 
 
 def _check_arguments(to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any]) -> None:

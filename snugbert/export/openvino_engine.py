@@ -64,6 +64,7 @@ def load(folder: Path, threads: int | None = None, precision: str | None = "f32"
         folder: the folder of the exported model.
         threads: number of threads. None: the engine chooses.
         precision: precision of the computation. None: the engine chooses, which is bfloat16 on CPUs that have it.
+            Outputs then differ by 3e-2.
     """
     options = {"PERFORMANCE_HINT": "LATENCY"}
     if precision is not None:

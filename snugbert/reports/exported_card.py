@@ -1,8 +1,9 @@
 """The card of an exported model: what it is, how it differs from the original, and code that runs it."""
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
@@ -10,12 +11,9 @@ from transformers import PreTrainedModel
 
 from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier
 from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
-from snugbert.checkpoints.loading import is_regression
-from snugbert.checkpoints.sentence_transformers_files import is_cross_encoder, read_modules
 from snugbert.reports.cards import save_model_card, table
 
-if TYPE_CHECKING:
-    from snugbert.export.export import Export
+Wrapper = Literal["SentenceTransformer", "CrossEncoder"]
 
 EMBEDS = Head(
     "AutoModel",
@@ -85,8 +83,42 @@ BACKENDS = {
 }
 
 
+@dataclass
+class Export:
+    """Result of an export.
+
+    Attributes:
+        engine: name and version of the engine.
+        model_class: class of the stock model in config.json.
+        dtype: dtype of the weights.
+        calibrated: whether ranges of activations were measured on text.
+        size: total size of the model files, in bytes.
+        difference: largest difference from the outputs of the SnugBERT model.
+        num_texts: number of texts that both ran on.
+        scores: metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
+        notes: sentences to show to the user.
+    """
+
+    engine: str
+    model_class: str
+    dtype: str
+    calibrated: bool
+    size: int
+    difference: float
+    num_texts: int
+    scores: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
 def write_card(
-    output_dir: Path, source: Path, source_name: str, model: PreTrainedModel, to: str, done: "Export"
+    output_dir: Path,
+    source: Path,
+    source_name: str,
+    model: PreTrainedModel,
+    to: str,
+    done: Export,
+    is_regression: bool,
+    wrapper: Wrapper | None,
 ) -> None:
     """Writes README.md, with language and license of the original card. A card that the user wrote is not replaced.
 
@@ -97,9 +129,13 @@ def write_card(
         model: the original.
         to: the target.
         done: the export.
+        is_regression: whether the head predicts numbers.
+        wrapper: the class of sentence-transformers that opens the folder. None: it has no such files.
     """
     head = type(model).__name__.removeprefix("SnugBert")
-    text = _choose_text(head, source, model)
+    text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]
+    if head == "ForSequenceClassification":
+        text = classifier(is_regression, text_pairs=_reads_pairs(source) or None)
     base = _read_header(source)
     base_model, base_name = find_base_model(source_name)
     header = ModelCardData(
@@ -129,17 +165,15 @@ def write_card(
     if done.scores:
         rows = [(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()]
         sections.append(f"## Scores\n\n{table(('metric', 'original', f'exported, {done.dtype}'), rows)}")
-    sections.append(f"## How to run it\n\n{_write_code(source, output_dir.name, model, to, done.model_class)}")
+    inputs = TEXT_PAIRS if head == "ForSequenceClassification" and _reads_pairs(source) else INPUTS.get(head, TEXTS)
+    labels = _choose_labels(model, is_regression)
+    if wrapper is not None and to in BACKENDS:
+        code = _write_wrapper_code(wrapper, output_dir.name, to)
+    else:
+        code = _write_code(head, output_dir.name, to, done.model_class, inputs, labels)
+    sections.append(f"## How to run it\n\n{code}")
     sections.append(f"## Limitations\n\n{text.limits}")
     save_model_card(output_dir, header, sections)
-
-
-def _choose_text(head: str, source: Path, model: PreTrainedModel) -> Head:
-    if head == "Model" and read_modules(source):
-        return EMBEDS
-    if head == "ForSequenceClassification":
-        return classifier(is_regression(model.config), text_pairs=_reads_pairs(source) or None)
-    return HEADS[head]
 
 
 def _reads_pairs(source: Path) -> bool:
@@ -151,12 +185,12 @@ def _reads_pairs(source: Path) -> bool:
     return '"text_pair"' in text and 'classify("' not in text
 
 
-def _choose_labels(model: PreTrainedModel) -> str | None:
+def _choose_labels(model: PreTrainedModel, is_regression: bool) -> str | None:
     """Returns a key of `LABELS`. None: the model does not predict labels."""
     head = type(model).__name__.removeprefix("SnugBert")
     if head == "ForTokenClassification":
         return "tokens"
-    if head != "ForSequenceClassification" or is_regression(model.config):
+    if head != "ForSequenceClassification" or is_regression:
         return None
     return "text, several labels" if model.config.problem_type == "multi_label_classification" else "text"
 
@@ -168,16 +202,14 @@ def _read_header(source: Path) -> Any:
         return ModelCardData()
 
 
-def _write_code(source: Path, name: str, model: PreTrainedModel, to: str, model_class: str) -> str:
-    quoted, head = json.dumps(name), type(model).__name__.removeprefix("SnugBert")
-    wrapper = RERANK if is_cross_encoder(source) else EMBED if read_modules(source) and head == "Model" else None
-    if wrapper is not None and to in BACKENDS:
-        code = wrapper.format(name=quoted, backend=BACKENDS[to])
-        lowest = "4.1" if wrapper is RERANK else "3.2"
-        note = "" if to == "bert" else f"This needs sentence-transformers {lowest} to 5 and optimum.\n\n"
-        return f"{note}```python\n{code}\n```"
-    labels = _choose_labels(model)
-    inputs = TEXT_PAIRS if head == "ForSequenceClassification" and _reads_pairs(source) else INPUTS.get(head, TEXTS)
+def _write_wrapper_code(wrapper: Wrapper, name: str, to: str) -> str:
+    template, lowest = {"CrossEncoder": (RERANK, "4.1"), "SentenceTransformer": (EMBED, "3.2")}[wrapper]
+    note = "" if to == "bert" else f"This needs sentence-transformers {lowest} to 5 and optimum.\n\n"
+    return f"{note}```python\n{template.format(name=json.dumps(name), backend=BACKENDS[to])}\n```"
+
+
+def _write_code(head: str, name: str, to: str, model_class: str, inputs: str, labels: str | None) -> str:
+    quoted = json.dumps(name)
     tokenize = TOKENIZE.format(
         classes="AutoTokenizer" if labels is None else "AutoConfig, AutoTokenizer",
         name=quoted,

@@ -10,8 +10,6 @@ from snugbert.card_heads_snugbert import HEADS, how_to_load
 from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
 from snugbert.reports.cards import eval_result, save_model_card, table
 from snugbert.reports.training_plots import PLOT_NAME
-from snugbert.trainers.output_folder import GENERATOR_FOLDER
-from snugbert.trainers.pretraining.baselines import format_metric
 
 # Metrics in the table of results.
 METRICS = {
@@ -47,6 +45,7 @@ def write_pretraining_card(
     base_model: str | None = None,
     start_is_known: bool = True,
     head_name: str = "ForPreTraining",
+    generator_folder: str | None = None,
 ) -> None:
     """Writes `README.md` into the folder of the model. A card that a user wrote is kept, see [`save_model_card`].
 
@@ -65,6 +64,7 @@ def write_pretraining_card(
         base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
         start_is_known: whether `base_model` is known. Otherwise, the card does not say what training started from.
         head_name: the head, a key of `HEADS`.
+        generator_folder: subfolder of ELECTRA's generator. None: there is none.
     """
     head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
     base_id, start = find_base_model(base_model)
@@ -80,14 +80,14 @@ def write_pretraining_card(
         model_name=name,
         eval_results=results or None,
     )
-    load_generator = f'AutoModelForMaskedLM.from_pretrained({json.dumps(name)}, subfolder="{GENERATOR_FOLDER}")'
-    generator = [f"This loads the generator, which predicts masked tokens: `{load_generator}`."] if is_electra else []
+    load_generator = f'AutoModelForMaskedLM.from_pretrained({json.dumps(name)}, subfolder="{generator_folder}")'
+    generator = f"This loads the generator, which predicts masked tokens: `{load_generator}`."
     sections = [
         f"# {escape(name)}",
         f"A BERT encoder that {head.ability}. It was pretrained with SnugBERT"
         f"{f', starting from {escape(start)}' if start_is_known else ''}.",
         how_to_load(name, head, language),
-        *generator,
+        *([generator] if generator_folder else []),
         *([f"## Text\n\n{table(('text', 'source'), data.items())}"] if data else []),
         f"## Settings\n\n{table(('setting', 'value'), settings.items())}",
     ]
@@ -132,7 +132,11 @@ def format_results(
     """
     by = " (generator)" if "disc_accuracy" in metrics else ""
     rows = [
-        (description + by * name.startswith("mlm"), format_metric(metrics, name), format_metric(baselines, name))
+        (
+            description + by * name.startswith("mlm"),
+            format_pretraining_metric(metrics, name),
+            format_pretraining_metric(baselines, name),
+        )
         for name, description in METRICS.items()
         if name in metrics
     ]
@@ -144,3 +148,8 @@ def format_results(
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
         f"{token_frequencies}{pairs}.{tokens}\n\n{table(('', 'this model', 'baseline'), rows)}"
     )
+
+
+def format_pretraining_metric(metrics: Mapping[str, float], name: str) -> str:
+    """Formats a metric: a percentage or three decimals. Empty if it is missing."""
+    return format(metrics[name], ".1%" if name.endswith("accuracy") else ".3f") if name in metrics else ""

@@ -16,11 +16,11 @@ import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.reports.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
-from snugbert.trainers.pretraining.training_log import METRICS_NAME
 
 logger = logging.getLogger(__name__)
 
-PLOT_NAME = "training.png"  # in the output folder
+METRICS_NAME = "metrics.jsonl"  # in the output folder
+PLOT_NAME = "training.png"
 TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}

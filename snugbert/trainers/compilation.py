@@ -13,8 +13,9 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from snugbert import kernels_snugbert
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
-# Minimum number of forward and backward passes for which a fine-tuning run compiles by default. An estimate until it
-# is measured on a GPU: compiling takes a minute, and saves 3 ms in each pass of a small batch of BERT base.
+# Minimum number of forward and backward passes for which a fine-tuning run compiles by default. On an H100, compiling
+# took 21 s without a cache and 6 s with one, and saved 0.6 to 1.0 ms in each pass of 32 examples of BERT base in CUDA
+# graphs. It pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with one.
 COMPILE_PASSES = 20_000
 LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Volta and newer
 # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling. 8 by

@@ -13,7 +13,9 @@ from transformers.utils import strtobool
 from snugbert.errors import InputError
 from snugbert_arguments import explain_reporter
 
-DATA_WORKERS = 4  # processes that make batches, for each GPU
+# Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
+# Trainer would keep the loader of the first validation set and use it for the others.
+DATA_WORKERS = 4
 # Names of the precisions, and what the log says about them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",

@@ -19,6 +19,7 @@ SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
 DIGESTS = ("text", "data")  # settings of pretraining and of fine-tuning that map names to digests of the content
 
+# Without `tf32`, which is a property of the device: a CPU could not resume such a run.
 TRAINING_SETTINGS = (
     "optim",
     "optim_args",

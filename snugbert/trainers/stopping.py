@@ -1,4 +1,7 @@
-"""Stopping a run: on SIGTERM and Ctrl-C after a checkpoint, and with an error if the loss is not finite."""
+"""Stopping a run: on SIGTERM and Ctrl-C after a checkpoint, and with an error if the loss is not finite.
+
+transformers' own `enable_jit_checkpoint` waits on a timer in each process, and each saves on its own, at any step.
+"""
 
 import functools
 import logging

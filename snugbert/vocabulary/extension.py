@@ -3,6 +3,7 @@
 Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
 frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old ones. In the model, the
 embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
+In WordPiece, these are the tokens that the old tokenizer gives: any part of a longest-match segmentation is one, too.
 """
 
 import json
@@ -73,6 +74,7 @@ def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, 
             same_prefix = len({model.get("continuing_subword_prefix") for model in models}) == 1
             if same_words and same_type and same_prefix:
                 return kind, settings
+    # SentencePiece's unigram tokens have probabilities, and merging does not give any.
     raise InputError(
         f"--init: the tokenizer of {name} cannot be extended. Use a tokenizer of BERT, ELECTRA or RoBERTa, or one "
         "from `snugbert vocabulary`."

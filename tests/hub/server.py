@@ -1,7 +1,8 @@
 """An in-memory Hub on localhost. It answers the requests of `huggingface_hub` to push, list and load models.
 
 As on huggingface.co, a repository is a history of commits. Each commit is a complete set of files and never changes.
-Branches and tags point to commits. Weights use git-lfs. A private repository is invisible without its owner's token.
+Branches and tags point to commits. Weights use git-lfs, because the
+client's other protocol, xet, needs a server of its own. A private repository is invisible without its owner's token.
 
     with serve(tokens={"hf_secret": "org"}) as hub:
         ...  # a process with HF_ENDPOINT=hub.url and HF_TOKEN=hf_secret pushes to org/model

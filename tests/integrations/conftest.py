@@ -48,6 +48,7 @@ def checkpoints(minilm, data_dir, tmp_path_factory) -> dict[str, Path]:
     stock = transformers.BertForSequenceClassification.from_pretrained(
         minilm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
+    # After the first layers alone, [CLS] is the same for all texts.
     stock.bert.encoder.layer = torch.nn.ModuleList([stock.bert.encoder.layer[index] for index in (0, 4, 5)])
     stock.config.num_hidden_layers = 3
     for layer in (stock.bert.pooler.dense, stock.classifier):  # an untrained head would give all texts the same scores

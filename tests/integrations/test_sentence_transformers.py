@@ -71,7 +71,7 @@ def test_batches_packed_by_sentence_transformers(checkpoints, sentences):
 
 
 def test_packing_in_preprocess_changes_nothing(checkpoints, sentences, monkeypatch):
-    """docs/decisions/padding-of-sentence-transformers.md: it works, but saves no time."""
+    """docs/decisions/unpad-once.md: it works, but saves no time."""
     pairs = list(zip(sentences, reversed(sentences), strict=True))
     path = str(checkpoints["ours"] / "my-snugbert")
     encoder, classifier = SentenceTransformer(path), CrossEncoder(path)

@@ -1,5 +1,6 @@
 """Commands, flags, make targets, files and decisions in the documentation exist."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -68,28 +69,30 @@ def test_python_examples_compile(page):
         compile(block, page, "exec")
 
 
-def test_the_tree_has_every_file_of_the_package_and_no_other():
+def test_the_map_has_every_room_of_the_package_and_no_other():
     folders: list[str] = []
     shown = set()
     (tree,) = read_code("docs/explanation/code.md", "text")
-    for line in tree.splitlines():
-        indent, name = re.match(r"( *)(\S+)", line).groups()
+    for indent, name in re.findall(r"^((?:  ){0,2})(\w\S*)", tree, flags=re.MULTILINE):
         folders[len(indent) // 2 :] = [name]
         path = "".join(folders)
         assert (ROOT / path).exists(), path
         shown.add(path)
-    files = {
-        str(file.relative_to(ROOT))
-        for pattern in ("snugbert/**/*.py", "benchmarks/*.py", "examples/*.*", "*.py")
-        for file in ROOT.glob(pattern)
-        if file.name != "__init__.py" or file.parent == ROOT / "snugbert"
-    }
-    assert files <= shown, files - shown
+    package = ROOT / "snugbert"
+    rooms = {f"{file.parent.relative_to(ROOT)}/" for file in package.rglob("*.py")}
+    assert rooms == {path for path in shown if path.startswith("snugbert/")}
+    assert {file.name for file in ROOT.glob("*.py")} <= shown
+
+
+@pytest.mark.parametrize("folder", ["snugbert", "benchmarks", "examples"])
+def test_every_module_says_what_is_in_it(folder):
+    files = [*(ROOT / folder).rglob("*.py"), *ROOT.glob("*.py")]
+    assert not [file for file in files if not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))]
 
 
 def test_the_tour_of_the_code_names_files():
     rows = re.findall(r"^\| [^|]+\? \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/explanation/code.md"], flags=re.MULTILINE)
-    assert len(rows) == 7
+    assert len(rows) == 8
     for files, tests in rows:
         assert all((ROOT / "snugbert" / name).exists() for name in re.findall(r"`(.*?)`", files)), files
         assert all((ROOT / "tests" / name).exists() for name in re.findall(r"`(.*?)`", tests)), tests

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from snugbert.data.corpus import Corpus
+from snugbert.reports.pretrained_card import format_pretraining_metric
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import PAIR_TASKS, Objective
 
@@ -34,7 +35,7 @@ def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, fl
 
     Args:
         train: text that gives the frequencies, with add-one (Laplace) smoothing.
-        dataset: examples of the text to predict.
+        dataset: examples of the text to predict. Special tokens do not count, because they are never predicted.
 
     Returns:
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
@@ -107,11 +108,6 @@ def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, floa
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
     for name, text in names.items():
         if name in metrics:
-            cells = [format_metric(values, name) for values in (metrics, baselines)]
+            cells = [format_pretraining_metric(values, name) for values in (metrics, baselines)]
             lines.append(f"{text:<26}{cells[0]:>12}{cells[1]:>12}".rstrip())
     return "\n".join(lines)
-
-
-def format_metric(metrics: Mapping[str, float], name: str) -> str:
-    """Formats a metric: a percentage or three decimals. Empty if it is missing."""
-    return format(metrics[name], ".1%" if name.endswith("accuracy") else ".3f") if name in metrics else ""

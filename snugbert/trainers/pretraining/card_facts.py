@@ -12,6 +12,7 @@ from snugbert.data.languages import primary_language
 from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
 from snugbert.reports.pretrained_card import write_pretraining_card
+from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
@@ -66,6 +67,7 @@ def write_run_card(
         # A configuration has a name even if the weights are new.
         start_is_known=model_args is not None or not given,
         head_name=_find_head(trainer.model),
+        generator_folder=GENERATOR_FOLDER if isinstance(trainer.model, ElectraPair) else None,
     )
 
 

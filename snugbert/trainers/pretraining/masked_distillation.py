@@ -1,7 +1,9 @@
 """Distillation of a masked language model into a smaller one (DistilBERT: Sanh et al., 2019).
 
 The student learns from the text, as without a teacher, and also from two outputs of the teacher: its predictions of
-the masked tokens and its last hidden states. The teacher does not change.
+the masked tokens and its last hidden states. The teacher does not change. DistilBERT's authors compare predictions at
+all tokens by default. The vocabulary head is the most expensive part of a small model, so here it runs at masked
+tokens only, as with their `--restrict_ce_to_mask`.
 
 Shapes: B rows and L columns of a batch, T tokens, M masked tokens, V vocabulary size, H hidden size.
 """
@@ -101,8 +103,9 @@ def sum_soft_losses(
 ) -> torch.Tensor:
     """Adds up the Kullback-Leibler divergences of the student's predictions from the teacher's, in nats.
 
-    Its gradient is the gradient of cross entropy with soft targets. It is multiplied by the square of the temperature,
-    so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
+    Its gradient is the gradient of cross entropy with soft targets, but the sum is 0 if both models agree. It is
+    multiplied by the square of the temperature, so that its size does not depend on the temperature (Hinton et al.,
+    2015, section 2).
 
     Args:
         logits, teacher_logits: *Shape:* (M, V)

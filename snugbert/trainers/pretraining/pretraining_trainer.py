@@ -33,7 +33,7 @@ from snugbert.data.languages import DEFAULT, store_language
 from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
-from snugbert.reports.training_plots import DrawTraining, draw_log
+from snugbert.reports.training_plots import METRICS_NAME, DrawTraining, draw_log
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
 from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
@@ -59,7 +59,7 @@ from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.sharding import ProcessesTrainer
 from snugbert.trainers.pretraining.throughput import peak_flops
-from snugbert.trainers.pretraining.training_log import METRICS_NAME, MetricsFile, TrainingLog
+from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog
 from snugbert.trainers.run_setup import use_one_gpu
 from snugbert.trainers.run_trainer import SharedTrainer
 

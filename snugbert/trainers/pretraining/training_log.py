@@ -26,8 +26,6 @@ from snugbert.trainers.pretraining.objectives import (
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 from snugbert.trainers.pretraining.throughput import count_tokens, training_flops
 
-METRICS_NAME = "metrics.jsonl"  # in the output folder: one JSON object per log line
-
 # Sums since the last log line. The sums of the model stay on its device until they are needed.
 MODEL_SUMS = (
     *("mlm_loss", "mlm_correct", "nsp_loss", "nsp_correct"),
