@@ -25,7 +25,7 @@ from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_differ
 from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
-    FILES,
+    SENTENCE_TRANSFORMERS_FILES,
     copy_files,
     find_model_folder,
     has_pooling,
@@ -38,8 +38,8 @@ from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TARGETS = ("snugbert", "bert", *FAMILY_TYPES)
+WEIGHT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -52,7 +52,7 @@ TOKENIZER_FILES = (
 ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
-MODEL_FILES = (
+REPLACED_FILES = (
     "config.json",
     "model.safetensors",
     "model-*-of-*.safetensors",
@@ -61,7 +61,7 @@ MODEL_FILES = (
     "pytorch_model-*-of-*.bin",
     "pytorch_model.bin.index.json",
     *TOKENIZER_FILES,
-    *FILES,
+    *SENTENCE_TRANSFORMERS_FILES,
     *ENGINE_FOLDERS,
     *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
@@ -90,7 +90,7 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        to: one of `TARGETS`.
+        to: one of `CONVERTED_TYPES`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -127,8 +127,10 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
     parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=TARGETS, help="Target architecture.")
-    parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: the dtype of the input.")
+    parser.add_argument("--to", required=True, choices=CONVERTED_TYPES, help="Target architecture.")
+    parser.add_argument(
+        "--dtype", choices=WEIGHT_DTYPES, help="Dtype of the weights. Default: the dtype of the input."
+    )
     parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Maximum weight file size. Default: 5GB.")
     parser.add_argument(
         "--do_lower_case",
@@ -148,7 +150,7 @@ def main(argv: list[str]) -> None:
         fetch_checkpoint(args.input, **get_hub_arguments(args)),
         Path(args.output),
         args.to,
-        dtype=DTYPES.get(args.dtype),
+        dtype=WEIGHT_DTYPES.get(args.dtype),
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
@@ -184,8 +186,8 @@ def convert(
         source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
             sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
         output_dir: the folder to write. Other files in it are kept.
-        to: one of `TARGETS`. A SnugBERT folder contains SnugBERT's code, and loads with `trust_remote_code=True`. The
-            others need transformers only.
+        to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
+            `trust_remote_code=True`. The others need transformers only.
         dtype: dtype of the weights. None: the widest dtype in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
         do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
@@ -199,7 +201,7 @@ def convert(
         InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
             contains a model or cannot be written, or the outputs differ. Nothing is written.
     """
-    check_output_dir(source, output_dir, overwrite_output_dir)
+    check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
         del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
@@ -241,7 +243,7 @@ def convert(
     return done
 
 
-def check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
+def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
     """Checks that a model can be written to a folder.
 
     Raises:
@@ -252,7 +254,7 @@ def check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
         raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
     if output_dir.resolve() == folder.resolve():
         raise InputError(f"{output_dir}: input and output are the same folder. Choose another output folder.")
-    existing = [file.name for pattern in MODEL_FILES for file in output_dir.glob(pattern)]
+    existing = [file.name for pattern in REPLACED_FILES for file in output_dir.glob(pattern)]
     if existing and not overwrite:
         raise InputError(
             f"{output_dir}: already contains a model ({existing[0]}). Choose another folder, or "
@@ -270,7 +272,7 @@ def put_in_place(written: Path, output_dir: Path) -> None:
     folders |= {output_dir / name for name in ENGINE_FOLDERS}
     for folder in folders - {output_dir}:
         shutil.rmtree(folder, ignore_errors=True)
-    for pattern in MODEL_FILES:
+    for pattern in REPLACED_FILES:
         for file in output_dir.glob(pattern):
             file.unlink()
     for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):

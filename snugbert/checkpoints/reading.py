@@ -85,7 +85,7 @@ CLASSES["deberta-v2"]["ForMaskedLM"] = DebertaV2ForMaskedLM
 # ELECTRA's pretraining model is the discriminator.
 CLASSES["electra"]["ForReplacedTokenDetection"] = CLASSES["electra"].pop("ForPreTraining")
 # Name of a model class -> its head.
-HEADS = {model_class.__name__: head for classes in CLASSES.values() for head, model_class in classes.items()}
+HEADS_BY_CLASS = {model_class.__name__: head for classes in CLASSES.values() for head, model_class in classes.items()}
 MODEL_TYPES = ("snugbert", "bert", "distilbert", *FAMILY_TYPES)
 
 # Pattern -> replacement. All are applied to every name, in order.
@@ -120,7 +120,7 @@ TENSORFLOW_NAMES = (
     (r"/beta$", "/bias"),
     (r"/", "."),
 )
-NAMES = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
+NAMES_BY_KIND = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
 WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # model types whose encoder never has one
@@ -282,8 +282,8 @@ def build_model(
 
 
 def _choose_names(kind: str, tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, str]]:
-    if kind in NAMES:
-        return NAMES[kind]
+    if kind in NAMES_BY_KIND:
+        return NAMES_BY_KIND[kind]
     is_dense_classifier = any(name.startswith("classifier.out_proj.") for name in tensors)
     names = CLASSIFIER_NAMES | FAMILY_NAMES if is_dense_classifier else FAMILY_NAMES
     return (*names.items(), *BERT_NAMES)
@@ -316,7 +316,7 @@ def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | 
     architectures = values.get("architectures")
     if not architectures:
         return None
-    head = HEADS.get(architectures[0])
+    head = HEADS_BY_CLASS.get(architectures[0])
     if head in CLASSES[kind]:
         return head
     known = ", ".join(model_class.__name__ for model_class in CLASSES[kind].values())

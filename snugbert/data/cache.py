@@ -23,13 +23,13 @@ from snugbert.errors import InputError
 from snugbert.files import LockTaken, hash_json, lock_file
 from snugbert.progress import format_bytes
 
-FOLDER = re.compile(r"[0-9a-f]{32}")
-PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
-LOGITS = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
-LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
+CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
+PART_FILE = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
+LOCK_FILE = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
 EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
-TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
+TABLE_FILE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -132,7 +132,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
 def _list_logits(cache: Path) -> list[Path]:
     """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
-    return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS.fullmatch(file.name))
+    return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS_FILE.fullmatch(file.name))
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:
@@ -140,13 +140,13 @@ def _cached_folders(cache: Path) -> Iterator[Path]:
     if cache.is_dir():
         folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
         for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
-            if FOLDER.fullmatch(folder.name):
+            if CACHED_FOLDER.fullmatch(folder.name):
                 yield Path(folder)
 
 
 def _describe(folder: Path) -> tuple[str, str, str]:
     """Returns the state, the text and the settings of a folder of prepared text."""
-    parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
+    parts = [match for file in sorted(folder.iterdir()) if (match := PART_FILE.fullmatch(file.name))]
     finished = [part for part in parts if not part[2]]
     state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"
     sources: list[str] = []
@@ -171,14 +171,14 @@ def _remove(folder: Path) -> int:
     tables = [file for entry in epochs for file in os.scandir(entry)]
     files = [entry for entry in entries if entry not in epochs] + tables
     for file in files:
-        ours = LOCK.fullmatch(file.name) or (TABLE if file in tables else PART).fullmatch(file.name)
+        ours = LOCK_FILE.fullmatch(file.name) or (TABLE_FILE if file in tables else PART_FILE).fullmatch(file.name)
         if not ours or not file.is_file(follow_symlinks=False):
             raise InputError(f"contains {file.name}, which SnugBERT did not write")
     size = sum(file.stat().st_size for file in files)
     with ExitStack() as locks:
         try:
             for file in files:
-                if LOCK.fullmatch(file.name):
+                if LOCK_FILE.fullmatch(file.name):
                     locks.enter_context(lock_file(Path(file.path), seconds=0))
         except LockTaken as error:
             raise InputError("a process is preparing it") from error

@@ -28,7 +28,7 @@ from snugbert.files import hash_json
 
 FORMAT = 1  # version of the files; other versions are refused
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
-DAMAGE = (pa.ArrowException, OSError)  # raised when a damaged file is read
+ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 
 
 @dataclass
@@ -228,7 +228,7 @@ def read_origin(file: Path) -> Origin:
     try:
         with pa.memory_map(str(file)) as stream:
             return _parse_origin(pa.ipc.read_schema(stream))
-    except DAMAGE as error:
+    except ARROW_ERRORS as error:
         raise _damaged(file, error) from error
 
 
@@ -267,7 +267,7 @@ def read_blocks(file: Path, vocab_size: int | None) -> list[Block]:
                 blocks.append(_view_block(batch))
             if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
                 raise pa.ArrowInvalid("truncated")
-    except DAMAGE as error:
+    except ARROW_ERRORS as error:
         raise _damaged(file, error) from error
     return blocks
 

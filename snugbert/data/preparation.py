@@ -21,7 +21,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import (
-    DAMAGE,
+    ARROW_ERRORS,
     END_OF_STREAM,
     FORMAT,
     Corpus,
@@ -433,7 +433,7 @@ def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> i
                 for batch in pa.ipc.open_stream(stream):
                     last_document = validate_block(batch, last_document, vocab_size)
                     end = stream.tell()
-    except DAMAGE:
+    except ARROW_ERRORS:
         pass  # the file does not exist, or ends in the middle of a block
     if partial.exists():
         os.truncate(partial, end)

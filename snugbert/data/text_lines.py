@@ -22,7 +22,7 @@ from snugbert.errors import InputError, format_count
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard"}
-DAMAGE = (EOFError, zlib.error, OSError)  # raised when a damaged compressed file is read
+COMPRESSION_ERRORS = (EOFError, zlib.error, OSError)  # raised when a damaged compressed file is read
 
 
 class ReadingLog:
@@ -159,7 +159,7 @@ def read_numbered_lines(
                 text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
                 if text is not None:
                     yield number, text
-    except DAMAGE as error:
+    except COMPRESSION_ERRORS as error:
         raise InputError(f"{file}, after line {number}: {_describe_damage(file, error)}") from error
 
 

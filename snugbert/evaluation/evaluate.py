@@ -22,7 +22,7 @@ from snugbert.evaluation.evaluation_arguments import (
 )
 from snugbert.evaluation.evaluation_report import (
     check_card,
-    check_output_dir,
+    check_report_dir,
     format_pairs,
     format_text,
     pairs_eval_results,
@@ -71,7 +71,7 @@ def run(
         raise InputError("no data. Give --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
-        check_output_dir(output_dir, args.overwrite_output_dir)
+        check_report_dir(output_dir, args.overwrite_output_dir)
     card = check_card(model_args.model_name_or_path) if args.update_card else None
     files = match_files(pairs_args.pairs_file)
     pairs = read_pairs(files, pairs_args.good_column_name, pairs_args.bad_column_name)

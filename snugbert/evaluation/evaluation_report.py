@@ -21,7 +21,7 @@ RESULTS_NAME = "results.json"
 VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}
 
 
-def check_output_dir(output_dir: Path, overwrite: bool) -> None:
+def check_report_dir(output_dir: Path, overwrite: bool) -> None:
     """Raises an [`InputError`] if the folder already contains results, unless they may be overwritten."""
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")

@@ -13,12 +13,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
-from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
+from snugbert.checkpoints.conversion import check_new_model, convert, put_in_place
 from snugbert.checkpoints.loading import is_regression, max_tokens
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
-    SETTINGS,
+    SETTINGS_FILE,
     TRANSFORMER,
     find_model_folder,
     has_pooling,
@@ -85,7 +85,7 @@ def export(
     engine = _import_engine(to)
     files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     _check_arguments(to, dtype, files, data)
-    check_output_dir(source, output_dir, overwrite_output_dir)
+    check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
         checkpoint = keep_encoder(checkpoint)
@@ -226,7 +226,7 @@ def _make_embed(
 ) -> Callable[[Run, list[str]], np.ndarray]:
     """Returns a function that embeds texts as sentence-transformers does: with its prompt, length and pooling."""
     pool = load_pooling(folder)
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = read_json(folder / SETTINGS_FILE) if (folder / SETTINGS_FILE).is_file() else {}
     prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or ""
     transformer = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
     longest = min(limit, transformer.get("max_seq_length") or limit)
