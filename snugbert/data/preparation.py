@@ -157,7 +157,7 @@ def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], 
     return [Part(number, len(groups), text, group, keeps) for number, group in enumerate(groups)]
 
 
-# --- preparing them --------------------------------------------------------------------------------------------------
+# --- preparing them ---------------------------------------------------------------------------------------------
 
 
 def prepare_corpus(
