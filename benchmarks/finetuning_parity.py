@@ -37,7 +37,7 @@ from snugbert.tasks.question_answering_arguments import SquadDataArguments, Squa
 from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.processes import set_up
 
 COMMANDS = {
     "glue": (glue.make_task, GlueDataArguments, FineTuningArguments, BertForSequenceClassification),

@@ -29,7 +29,6 @@ from snugbert.reports.results import RESULTS, RunResults, contains_model, write_
 from snugbert.reports.score_plots import draw_learning_curve, remove_plots
 from snugbert.reports.score_tables import set_title
 from snugbert.tasks.base import EvaluationSet, FineTuningTask
-from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.finetuning_arguments import (
     MAIN_METRIC,
     ExampleLimits,
@@ -50,14 +49,9 @@ from snugbert.trainers.finetuning.finetuning_trainer import (
     reinitialize_layers,
 )
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
-from snugbert.trainers.output_folder import (
-    check_output_dir,
-    clear_output_dir,
-    list_checkpoints,
-    remove_checkpoints,
-    step_of,
-)
+from snugbert.trainers.output_folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.processes import raise_together
+from snugbert.trainers.run_checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     TRAINING_SETTINGS,
@@ -148,7 +142,7 @@ def _check_finished_run(task: FineTuningTask, model_args: FineTunedModelArgument
         InputError: a setting changed.
     """
     trainer = make_trainer(task, args)
-    trainer.command_settings = _finished_settings(task, model_args, args)
+    trainer.run_settings.command_settings = _finished_settings(task, model_args, args)
 
     def compare() -> None:
         if args.process_index == 0:  # machines may share no disk
@@ -160,7 +154,7 @@ def _check_finished_run(task: FineTuningTask, model_args: FineTunedModelArgument
         raise InputError(f"{error} The run in {args.output_dir} is finished and has no checkpoints.") from error
     logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
     if args.push_to_hub:  # an earlier upload may have failed
-        trainer.upload_output_dir()
+        trainer.uploads.upload_output_dir()
 
 
 def choose_metric(task: FineTuningTask, args: FineTuningArguments) -> None:
@@ -227,14 +221,14 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
                 clear_output_dir(args)
             if args.should_save:
                 remove_plots(output_dir)
-        trainer.command_settings = _compared_settings(task, model_args, args)
+        trainer.run_settings.command_settings = _compared_settings(task, model_args, args)
         trainer.write_card = lambda: _write_interim_card(task, model_args, trainer)
         training = train(trainer, checkpoint, _finished_settings(task, model_args, args))
     metrics, intervals, losses = {}, {}, {}
     for evaluation_set in task.evaluation_sets:
         name = evaluation_set.name
         metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
-    results = collect_results(task, model_args, args, training, metrics, trainer.changes)
+    results = collect_results(task, model_args, args, training, metrics, trainer.run_settings.changes)
     results["intervals"] = intervals
     wide = describe_wide_intervals(task, intervals, "Evaluate on more examples.")
     for sentence in [*wide, *describe_perfect_scores(task, intervals)]:
@@ -253,7 +247,7 @@ def fine_tune(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
         write_results(output_dir, results)  # last: it marks the run as complete
     if args.push_to_hub:
         trainer.push_to_hub()
-    if training and args.should_save and not trainer.keeps_checkpoints:
+    if training and args.should_save and not trainer.run_settings.keeps_checkpoints:
         # Last, so that a run that is stopped before this can be resumed. As in training, later steps stay, and so does
         # a checkpoint that the user names.
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
@@ -354,7 +348,7 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str
     samples = len(trainer.train_dataset)  # type: ignore[arg-type]
     metrics = {**result.metrics, "train_samples": samples, "train_steps": trainer.state.global_step}
     trainer.save_metrics("train", metrics)
-    trainer.command_settings |= finished
+    trainer.run_settings.command_settings |= finished
     trainer.save_state()
     return metrics
 
@@ -529,7 +523,9 @@ def _write_interim_card(task: FineTuningTask, model_args: FineTunedModelArgument
     state, last = trainer.state, trainer.last_metrics()
     metrics = {name: last[name] for name in task.metrics if name in last}
     by_set = {} if task.validation_set is None else {task.validation_set.name: metrics}
-    results = collect_results(task, model_args, args, {"step": state.global_step}, by_set, trainer.changes)
+    results = collect_results(
+        task, model_args, args, {"step": state.global_step}, by_set, trainer.run_settings.changes
+    )
     results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
     folder = Path(str(args.output_dir))
     write_finetuning_card(folder, task, results, model_args.model_name_or_path, _hub_name(trainer))

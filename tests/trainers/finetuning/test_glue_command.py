@@ -49,7 +49,7 @@ from snugbert import (
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import glue_command as glue
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.manifest import write_manifest
+from snugbert.trainers.run_checkpoints import write_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
