@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
         example="snugbert glue --model_name_or_path pretrained --task_name sst2 --output_dir sst2",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
-    from snugbert.tasks.classification import make_task
+    from snugbert.tasks.classification import TextClassification
     from snugbert.trainers.finetuning.distillation import run_command
     from snugbert.trainers.finetuning.suite import run_suite
     from snugbert.trainers.processes import set_up
@@ -36,4 +36,4 @@ def main(argv: list[str]) -> None:
         if data_args.task_name == "all":
             run_suite(model_args, data_args, training_args)
         else:
-            run_command(make_task, model_args, data_args, training_args)
+            run_command(TextClassification(data_args), model_args, training_args)

@@ -25,11 +25,11 @@ def main(argv: list[str]) -> None:
         "--output_dir ner",
     )
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
-    from snugbert.tasks.tagging import make_task
+    from snugbert.tasks.tagging import Tagging
     from snugbert.trainers.finetuning.distillation import run_command
     from snugbert.trainers.processes import set_up
     from snugbert.trainers.run_lock import lock_output_dir
 
     set_up(training_args)
     with lock_output_dir(training_args):
-        run_command(make_task, model_args, data_args, training_args)
+        run_command(Tagging(data_args), model_args, training_args)
