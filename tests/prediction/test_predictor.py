@@ -15,10 +15,8 @@ WORDS, LABELS = family_checkpoints.WORDS, {0: "no", 1: "yes"}
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier")
-    labels = {"id2label": LABELS, "label2id": {"no": 0, "yes": 1}}
-    family_checkpoints.write_checkpoint(
-        folder, "bert", "ForSequenceClassification", initializer_range=0.2, **labels, text_columns=["question", "title"]
-    )
+    fields = {"id2label": LABELS, "label2id": {"no": 0, "yes": 1}, "text_columns": ["question", "title"]}
+    family_checkpoints.write_checkpoint(folder, "bert", "ForSequenceClassification", initializer_range=0.2, **fields)
     return folder
 
 
