@@ -57,7 +57,6 @@ EXTRA_MODULES = (
     "accelerate",
     "datasets",
     "evaluate",
-    "filelock",
     "gradio",
     "joblib",
     "matplotlib",

@@ -28,17 +28,18 @@ from snugbert.checkpoints.loading import (
     load_tokenizer,
     max_tokens,
 )
-from snugbert.checkpoints.reading import CLASSES, HEADS
+from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
+from snugbert.data.packed_batches import pack
+from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
-from snugbert.tasks.base import Features, Task
+from snugbert.tasks.base import Features, Task, make_evaluation_set
 from snugbert.tasks.layout import describe_columns, find_text_columns
 from snugbert.tasks.outputs import SEQUENCE, Logits, Output
 
@@ -113,7 +114,9 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     reader = find_reader(folder)
     is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)
     trained_columns = () if is_sentence_transformer else get_text_columns(read_json(folder / "config.json"))
-    columns = ("tokens",) if args.reads_conll else _choose_columns(reader, args, first_rows, trained_columns)
+    columns: Sequence[str] = ("tokens",)
+    if not args.reads_conll:
+        columns = _choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
     taken = sorted({name for values in first_rows for name in values} & set(reader.predicted_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
@@ -148,7 +151,7 @@ def find_reader(folder: Path) -> Any:
     if read_modules(folder):
         return Embedder
     name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
-    head = HEADS.get(name, "")
+    head = HEADS_BY_CLASS.get(name, "")
     if head in TASKS:
         return find_task(head)
     if head == "ForMultipleChoice":
@@ -163,11 +166,12 @@ def find_reader(folder: Path) -> Any:
 
 def _choose_columns(
     reader: Reader,
-    args: PredictionArguments,
+    given: list[str] | None,
+    source: str,
     first_rows: Sequence[Mapping[str, Any]],
     trained_columns: tuple[str, ...],
 ) -> Sequence[str]:
-    given, source = args.columns, str(args.input_file)
+    """Returns the given columns, those that the model was trained on, or the first default columns that exist."""
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
@@ -244,7 +248,7 @@ class HeadPredictor(RowPredictor):
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
-            head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
+            head = HEADS_BY_CLASS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
             self.model = loaded.to(device).eval()  # type: ignore[arg-type]
         if tokenizer is None:
@@ -331,7 +335,7 @@ class Predictor(HeadPredictor):
         **kwargs: Any,
     ):
         super().__init__(model, tokenizer, **kwargs)
-        self.task = find_task(HEADS[type(self.model).__name__])() if task is None else task.copy()
+        self.task = find_task(HEADS_BY_CLASS[type(self.model).__name__])() if task is None else task.copy()
         self.task.use_checkpoint(self.model.config)
         self.task.use_tokenizer(self.tokenizer, self.max_length)
 
@@ -339,6 +343,23 @@ class Predictor(HeadPredictor):
     def output(self) -> Output:
         """The form of the task's logits."""
         return self.task.output
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
+        """As in [`RowPredictor`]. Without `columns`, the first call chooses them as `snugbert predict` does."""
+        if not self.columns:
+            trained_columns = get_text_columns(self.model.config.to_dict())
+            self.columns = _choose_columns(self.task, None, "the rows", rows, trained_columns)
+        return super().predict(rows)
+
+    def evaluate(self, data: Path | Dataset) -> dict[str, float]:
+        """Returns the metrics on labeled examples, as the fine-tuning commands compute them.
+
+        Raises:
+            InputError: the examples cannot be used, have no labels, or have other labels than the model.
+        """
+        config: Any = self.model.config
+        validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [data]})
+        return validation.score_in_training(self.run(validation.features))
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns the example of a row, as the task reads it."""

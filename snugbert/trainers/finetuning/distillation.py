@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.reports.results import RESULTS
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import make_soft_targets, move_model, prepare_distillation

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
-from snugbert.reports.results import write_atomically
+from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
