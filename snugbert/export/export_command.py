@@ -6,14 +6,12 @@
 docs/how-to/serve.md explains how to run the result.
 """
 
-from pathlib import Path
-
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.command_line import ArgumentParser, get_hub_arguments
 from snugbert.export.engine import DTYPES, TARGETS
 
+FILES = ("calibration_file", "text_file", "validation_file")
 # Arguments for reading the validation file.
 VALIDATION_ARGUMENTS = (
     "task_name",
@@ -28,7 +26,7 @@ def main(argv: list[str]) -> None:
     """Runs `snugbert export`, and prints a summary.
 
     Raises:
-        InputError: bad arguments, files or folders, see [`export`].
+        InputError: bad arguments, files or folders, see [`export_model`].
     """
     parser = ArgumentParser(
         prog="snugbert export",
@@ -66,23 +64,18 @@ def main(argv: list[str]) -> None:
     parser.add_hub_arguments()
     args = parser.parse_args(argv)
     # Imported after parsing, because datasets and scikit-learn take seconds and `--help` does not need them.
-    from snugbert.export.export import export
+    from snugbert.export.export import export_model
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    files = {
-        name: None if getattr(args, name) is None else Path(getattr(args, name))
-        for name in ("calibration_file", "text_file", "validation_file")
-    }
-    done = export(
-        fetch_checkpoint(args.input, **get_hub_arguments(args)),
-        Path(args.output),
+    done = export_model(
+        args.input,
+        args.output,
         args.to,
         dtype=args.dtype,
         overwrite_output_dir=args.overwrite_output_dir,
-        source_name=args.input,
-        **{name: getattr(args, name) for name in VALIDATION_ARGUMENTS},
-        **files,
+        **{name: getattr(args, name) for name in (*FILES, *VALIDATION_ARGUMENTS)},
+        **get_hub_arguments(args),
     )
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
