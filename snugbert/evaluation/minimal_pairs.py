@@ -40,11 +40,11 @@ class MinimalPair(NamedTuple):
 
     good: str
     bad: str
-    paradigm: str
-    phenomenon: str
-    field: str | None
-    file: Path
-    row: int
+    paradigm: str = "all"
+    phenomenon: str = "all"
+    field: str | None = None
+    file: Path = Path("pairs")
+    row: int = 0
 
 
 def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list[MinimalPair]:
@@ -125,7 +125,12 @@ def _read_label(file: Path, row: int, values: dict[str, Any], column: str) -> st
 def score_pairs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[MinimalPair]
 ) -> dict[str, Any]:
-    """Scores a model on minimal pairs.
+    """Scores a masked language model on minimal pairs. It should prefer the acceptable sentence.
+
+    Args:
+        model: any masked language model of transformers.
+        tokenizer: its tokenizer.
+        pairs: the pairs.
 
     Returns:
         `pairs`, the number of pairs, and `accuracy`, the mean over paradigms for each variant of `VARIANTS`.
