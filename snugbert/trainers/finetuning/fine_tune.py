@@ -25,6 +25,7 @@ from snugbert.trainers.finetuning.finetuning_guidance import (
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer, choose_metric
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finished_run
 from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings, digest_features
+from snugbert.trainers.output_folder import check_output_dir
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -79,11 +80,13 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
     if finished is not None:
         _check_finished_run(prepared, args)
         return finished
+    checkpoint = check_output_dir(args, args.overwrite_output_dir) if prepared.train_features is not None else None
     trainer = make_trainer(prepared, args)
+    trainer.checks_output_dir = False
     output_dir, base_model = Path(str(args.output_dir)), prepared.model_args.model_name_or_path
     training: dict[str, float] = {}
     if prepared.train_features is not None:
-        training = train(trainer, _finished_settings(prepared, args))
+        training = train(trainer, checkpoint, _finished_settings(prepared, args))
     metrics, intervals, losses = {}, {}, {}
     for evaluation_set in prepared.evaluation_sets:
         name = evaluation_set.name
@@ -130,12 +133,12 @@ def make_trainer(prepared: PreparedTask, args: FineTuningArguments) -> FineTunin
     return (DistillationTrainer if distills else FineTuningTrainer)(task=prepared, args=args)
 
 
-def train(trainer: FineTuningTrainer, finished: dict[str, Any]) -> dict[str, float]:
-    """Trains, saves model, tokenizer and metrics, and returns the metrics.
+def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str, Any]) -> dict[str, float]:
+    """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics.
 
     The settings `finished` are stored with the others, for [`read_finished_run`].
     """
-    metrics = trainer.train().metrics
+    metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
     trainer.save_metrics("train", metrics)

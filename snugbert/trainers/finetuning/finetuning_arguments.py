@@ -1,7 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -11,9 +11,6 @@ from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SWEEPS = ("paper", "fixed", "stable")
 STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
@@ -51,8 +48,8 @@ class FineTunedModelArguments(StudentArguments):
 
     # Not arguments of a command. None: they are loaded.
     is_teacher = False  # see `as_teacher`
-    model: ClassVar["PreTrainedModel | None"] = None
-    tokenizer: ClassVar["PreTrainedTokenizerBase | None"] = None
+    model: ClassVar[Any] = None  # a PreTrainedModel
+    tokenizer: ClassVar[Any] = None
 
     def __post_init__(self):
         missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None

@@ -178,13 +178,13 @@ class FineTuningTrainer(RunTrainer):
         """
         if self.train_dataset is None:
             raise InputError("train_dataset is missing.")
-        if self.checks_output_dir:
-            if not resume_from_checkpoint:
-                resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+        if self.checks_output_dir and not resume_from_checkpoint:
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+        self.checks_output_dir = False  # from now on, the run in it is this one
+        if not self.state.global_step:
             check_disk_space(self.args, self.model.parameters())
             if not resume_from_checkpoint:
                 self._clear_output_dir()
-        self.checks_output_dir = False  # from now on, the run in it is this one
         result = super().train(resume_from_checkpoint, *args, **kwargs)
         if not self.interrupted:
             samples = len(self.train_dataset)  # type: ignore[arg-type]

@@ -2,14 +2,13 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import forked
 import numpy as np
 import pytest
 import torch
 from family_checkpoints import write_checkpoint
-from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
+from finetuning_examples import HEADS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer, prepare_examples
 from parity import assert_same_gradients
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
@@ -68,15 +67,14 @@ def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, t
 def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
     data = examples("ForSequenceClassification", 45)
     labels = np.array(data["label"])
-    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=data)
-    balanced = class_weights("balanced", task)
+    balanced = class_weights("balanced", prepare_examples(HEADS[0], tokenizer, data))
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     np.testing.assert_allclose(balanced, expected, rtol=1e-6)
     token_examples = examples("ForTokenClassification", 45)
     tags = np.concatenate(list(token_examples["labels"]))
     expected_token_weights = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
-    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=token_examples)
-    np.testing.assert_allclose(class_weights("balanced", task), expected_token_weights, rtol=1e-6)
+    tagging = prepare_examples(HEADS[1], tokenizer, token_examples)
+    np.testing.assert_allclose(class_weights("balanced", tagging), expected_token_weights, rtol=1e-6)
 
     trainer = new_trainer(
         "ForSequenceClassification",
@@ -371,7 +369,7 @@ def train_and_predict(folder: Path, batch_size: int) -> None:
             make_tokenizer(),
             folder / head,
             examples(head, 48),  # accelerate would fill up an incomplete last batch
-            weights,
+            class_weights=weights,
             per_device_train_batch_size=batch_size,
             per_device_eval_batch_size=4,
             **settings,
