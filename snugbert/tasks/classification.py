@@ -14,7 +14,6 @@ import pyarrow as pa
 from datasets import Dataset, List, Value
 from datasets import Features as DatasetFeatures
 from scipy.special import expit, softmax
-from tqdm import tqdm
 from transformers import PreTrainedConfig
 
 from snugbert.card_heads_snugbert import Head, classifier
@@ -46,6 +45,7 @@ from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 from snugbert.tasks.layout import Layout, make_layout
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
+from snugbert.tasks.windows import tokenize_texts
 
 if TYPE_CHECKING:
     import evaluate
@@ -63,9 +63,6 @@ METRICS = {
     "single_label_classification": ("accuracy",),
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-ROWS_PER_CALL = 1000  # of the tokenizer
-# The integer types of features, as in `Dataset.map`. Digests of features depend on them.
-TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask": pa.int8()}
 
 METRIC_DESCRIPTION = """\
 The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
@@ -276,15 +273,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """
         number = split.num_examples
         texts = [split.data[name][:number] for name in ("text", "text_pair") if name in split.data.column_names]
-        names = self.tokenizer.model_input_names
-        parts: dict[str, list[pa.Array]] = {name: [] for name in names}
-        shows = bool(split.source)  # on a terminal
-        for start in tqdm(range(0, number, ROWS_PER_CALL), f"tokenizing {split.source}", disable=not shows or None):
-            rows = [column[start : start + ROWS_PER_CALL] for column in texts]
-            encoded = self.tokenizer(*rows, truncation="longest_first", max_length=self.max_length)
-            for name in names:
-                parts[name].append(pa.array(encoded[name], pa.list_(TYPES[name])))
-        columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
+        columns = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
         if split.name == "unlabeled":
             nothing: Any = {
                 "single_label_classification": UNLABELED,
