@@ -45,7 +45,7 @@ from snugbert.checkpoints.loading import ModelArguments, load_config, load_model
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.errors import InputError
 from snugbert.reports.results import write_atomically
-from snugbert.trainers.output_folder import list_checkpoints
+from snugbert.trainers.run_checkpoints import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")
 NOT_TRAINED = ("teacher", "start")

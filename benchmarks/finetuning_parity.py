@@ -33,7 +33,7 @@ from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task
-from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.processes import set_up
 
 COMMANDS = {
     "glue": (TextClassification, BertForSequenceClassification),

@@ -45,13 +45,13 @@ from snugbert.command_line import parse_arguments as parse_command
 from snugbert.data.corpus import Corpus
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import score_examples
-from snugbert.trainers.output_folder import list_checkpoints, step_of
 from snugbert.trainers.pretraining.baselines import unigram_baseline
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.run_checkpoints import list_checkpoints, step_of
 
 POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run

@@ -29,8 +29,8 @@ from damage import damage
 
 import snugbert
 from snugbert.data import preparation
-from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.pretraining.pretrain import run as _imports_what_a_run_needs  # noqa: F401
+from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert_cli import main as snugbert_command
 
 SAVE_STEPS = 4

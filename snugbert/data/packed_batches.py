@@ -6,7 +6,7 @@ Shapes: N sequences, T tokens in the batch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -302,6 +302,32 @@ def _stack(name: str, arrays: list[np.ndarray]) -> torch.Tensor:
         raise ValueError(f"`{name}` has different shapes in one batch: {', '.join(map(str, sorted(shapes)))}.")
     stacked = np.stack(arrays)
     return torch.from_numpy(stacked.astype(np.float32 if stacked.dtype.kind == "f" else np.int64))
+
+
+class IgnorePadding:
+    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss.
+
+    Args:
+        collate: the data collator.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]):
+        self.collate = collate
+        self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
+
+    def __call__(self, features: Any) -> Any:
+        """Returns the batch of `collate`. Warns once about labels at padding. Other types stay unchanged."""
+        batch = self.collate(features)
+        if not isinstance(batch, MutableMapping):
+            return batch
+        labels, mask = batch.get("labels"), batch.get("attention_mask")
+        if not isinstance(labels, torch.Tensor) or not isinstance(mask, torch.Tensor):
+            return batch
+        if labels.shape == mask.shape and not labels.is_floating_point():
+            at_padding = (labels != IGNORE_INDEX) & (mask == 0)
+            warn_of_padding("labels", int(at_padding.sum()))
+            batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
+        return batch
 
 
 class TokenBudgetDataset(torch.utils.data.Dataset):

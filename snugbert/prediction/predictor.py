@@ -30,6 +30,7 @@ from snugbert.checkpoints.loading import (
 )
 from snugbert.checkpoints.reading import CLASSES, HEADS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
 from snugbert.data.tables import read_text
@@ -37,9 +38,9 @@ from snugbert.errors import InputError
 from snugbert.json_files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
-from snugbert.tasks.base import Task
+from snugbert.tasks.base import Features, Task
 from snugbert.tasks.layout import describe_columns, find_text_columns
-from snugbert.tasks.outputs import Output
+from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ def choose_device(args: PredictionArguments) -> torch.device:
 
 
 class HeadPredictor(RowPredictor):
-    """Runs a SnugBERT model with a fine-tuned head, in batches without padding.
+    """Runs a model with a fine-tuned head. SnugBERT gets packed batches, without padding.
 
     Args:
         model: a folder, or a model on its device.
@@ -233,18 +234,21 @@ class HeadPredictor(RowPredictor):
         cuda_graphs: bool = True,
         device: torch.device | str = "cpu",
     ):
-        if isinstance(model, str | Path):
+        if isinstance(model, PreTrainedModel):
+            self.model = model.eval()
+        else:
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
             head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
-            model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True).to(device)  # type: ignore[arg-type]
-        assert tokenizer is not None
-        self.model: PreTrainedModel = model.eval()
+            loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
+            self.model = loaded.to(device).eval()  # type: ignore[arg-type]
+        if tokenizer is None:
+            raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         self.tokenizer, self.columns = tokenizer, columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
         self.max_length = min(
-            max_tokens(model, tokenizer), max_seq_length or max(512, model.config.max_position_embeddings)
+            max_tokens(self.model, tokenizer), max_seq_length or max(512, self.model.config.max_position_embeddings)
         )
         self._graphs = CudaGraphs(self._forward, self.model)
 
@@ -253,12 +257,12 @@ class HeadPredictor(RowPredictor):
     def output(self) -> Output:
         """The form of the logits."""
 
-    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], **extra: Any) -> list[np.ndarray]:
+    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], has_choices: bool = False) -> list[np.ndarray]:
         """Computes the logits of each sequence.
 
         Args:
             columns: `input_ids` and any other columns with one value per token.
-            extra: more arguments of the model.
+            has_choices: whether the model chooses. Each sequence is then an example with one choice.
 
         Returns:
             float32, *shape* (labels,) each, or (tokens, labels) if the output is per token.
@@ -266,11 +270,14 @@ class HeadPredictor(RowPredictor):
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
         batches = list(split_by_tokens(lengths, self.max_batch_tokens))
-        multiple = None
-        if self.cuda_graphs:
+        packs, multiple = isinstance(self.model.config, SnugBertConfig), None
+        if self.cuda_graphs and packs:
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
-            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()}) | extra
+            rows = {name: [column[index] for index in indices] for name, column in columns.items()}
+            batch = pack(rows) if packs else self._pad(rows)
+            if has_choices:
+                batch = batch | {"num_choices": 1} if packs else {name: ids[:, None] for name, ids in batch.items()}
             tokens, number = int(lengths[indices].sum()), len(indices)
             if multiple is not None:
                 # Rounding up to a power of two keeps the number of sizes small.
@@ -279,12 +286,19 @@ class HeadPredictor(RowPredictor):
             logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
-            # Without the padding of filled rows.
-            ends = np.cumsum(lengths[indices])[:-1]
-            parts = np.split(logits[0, :tokens], ends) if self.output.per_token else logits[:number]
+            parts: Any = logits[:number]
+            if self.output.per_token and packs:  # without the padding of filled rows
+                parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])
+            elif self.output.per_token:
+                parts = [row[:length] for row, length in zip(logits, lengths[indices], strict=True)]
             for index, part in zip(indices.tolist(), parts, strict=True):
                 results[index] = part
         return results
+
+    def _pad(self, rows: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
+        """Makes a padded batch. Padding on the left would shift the tokens."""
+        lists = {name: [values.tolist() for values in column] for name, column in rows.items()}
+        return dict(self.tokenizer.pad(lists, padding_side="right", return_tensors="pt"))
 
     @torch.inference_mode()
     def _run(self, batch: dict[str, Any], forward: Callable[[dict[str, Any]], torch.Tensor]) -> np.ndarray:
@@ -332,12 +346,17 @@ class Predictor(HeadPredictor):
         """Returns the task's columns for each example."""
         split = self.task.make_split(examples)
         features = self.task.encode(split)
+        return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
+
+    def run(self, features: Features) -> Logits:
+        """Returns the logits of model inputs, in the form that tasks decode."""
         columns, choices = _list_sequences(features.inputs)
         if choices is None:
-            rows = self.compute_logits(columns)
-        else:  # As if each had one choice, because their numbers may differ. Choices do not depend on each other.
-            rows = np.split(np.concatenate(self.compute_logits(columns, num_choices=1)), np.cumsum(choices)[:-1])
-        return self.task.to_columns(split, self.task.decode(self.output.join_windows(rows), split, features))
+            return self.output.join_windows(self.compute_logits(columns))
+        # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
+        # a choice does not depend on the others.
+        logits = np.concatenate(self.compute_logits(columns, has_choices=True))
+        return self.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
 
 
 def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:

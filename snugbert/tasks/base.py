@@ -226,8 +226,11 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def describe_sources(self, split: SplitT) -> list[DataSource]:
         """Names the files or datasets of a split as results and cards do. Empty ones are left out."""
         args = self.args
-        source = args.files.get(split.name, [args.dataset_name or "dataset"])[0]
-        source = Path(args.unlabeled_file) if split.name == "unlabeled" and args.unlabeled_file else source
+        (source, *_) = args.files.get(split.name, [args.dataset_name])
+        if split.name == "unlabeled" and args.unlabeled_file is not None:
+            source = Path(args.unlabeled_file)
+        if source is None:  # in memory
+            return [DataSource("dataset", split.name, split.num_examples)]
         return [describe_source(source, args.dataset_config_name, split.name, split.num_examples)]
 
     @abstractmethod

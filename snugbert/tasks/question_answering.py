@@ -26,7 +26,8 @@ from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_threshol
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.spans import SURELY_NULL, Answer, ContextWindows, best_answers, check_room, make_windows
+from snugbert.tasks.question_windows import ContextWindows, check_room, make_windows
+from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def __init__(self, args: SquadDataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
-        self.version_2 = self.args.version_2_with_negative
+        self.predicts = False  # whether rows are predicted, not known questions
+        self.version_2: bool = self.args.version_2_with_negative
         self.metrics = METRICS_V2 if self.version_2 else METRICS
 
     # --- data ---------------------------------------------------------------------------------------------------
@@ -164,10 +166,11 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Sets `tokenizer` and `max_length`, the size of a window.
 
         Raises:
-            InputError: a window has no room for more context than it shares with its neighbor.
+            InputError: to predict, a window has no room for more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
-        self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
+        if self.predicts:  # otherwise, the questions are known before anything runs, see `make_windows`
+            self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
         """Returns the windows of all contexts. Those of training questions have the positions of answers."""
@@ -184,6 +187,9 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             nothing = np.full(len(windows.inputs), UNLABELED, np.int32)
             for column in self.output.label_columns:
                 windows.inputs = windows.inputs.remove_columns(column).add_column(column, nothing)
+        if split.questions[0].source:  # not for rows to predict, which are encoded in many calls
+            message = "%s: %d questions in %d windows"
+            logger.info(message, split.name, split.num_examples, len(windows.question_indices))
         return windows
 
     def decode(self, logits: Logits, split: QuestionSplit, features: ContextWindows) -> list[Answer]:
@@ -195,7 +201,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             features,
             start_logits,
             end_logits,
-            n_best_size=args.n_best_size,
+            n_best_size=1 if self.predicts else args.n_best_size,
             max_answer_length=args.max_answer_length,
             version_2=self.version_2,
             null_threshold=args.null_score_diff_threshold,
@@ -302,18 +308,18 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         f1 = 100 * rows[:, 3 if self.version_2 else 1]
         draw_f1_by_answer_length(lengths, f1, plot_file(folder, name, "f1_by_answer_length.png"))
         if self.version_2:
-            thresholds, *sums = sum_by_threshold(rows, np.ones(len(rows)))
+            thresholds, exact_sums, f1_sums = sum_by_threshold(rows, np.ones(len(rows)))
             thresholds[0] = -np.inf  # every question gets "no answer"
             finite = thresholds < SURELY_NULL
-            curves = [100 * values[finite] / len(rows) for values in sums]
+            exact, f1 = (100 * sums[finite] / len(rows) for sums in (exact_sums, f1_sums))
             chosen = self.args.null_score_diff_threshold
-            draw_thresholds(thresholds[finite], *curves, chosen, plot_file(folder, name, "thresholds.png"))
+            draw_thresholds(thresholds[finite], exact, f1, chosen, plot_file(folder, name, "thresholds.png"))
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
-        """Prepares to predict: only the best answer is shown. There are no classes."""
-        self.args.n_best_size = 1
+        """Prepares to predict: only the best answer is needed. There are no classes."""
+        self.predicts = True
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Question:
         """Returns the question of a row.

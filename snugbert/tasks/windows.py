@@ -86,7 +86,7 @@ def make_inputs(windows: Sequence[tuple[np.ndarray, ...]], names: Sequence[str])
     """
     lengths = np.array([[len(ids) for ids in segments] for segments in windows])  # [windows, segments]
     segment_ids = np.tile(np.arange(lengths.shape[1], dtype=np.int8), len(windows))
-    tokens = {
+    tokens: dict[str, np.ndarray] = {
         "input_ids": np.concatenate([ids for segments in windows for ids in segments]).astype(np.int32),
         "token_type_ids": np.repeat(segment_ids, lengths.ravel()),
         "attention_mask": np.ones(lengths.sum(), np.int8),

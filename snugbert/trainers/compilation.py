@@ -1,16 +1,20 @@
-"""Compiles the parts of a model with torch.compile, and decides whether a run compiles."""
+"""Compiles the parts of a model with torch.compile, and runs steps with CUDA graphs. Decides which runs do so."""
 
 import functools
 import logging
 import textwrap
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from torch._dynamo.utils import calculate_time_spent, counters
 from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.training_args import OptimizerNames
 
-from snugbert import kernels_snugbert
+from snugbert import cuda_graphs, kernels_snugbert
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
 # Minimum number of forward and backward passes for which a fine-tuning run compiles by default. On an H100, compiling
@@ -25,6 +29,10 @@ RECOMPILE_LIMIT = 64
 # torch's modes with CUDA graphs record one for every number of tokens. These compile the same way without them.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 WARMUP_STEPS = 3  # Steps of a run that compile. Batches of a new kind, such as a single sequence, can compile later.
+
+# Their code computes losses from the batch, the weights and random numbers only.
+KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
+NUM_ITEMS, NUM_BATCHES = "num_items_in_batch", "num_batches_in_step"
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +96,19 @@ def shorten_error(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
 
 
+def compile_as_requested(model: Any, args: TrainingArguments) -> None:
+    """Compiles a model for a run with `--torch_compile`, also for evaluation without training.
+
+    Raises:
+        InputError: torch's compiler does not work.
+    """
+    device = args.device
+    if device.type == "cuda" and args.torch_compile_backend == "inductor":
+        if problem := find_compiler_problem(device):
+            raise InputError(f"--torch_compile: {problem} To train without it, add --torch_compile false.")
+    compile_model(model, str(args.torch_compile_backend), args.torch_compile_mode, device)
+
+
 class Compilation(TrainerCallback):
     """Compiles the model when training starts, if `torch_compile` is set, or by default if the run is long enough.
 
@@ -147,3 +168,109 @@ class Compilation(TrainerCallback):
 def _count_graphs_and_seconds() -> tuple[int, float]:
     """Returns the number of graphs that this process has compiled, and the time that took."""
     return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
+
+
+class RunGraphs:
+    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`].
+
+    Args:
+        trainer: the trainer that has this object.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.restart()
+
+    def restart(self) -> None:
+        """Frees the memory of all graphs. The next step decides again whether there are any."""
+        self._uses_graphs: bool | None = None  # None: not decided
+        self._training: cuda_graphs.CudaGraphs | None = None
+        self._evaluation: cuda_graphs.CudaGraphs | None = None
+
+    def are_used(self) -> bool:
+        """Whether training and evaluation use CUDA graphs. Decided once in each run, with a log line."""
+        if self._uses_graphs is None:
+            args = self.trainer.args
+            wanted = getattr(args, "cuda_graphs", False)
+            self._uses_graphs = args.uses_cuda if wanted is None else wanted
+            if self._uses_graphs and (reason := self._find_reason_against()):
+                logger.info("CUDA graphs: off, because %s.", reason)
+                self._uses_graphs = False
+        return bool(self._uses_graphs)
+
+    def train(self, step: Callable[..., torch.Tensor], model: Any, inputs: dict[str, Any], num_items: Any) -> Any:
+        """Runs a training step, in a graph if the size of the batch has occurred before.
+
+        Args:
+            step: `Trainer.training_step`.
+            model: the model, possibly wrapped.
+            inputs: the batch.
+            num_items: number of labels in all accumulated batches. None: not counted.
+
+        Returns:
+            The loss. *Shape:* ()
+        """
+        trainer = self.trainer
+        model.train()  # a graph does not, nor does it prepare the optimizer
+        if callable(train_optimizer := getattr(trainer.optimizer, "train", None)):
+            train_optimizer()
+        batch = dict(trainer._prepare_inputs(inputs))
+        if not self._reads_num_sequences(batch):  # it varies with a token budget, and each number is a size
+            batch.pop("num_sequences", None)
+        # A graph keeps the number of batches, by which Trainer divides the loss of some models.
+        batches = getattr(trainer, "current_gradient_accumulation_steps", 1)
+        batch |= {NUM_ITEMS: num_items, NUM_BATCHES: batches}
+        if self._training is None or self._training.model is not trainer.model:
+
+            def run(batch: dict[str, Any]) -> torch.Tensor:
+                del batch[NUM_BATCHES]
+                return step(model, batch, batch.pop(NUM_ITEMS))
+
+            self._training = cuda_graphs.CudaGraphs(run, trainer.model)
+        return self._training(batch)
+
+    def for_evaluation(self, model: Any) -> Any:
+        """Returns `model` for evaluation, or a function that runs it with CUDA graphs."""
+        trainer = self.trainer
+        if not self.are_used() or trainer.label_smoother is not None:  # label smoothing needs the model itself
+            return model
+        if self._evaluation is None or self._evaluation.model is not trainer.model:
+            self._evaluation = cuda_graphs.CudaGraphs(lambda batch: model(**batch), trainer.model)
+        graphs = self._evaluation
+        return lambda **inputs: graphs(inputs)
+
+    def _find_reason_against(self) -> str | None:
+        trainer, args = self.trainer, self.trainer.args
+        if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
+            return "they need a CUDA GPU"
+        if trainer.accelerator.distributed_type != DistributedType.NO or args.n_gpu > 1:
+            # Nobody has tested it. Gradients would arrive all at once, so sending them could not overlap.
+            return "several GPUs share the work"
+        if trainer.accelerator.scaler is not None:
+            return "float16 scales the loss (--bf16 does not)"
+        if any(getattr(module, "gradient_checkpointing", False) for module in trainer.model.modules()):
+            return "gradient checkpointing reads the random state, which a graph cannot do"
+        if args.torch_empty_cache_steps is not None:
+            return "--torch_empty_cache_steps frees memory within a step"
+        if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
+            return f"--optim {args.optim.value} updates the weights within the backward pass"
+        if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
+            return f"{name} may depend on more than the batch. If it does not, set cuda_graphs=True"
+        return None
+
+    def _find_own_code(self) -> str | None:
+        """Returns the name of a user's code that computes the loss. A graph would not run it again."""
+        trainer = self.trainer
+        parts = [getattr(type(trainer), name) for name in ("training_step", "compute_loss")]
+        parts += [] if trainer.compute_loss_func is None else [trainer.compute_loss_func]
+        parts += map(type, trainer.model.modules())
+        own = (part for part in parts if part.__module__.split(".")[0] not in KNOWN_PACKAGES)
+        return next((getattr(part, "__qualname__", str(part)) for part in own), None)
+
+    def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
+        """Whether the model is trained on numbers or on several labels per example. -100 is a number there."""
+        labels, config = batch.get("labels"), self.trainer.model_config
+        if labels is None or labels.is_floating_point():
+            return labels is not None
+        numbers = ("regression", "multi_label_classification")
+        return getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1

@@ -1,26 +1,30 @@
-"""The output folder of a run: the files in it, the checkpoint to resume from, and removing an earlier run."""
+"""The output folder of a run: its files, the checkpoint to resume from, removing an earlier run, and free space."""
 
 import logging
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import TrainingArguments
+from torch import nn
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.trainers.manifest import (
+from snugbert.trainers.processes import raise_together
+from snugbert.trainers.run_checkpoints import (
     MANIFEST_NAME,
+    UNFINISHED,
     check_checkpoint,
+    find_newest_checkpoint,
     has_manifest,
     has_undamaged_weights,
     lacks_optimizer,
-    restore_replaced,
+    list_checkpoints,
 )
-from snugbert.trainers.processes import raise_together
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +35,8 @@ WRITTEN_BY_A_RUN = re.compile(
     re.ASCII,
 )
 WITHOUT_TEACHER = "without_teacher"  # the run that a distilled model is compared with
+TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbers per parameter
 GENERATOR_FOLDER = "generator"  # ELECTRA's generator, in the folder of the discriminator
-# A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
-UNFINISHED = "_unfinished_checkpoint"
 
 
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
@@ -180,6 +183,15 @@ def clear_output_dir(training_args: TrainingArguments) -> None:
         remove_run(Path(training_args.output_dir or ""))
 
 
+class ClearOutputDir(TrainerCallback):
+    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        if args.overwrite_output_dir and state.global_step == 0:
+            clear_output_dir(args)
+
+
 def remove_generator(output_dir: Path) -> None:
     """Removes ELECTRA's generator. Without a model next to it, a folder of that name is the user's and stays."""
     if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
@@ -207,34 +219,62 @@ def list_run_files(output_dir: Path) -> list[Path]:
     return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
-    folders = [path for path in list_run_files(output_dir) if path.name.startswith("checkpoint-") and path.is_dir()]
-    return sorted(folders, key=step_of)
+def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
+    """Compares the free space with the size of the checkpoints, and warns if they will not all fit.
+
+    Files of an earlier run in the output folder count as free, because the run replaces them. Every process must call
+    this. Only processes that write check their disk.
+
+    Args:
+        args: the arguments of the run.
+        parameters: the parameters of each file with weights. Two files can have the same one.
+
+    Raises:
+        InputError: in all processes: not even one checkpoint fits.
+    """
+    raise_together(lambda: _compare_with_free_space(args, parameters))
 
 
-def step_of(checkpoint: Path) -> int:
-    """Returns the step in the name of a folder `checkpoint-<step>`."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
+    output_dir = Path(args.output_dir or "").absolute()
+    folder = next(parent for parent in (output_dir, *output_dir.parents) if parent.is_dir())
+    disk = shutil.disk_usage(folder)
+    if not args.should_save or not disk.total:  # some network file systems report no sizes
+        return
+    free = disk.free + sum(
+        _count_bytes(path) for path in [*list_run_files(output_dir), *output_dir.glob("*.safetensors")]
+    )
+    parameters = list(parameters)
+    weights = sum(parameter.nbytes for parameter in parameters)
+    checkpoint = weights
+    if args.optim.startswith(TWO_MOMENTS) and not args.save_only_model:
+        checkpoint += 2 * sum(parameter.nbytes for parameter in set(parameters) if parameter.requires_grad)
+    if args.save_strategy == "no":
+        checkpoint = 0
+    needed = max(weights, checkpoint)
+    if free < needed:
+        what = "a checkpoint takes" if checkpoint else "the model takes"
+        raise InputError(
+            f"--output_dir: {folder} has {_format_bytes(free)} free, but {what} {_format_bytes(needed)}. Free some "
+            "space, or choose another folder."
+        )
+    # A new checkpoint is written before an old one is removed. The model follows at the end.
+    kept = max(args.save_total_limit or 1, 1)
+    total = (kept + 1) * checkpoint + weights
+    if free < total:
+        logger.warning(
+            "%s has %s free. The run needs up to %s for %d checkpoints and the model (--save_total_limit).",
+            folder,
+            _format_bytes(free),
+            _format_bytes(total),
+            kept + 1,
+        )
 
 
-def remove_checkpoints(checkpoints: list[Path]) -> None:
-    """Removes checkpoints of one folder, in this order. Each is moved first, so a kill leaves no incomplete one."""
-    for checkpoint in checkpoints:
-        unfinished = checkpoint.parent / UNFINISHED
-        unfinished.mkdir(exist_ok=True)
-        checkpoint.rename(unfinished / checkpoint.name)
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _count_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files)
 
 
-def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
-    restore_replaced(output_dir / UNFINISHED)
-    for folder in reversed(list_checkpoints(output_dir)):
-        try:
-            check_checkpoint(folder)
-        except InputError as error:
-            logger.warning("skipping %s: %s", folder.name, error)
-            continue
-        return folder
-    return None
+def _format_bytes(number: int) -> str:
+    return f"{number / 1e9:,.2f} GB"

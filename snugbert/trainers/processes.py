@@ -1,13 +1,80 @@
-"""Several processes that wait for each other or fail together."""
+"""The processes of a run: the first steps of each, and how several wait for each other or fail together."""
 
+import logging
+import os
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from accelerate.utils import gather_object
+from huggingface_hub import HfApi
+from huggingface_hub.utils import httpx
+from transformers import TrainingArguments
+from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
+from snugbert.shared_cores import share_cores
+from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
 
 T = TypeVar("T")
+
+
+def set_up(training_args: DeviceArguments) -> None:
+    """Sets up logging and one GPU per process, and checks the login to the Hub.
+
+    The main process logs to standard error. The others log only errors.
+
+    Raises:
+        InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
+    """
+    from snugbert.trainers.log_lines import set_up_logging  # only here, because `--help` works without Trainer
+
+    set_up_logging(logging.INFO if training_args.should_log else logging.ERROR)
+    # Our log lines replace Trainer's INFO lines. Its warnings stay.
+    transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
+    transformers_logging.disable_progress_bar()  # for reading and writing weights
+    use_one_gpu(training_args)
+    share_cores()
+    logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
+    move_hub_token(training_args)
+    if training_args.push_to_hub and training_args.should_save:
+        _check_hub(training_args.hub_token)
+
+
+def use_one_gpu(training_args: DeviceArguments) -> None:
+    """Makes a process use one GPU.
+
+    With several, Trainer would split every batch over them in one process. That is slow, and losses would be inexact.
+    """
+    if training_args.n_gpu > 1:
+        logging.getLogger(__name__).warning(
+            "using one of %d GPUs. To use all, start with `accelerate launch`.", training_args.n_gpu
+        )
+        training_args._n_gpu = 1
+
+
+def is_terminal() -> bool:
+    """Whether standard error is a terminal. In a log file, progress bars would be noise."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def move_hub_token(training_args: TrainingArguments) -> None:
+    """Moves `hub_token` from the arguments to the environment variable `HF_TOKEN`, which huggingface_hub reads.
+
+    Trainer writes its arguments to output folders and uploads them. A token in them would be published.
+    """
+    if isinstance(training_args.hub_token, str):
+        os.environ["HF_TOKEN"] = training_args.hub_token
+        # True: use HF_TOKEN even if HF_HUB_DISABLE_IMPLICIT_TOKEN is set.
+        training_args.hub_token = True  # type: ignore[assignment]
+
+
+def _check_hub(token: bool | str | None) -> None:
+    # Without this check, a wrong token would be noticed only after training.
+    hub = HfApi(token=token)
+    try:
+        hub.whoami()
+    except (OSError, httpx.HTTPError) as error:
+        raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {' '.join(str(error).split())}") from error
 
 
 def wait_for_all() -> None:
@@ -16,6 +83,8 @@ def wait_for_all() -> None:
     accelerate's `wait_for_everyone` asks torch for a GPU per process, even if the processes run on the CPU. That fails
     on a machine with fewer GPUs than processes.
     """
+    from accelerate.utils import gather_object  # only here, because `--help` works without it
+
     gather_object([None])
 
 
@@ -25,6 +94,8 @@ def raise_together(function: Callable[[], T]) -> T:
     Raises:
         InputError: the error of this process, or of the first process that has one.
     """
+    from accelerate.utils import gather_object  # only here, because `--help` works without it
+
     error: InputError | None = None
     try:
         result = function()

@@ -48,6 +48,63 @@ MODEL_SETTINGS = tuple(name for name in SnugBertConfig.__annotations__ if name n
 logger = logging.getLogger(__name__)
 
 
+class RunSettings(TrainerCallback):
+    """What must not change when a run resumes, and what did change. Checkpoints store both.
+
+    The intervals of logging, evaluating and saving may change. Trainer would use the ones in the checkpoint.
+
+    Attributes:
+        command_settings: settings of the command that must not change, in addition to the trainer's.
+        changes: what changed when the run resumed, for the model card.
+        keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
+    """
+
+    def __init__(self) -> None:
+        self.command_settings: dict[str, Any] = {}
+        self.changes: list[str] = []
+        self.keeps_checkpoints = True
+        self._trainer_settings: dict[str, Any] = {}
+
+    def compare(self, checkpoint: str | None, trainer_settings: dict[str, Any]) -> None:
+        """Compares the settings of this run with the settings in the checkpoint, and takes over its earlier changes.
+
+        Args:
+            checkpoint: the folder. None: a new run.
+            trainer_settings: from [`collect_training_settings`].
+
+        Raises:
+            InputError: a setting changed.
+        """
+        self._trainer_settings = trainer_settings
+        self.changes = []
+        if checkpoint is None:
+            return
+        check_training_settings(checkpoint, trainer_settings | self.command_settings)
+        record = read_settings(checkpoint)
+        self.changes = record.get("changes", [])
+        self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
+        if not record:
+            logger.warning("%s stores no settings, so none were compared.", checkpoint)
+
+    def report_change(self, change: str) -> None:
+        """Logs what changed on resume, and keeps it for the model card."""
+        logger.warning("changed %s", change)
+        self.changes.append(change)
+
+    def store(self, state: TrainerState) -> None:
+        """Adds the record to the `state` that is about to be saved. The command may add settings during the run."""
+        record = {
+            "settings": self._trainer_settings | self.command_settings,
+            "changes": self.changes,
+            "keeps_checkpoints": self.keeps_checkpoints,
+        }
+        state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. Sets the intervals of the arguments."""
+        state.compute_steps(args, state.max_steps)
+
+
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Collects the settings of a run that must not change when it resumes, as JSON values.
 
@@ -179,14 +236,6 @@ def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int
             f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
             f"{format_count(steps, 'step')} of this run."
         )
-
-
-class ApplyIntervals(TrainerCallback):
-    """Logs, evaluates and saves at the intervals of the arguments. Trainer would use the ones in the checkpoint."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step."""
-        state.compute_steps(args, state.max_steps)
 
 
 @contextmanager

@@ -1,122 +1,123 @@
-"""The Trainer that pretraining and fine-tuning share: log lines, checkpoints, resuming and pushing to the Hub."""
+"""The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
 
+[`RunTrainer`] calls the objects that it holds. Trainer's hooks call those that are callbacks.
+"""
+
+import functools
 import logging
 import shutil
-import textwrap
-from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, TorchDynamoPlugin
-from huggingface_hub import HfApi
+import torch.distributed as dist
+from accelerate.utils import TorchDynamoPlugin
 from torch._dynamo.exc import TorchDynamoException
-from transformers import PrinterCallback, ProgressCallback, TrainerState
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy, TrainOutput
-from transformers.training_args import OptimizerNames
-from transformers.utils import PushInProgress
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
+from transformers.utils import CONFIG_NAME
 
-from snugbert import cuda_graphs
-from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.packed_batches import OWN_MODELS, TokenBudgetDataset, pads_in_attention
+from snugbert.data.packed_batches import OWN_MODELS, IgnorePadding, TokenBudgetDataset, pads_in_attention
 from snugbert.data.row_sizes import FillRows
 from snugbert.errors import InputError
-from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.packing_snugbert import warn_of_padding
-from snugbert.trainers.checkpoint_trainer import CheckpointTrainer, locate_best
 from snugbert.trainers.compilation import (
     COMPILE_PASSES,
     Compilation,
-    compile_model,
-    find_compiler_problem,
+    RunGraphs,
+    compile_as_requested,
     shorten_error,
 )
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
-from snugbert.trainers.manifest import MANIFEST_NAME
-from snugbert.trainers.output_folder import (
-    WITHOUT_TEACHER,
-    find_checkpoint,
-    list_checkpoints,
-    remove_checkpoints,
-    step_of,
+from snugbert.trainers.output_folder import find_checkpoint
+from snugbert.trainers.processes import move_hub_token
+from snugbert.trainers.run_checkpoints import (
+    RESUME,
+    RunCheckpoints,
+    check_optimizer,
+    ignoring_tied_weights,
+    resuming_from,
 )
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
-    SETTINGS_NAME,
-    ApplyIntervals,
+    RunSettings,
     apply_new_steps,
-    check_training_settings,
     collect_training_settings,
     hide_trainer_comparison,
-    read_settings,
     read_state,
 )
-from snugbert.trainers.run_setup import move_hub_token
-from snugbert.trainers.stopping import StoppableTrainer
+from snugbert.trainers.stopping import StopSignal, start_worker
+from snugbert.trainers.uploads import HubUploads
+from snugbert.writing import writing
 
 logger = logging.getLogger(__name__)
 
-# The files of a model: weights, configuration, tokenizer and code.
-MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
-# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, and
-# the run that a distilled model is compared with.
-NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
 
-# Their code computes losses from the batch, the weights and random numbers only.
-KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
-NUM_ITEMS, NUM_BATCHES = "num_items_in_batch", "num_batches_in_step"
-
-
-class SharedTrainer(StoppableTrainer, CheckpointTrainer):
+class RunTrainer(Trainer):
     """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
 
-    `hub_token` moves to the environment, and `training_args.bin` is not written. `save_total_limit` counts and removes
-    only folders named `checkpoint-<step>`, up to the current step. A run resumes with its original settings. Only the
-    number of steps may change. Labels at padding are ignored, as in the models.
+    - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`]. `save_total_limit` counts
+      and removes only folders named `checkpoint-<step>`, up to the current step.
+    - A run resumes with its original settings, see [`RunSettings`]. Only the number of steps may change.
+    - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
+    - `hub_token` moves to the environment, and `training_args.bin` is not written.
+    - Labels at padding are ignored, as in the models.
 
     Attributes:
-        write_card: writes a model card with the current metrics into the output folder.
-        command_settings: further settings that must not change on resume.
-        changes: what changed when the run resumed, for the model card.
-        keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
+        write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
+        model_config: the configuration of the model. None: it has none.
+        checkpoints, run_settings, stop_signal, uploads, graphs: see their classes.
         pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: they are not
             filled.
         passes_to_repay_compiling: see [`Compilation`].
+
+    Raises:
+        InputError: `save_on_each_node` is set, or torch's compiler does not work.
     """
 
     write_card: Callable[[], None] | None = None
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
-    keeps_checkpoints = True
     passes_to_repay_compiling = COMPILE_PASSES
+    model: Any
+    lr_scheduler: Any
     push_in_progress: Any
+    _tr_loss: torch.Tensor
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
+        if self.args.save_on_each_node:
+            raise InputError(
+                "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
+                "Use an --output_dir that all machines share."
+            )
+        self.model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
         if self.args.torch_compile:
-            self._compile_as_requested()
-        self.add_callback(Compilation(self.passes_to_repay_compiling))
+            compile_as_requested(self.model, self.args)
+        self.graphs = RunGraphs(self)
         self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
         self.data_collator = IgnorePadding(self.data_collator)
-        self.command_settings: dict[str, Any] = {}
-        self._settings: dict[str, Any] = {}
-        self.changes: list[str] = []
-        self._uses_graphs: bool | None = None  # None: not decided
-        self._graphs: cuda_graphs.CudaGraphs | None = None  # of training
-        self._evaluation_graphs: cuda_graphs.CudaGraphs | None = None
         move_hub_token(self.args)
-        self.add_callback(ApplyIntervals)
+        self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(), HubUploads(self)
+        self.stop_signal = StopSignal(self)
         self.remove_callback(PrinterCallback)
-        self.add_callback(LogLines(self._read_loss))
+        callbacks: list[Any] = [Compilation(self.passes_to_repay_compiling), self.checkpoints, self.run_settings]
+        callbacks.append(LogLines(self._read_loss))
         if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(ProgressBar)
+            callbacks.append(ProgressBar())
+        for callback in (*callbacks, self.uploads, self.stop_signal):
+            self.add_callback(callback)
+
+    @property
+    def interrupted(self) -> Signals | None:
+        """The signal that ended the last call of `train`. None if training is complete."""
+        return self.stop_signal.interrupted
 
     def create_accelerator_and_postprocess(self) -> None:
         """As in Trainer. TF32 is on or off as the arguments say. accelerate does not compile the model.
@@ -130,47 +131,77 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         if self.args.torch_compile:
             self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
 
-    def _compile_as_requested(self) -> None:
-        """Compiles the model also for evaluation without training.
+    # --- a run --------------------------------------------------------------------------------------------------
 
-        Raises:
-            InputError: torch's compiler does not work.
-        """
-        args, device = self.args, self.args.device
-        if device.type == "cuda" and args.torch_compile_backend == "inductor":
-            if problem := find_compiler_problem(device):
-                raise InputError(f"--torch_compile: {problem} To train without it, add --torch_compile false.")
-        compile_model(self.model, str(args.torch_compile_backend), args.torch_compile_mode, device)  # type: ignore[arg-type]
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Locks the output folder, verifies the checkpoint, and logs how many are kept.
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """As in Trainer. Locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
 
         Raises:
             InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
                 damaged, contains objects that could run code, or does not fit the run; `resume_from_checkpoint` is
                 True and there is no whole checkpoint; or another process runs in the output folder.
+            DivergedError: the loss or the gradient norm is not finite.
+            KeyboardInterrupt: on a second SIGINT.
         """
-        check_weights(self.model)  # type: ignore[arg-type]
-        self._uses_graphs = self._graphs = self._evaluation_graphs = None
+        check_weights(self.model)
+        self.graphs.restart()
+        self.remove_callback(self.stop_signal)
+        self.add_callback(self.stop_signal)  # as the last
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
             self.compare_settings(checkpoint)
             self._log_rows()
             limit = self.args.save_total_limit
-            self._checkpoints_kept = max(limit or 0, 0)  # 0: all
+            self.checkpoints.limit = max(limit or 0, 0)
             if self.args.save_strategy != SaveStrategy.NO:
-                logger.info(
-                    "checkpoints kept during training: %s (--save_total_limit)", self._checkpoints_kept or "all"
-                )
+                kept = self.checkpoints.limit or "all"
+                logger.info("checkpoints kept during training: %s (--save_total_limit)", kept)
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
-                with hide_trainer_comparison():
-                    return super().train(checkpoint, *args, **kwargs)
+                with hide_trainer_comparison(), self.stop_signal.watch(checkpoint, trial, ignore_keys_for_eval):
+                    return super().train(checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.args.save_total_limit = limit
-                self._graphs = self._evaluation_graphs = None  # frees their memory
+                self.graphs.restart()
+
+    def _begin(self, state: TrainerState) -> None:
+        """Called before training with the `state` of the checkpoint, or of a new run."""
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """Collects the settings of this run, and compares them with the settings in the checkpoint.
+
+        Raises:
+            InputError: a setting changed.
+        """
+        best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
+        settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
+        self.run_settings.compare(checkpoint, settings)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # No hook can skip the epoch after a postponed evaluation that ended the run. Trainer would evaluate again.
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    def last_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
+        lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
+        return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
+        """As in Trainer, but a run that resumes after its last step takes no further step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
 
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
@@ -181,87 +212,89 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
             InputError: torch's compiler failed, or a graph cannot be recorded.
         """
         try:
-            if not self._use_graphs():
-                return super().training_step(model, inputs, num_items_in_batch)
-            model.train()  # a graph does not, nor does it prepare the optimizer
-            if callable(train_optimizer := getattr(self.optimizer, "train", None)):
-                train_optimizer()
-            batch = dict(self._prepare_inputs(inputs))
-            if not self._reads_num_sequences(batch):  # it varies with a token budget, and each number is a size
-                batch.pop("num_sequences", None)
-            # A graph keeps the number of batches, by which Trainer divides the loss of some models.
-            batches = getattr(self, "current_gradient_accumulation_steps", 1)
-            batch |= {NUM_ITEMS: num_items_in_batch, NUM_BATCHES: batches}
-            return self._get_graphs(model)(batch)
+            if self.graphs.are_used():
+                return self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
+            return super().training_step(model, inputs, num_items_in_batch)
         except TorchDynamoException as error:
             raise InputError(
                 f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
             ) from error
 
-    def _get_graphs(self, model: Any) -> cuda_graphs.CudaGraphs:
-        """Returns the CUDA graphs of training steps."""
-        if self._graphs is None or self._graphs.model is not self.model:
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        # The hook before the optimizer step gets no norm.
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self.stop_signal.check_step(norm)
+        return norm
 
-            def step(batch: dict[str, Any]) -> torch.Tensor:
-                del batch[NUM_BATCHES]
-                return super(SharedTrainer, self).training_step(model, batch, batch.pop(NUM_ITEMS))
+    def _read_loss(self) -> float:
+        """Returns the loss since the last log entry, averaged over all processes. Waits for the device.
 
-            self._graphs = cuda_graphs.CudaGraphs(step, self.model)  # type: ignore[arg-type]
-        return self._graphs
+        Raises:
+            DivergedError: the loss or the gradient norm is not finite.
+        """
+        self.stop_signal.read_report()
+        return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
-    def _with_graphs(self, model: Any) -> Any:
-        """Returns `model` for evaluation, or a function that runs it with CUDA graphs."""
-        if not self._use_graphs() or self.label_smoother is not None:  # label smoothing needs the model itself
-            return model
-        if self._evaluation_graphs is None or self._evaluation_graphs.model is not self.model:
-            self._evaluation_graphs = cuda_graphs.CudaGraphs(lambda batch: model(**batch), self.model)  # type: ignore[arg-type]
-        graphs = self._evaluation_graphs
-        return lambda **inputs: graphs(inputs)
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """As in Trainer. An invalid option is a short error."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
+            return super().create_optimizer(model)
 
-    def _use_graphs(self) -> bool:
-        """Whether training and evaluation use CUDA graphs. Decided once in each run, with a log line."""
-        if self._uses_graphs is None:
-            wanted = getattr(self.args, "cuda_graphs", False)
-            self._uses_graphs = self.args.uses_cuda if wanted is None else wanted  # type: ignore[attr-defined]
-            if self._uses_graphs and (reason := self._find_reason_against_graphs()):
-                logger.info("CUDA graphs: off, because %s.", reason)
-                self._uses_graphs = False
-        return bool(self._uses_graphs)
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """As in Trainer. An invalid option is a short error."""
+        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
+            return super().create_scheduler(num_training_steps, optimizer)
 
-    def _find_reason_against_graphs(self) -> str | None:
-        args: Any = self.args
-        if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
-            return "they need a CUDA GPU"
-        if self.accelerator.distributed_type != DistributedType.NO or args.n_gpu > 1:
-            # Nobody has tested it. Gradients would arrive all at once, so sending them could not overlap.
-            return "several GPUs share the work"
-        if self.accelerator.scaler is not None:
-            return "float16 scales the loss (--bf16 does not)"
-        if any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules()):  # type: ignore[union-attr]
-            return "gradient checkpointing reads the random state, which a graph cannot do"
-        if args.torch_empty_cache_steps is not None:
-            return "--torch_empty_cache_steps frees memory within a step"
-        if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
-            return f"--optim {args.optim.value} updates the weights within the backward pass"
-        if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
-            return f"{name} may depend on more than the batch. If it does not, set cuda_graphs=True"
-        return None
+    # --- batches ------------------------------------------------------------------------------------------------
 
-    def _find_own_code(self) -> str | None:
-        """Returns the name of a user's code that computes the loss. A graph would not run it again."""
-        parts = [getattr(type(self), name) for name in ("training_step", "compute_loss")]
-        parts += [] if self.compute_loss_func is None else [self.compute_loss_func]
-        parts += map(type, self.model.modules())  # type: ignore[union-attr]
-        own = (part for part in parts if part.__module__.split(".")[0] not in KNOWN_PACKAGES)
-        return next((getattr(part, "__qualname__", str(part)) for part in own), None)
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
 
-    def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
-        """Whether the model is trained on numbers or on several labels per example. -100 is a number there."""
-        labels, config = batch.get("labels"), self._model_config
-        if labels is None or labels.is_floating_point():
-            return labels is not None
-        numbers = ("regression", "multi_label_classification")
-        return getattr(config, "problem_type", None) in numbers or getattr(config, "num_labels", None) == 1
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        make = functools.partial(super().get_eval_dataloader, eval_dataset)
+        return self._make_loader(make, dataset, self.args.eval_batch_size)
+
+    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
+        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        make = functools.partial(super().get_test_dataloader, test_dataset)
+        return self._make_loader(make, test_dataset, self.args.eval_batch_size)
+
+    def _make_loader(
+        self,
+        make: Callable[[], torch.utils.data.DataLoader],
+        dataset: Any,
+        batch_size: int,
+        is_training: bool = False,
+    ) -> torch.utils.data.DataLoader:
+        """Calls `make`, a method of Trainer, with the data collator for `dataset`."""
+        collate = self.data_collator
+        self.data_collator = self._fill_rows(dataset, batch_size, is_training)
+        try:
+            loader = make()
+        finally:
+            self.data_collator = collate
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn
+        return loader
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], None]:
+        """The function that each data worker calls first. It seeds the worker and keeps signals from ending it."""
+        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
+        return functools.partial(start_worker, **arguments)
+
+    def keep_column(self, name: str) -> None:
+        """Passes a column of the dataset to the data collator, even with `remove_unused_columns`."""
+        self._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        columns.append(name)
 
     def _choose_multiple(self, dataset: Any, batch_size: int) -> int:
         """Returns the multiple of tokens to fill rows of `dataset` up to. 0: they are not filled."""
@@ -273,9 +306,9 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
 
     def _explain_unfilled_rows(self) -> str | None:
         """Returns why rows cannot be filled. None: they can."""
-        if not isinstance(self._model_config, SnugBertConfig):
+        if not isinstance(self.model_config, SnugBertConfig):
             return "the model is not a SnugBERT model"
-        if pads_in_attention(self._model_config, self.args.device):
+        if pads_in_attention(self.model_config, self.args.device):
             return "on a GPU, attention pads the sequences"
         return None
 
@@ -291,211 +324,104 @@ class SharedTrainer(StoppableTrainer, CheckpointTrainer):
         has_budget = isinstance(dataset, TokenBudgetDataset)
         return FillRows(self.data_collator, multiple, dataset.max_examples * batch_size if has_budget else None)
 
-    def _get_dataloader(self, dataset: Any, description: str, batch_size: int, *args: Any, **kwargs: Any) -> Any:
-        collate = self.data_collator
-        self.data_collator = self._fill_rows(dataset, batch_size, description == "Training")
-        try:
-            return super()._get_dataloader(dataset, description, batch_size, *args, **kwargs)
-        finally:
-            self.data_collator = collate
-
     def _log_rows(self) -> None:
         if self.pad_to_multiple_of:
             logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
         elif getattr(self.args, "pad_to_multiple_of", 0):
             logger.warning("--pad_to_multiple_of has no effect: %s.", self._explain_unfilled_rows())
 
-    def _read_loss(self) -> float:
-        """Returns the loss since the last log entry, averaged over all processes. Waits for the device.
+    # --- checkpoints --------------------------------------------------------------------------------------------
 
-        Raises:
-            DivergedError: the loss or the gradient norm is not finite.
-        """
-        self._read_report()
-        return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer, without `training_args.bin`. Files follow the umask. A full disk is a short error."""
+        with self._writing_model(output_dir):
+            super().save_model(output_dir, _internal_call)
 
-    def _begin(self, state: TrainerState) -> None:
-        """Called before training with the `state` of the checkpoint, or of a new run."""
+    @contextmanager
+    def _writing_model(self, output_dir: str | None) -> Iterator[None]:
+        """Corrects the files of a model that the block writes."""
+        folder = Path(output_dir or self.args.output_dir or "")
+        with nullcontext() if self.checkpoints.is_writing else writing(folder, RESUME):
+            yield
+        if self.args.should_save:
+            # A pickle of all arguments, which contains local paths.
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            for file in folder.glob("*.safetensors"):
+                shutil.copymode(folder / CONFIG_NAME, file)  # safetensors ignores the umask
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """As in Trainer. An invalid option is a short error."""
-        optim = getattr(self.args.optim, "value", self.args.optim)
-        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
-            return super().create_optimizer(model)
+    def store_in_state(self) -> None:
+        """Adds what is needed on resume to the state that is about to be saved."""
+        self.run_settings.store(self.state)
 
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
-        """As in Trainer. An invalid option is a short error."""
-        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
-            return super().create_scheduler(num_training_steps, optimizer)
+    def save_state(self) -> None:
+        """As in Trainer, with the settings of the run, and only the name of the best checkpoint."""
+        self.run_settings.store(self.state)
+        best = self.state.best_model_checkpoint
+        self.state.best_model_checkpoint = best and Path(best).name
+        super().save_state()
+        self.state.best_model_checkpoint = best
 
-    def compare_settings(self, checkpoint: str | None) -> None:
-        """Collects the settings of this run, and compares them with the settings in the checkpoint.
-
-        Raises:
-            InputError: a setting changed.
-        """
-        best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
-        settings = collect_training_settings(self.args, self._model_config, (*self.compared_names, *best))
-        self._settings = settings | self.command_settings
-        self.changes = []
-        if checkpoint is not None:
-            check_training_settings(checkpoint, self._settings)
-            record = read_settings(checkpoint)
-            self.changes = record.get("changes", [])
-            self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
-            if not record:
-                logger.warning("%s stores no settings, so none were compared.", checkpoint)
-
-    def _report_change(self, change: str) -> None:
-        logger.warning("changed %s", change)
-        self.changes.append(change)
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # The only hook, `on_save`, comes after Trainer's last file. It cannot change where and what Trainer writes.
+        self.store_in_state()
+        checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
+            super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
+        self.stop_signal.saved_step = self.state.global_step
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with _resuming_from(resume_from_checkpoint, "the model"):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # No hook around it can name a damaged file.
+        with resuming_from(resume_from_checkpoint, "the model"):
+            self.load_weights(resume_from_checkpoint)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """As in Trainer, but tied weights, which checkpoints store once, are not reported as missing."""
-        tied = getattr(self.model, "all_tied_weights_keys", {})
-        missing = [key for key in load_result.missing_keys if key not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+    def load_weights(self, checkpoint: str) -> None:
+        """Loads the weights of a checkpoint into the model, as Trainer does."""
+        with ignoring_tied_weights(self.model):
+            super()._load_from_checkpoint(checkpoint)
+
+    def _load_best_model(self) -> None:
+        # After a signal, the model stays. No hook can prevent it.
+        if self.interrupted:
+            return
+        # Machines may not share a disk, so one process reads. Under FSDP2, `load_weights` does this.
+        if self.args.process_index == 0 or self.is_fsdp_enabled:
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        if self.args.world_size > 1 and not self.is_fsdp_enabled:
+            for tensor in self.model.state_dict().values():
+                dist.broadcast(tensor, 0)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with _resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
+        # No hook follows before the first step that could check what was loaded, or change the schedule.
+        with resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
             before = set(vars(self.lr_scheduler))
-            super()._load_optimizer_and_scheduler(checkpoint)
-            _check_optimizer(self.optimizer)
+            self.load_optimizer(checkpoint)
+            check_optimizer(self.optimizer)
             # Loading a schedule can set any attribute, and so replace its methods.
             if replaced := (vars(self.lr_scheduler).keys() - before) & set(dir(type(self.lr_scheduler))):
                 raise ValueError(f"unknown schedule state {min(replaced)}")
             if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
-                self._report_change(change)
+                self.run_settings.report_change(change)
+
+    def load_optimizer(self, checkpoint: str | None) -> None:
+        """Loads the optimizer and the schedule of a checkpoint, as Trainer does."""
+        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with _resuming_from(checkpoint, "rng_state.pth"):
-            super()._load_rng_state(checkpoint)
+        # Called within the first step, where there is no hook. A postponed evaluation has changed the random state.
+        random_state = self.stop_signal.random_state
+        with resuming_from(checkpoint, "rng_state.pth"):
+            super()._load_rng_state(checkpoint if random_state is None else random_state.name)
+
+    # --- the Hub ------------------------------------------------------------------------------------------------
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As in Trainer, unless the command writes the card itself."""
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
 
-    def save_state(self) -> None:
-        """As in Trainer, with the settings of the run, and only the name of the best checkpoint."""
-        self._store_settings()
-        best = self.state.best_model_checkpoint
-        self.state.best_model_checkpoint = best and Path(best).name
-        super().save_state()
-        self.state.best_model_checkpoint = best
-
-    def _store_settings(self) -> None:
-        # The command may have added settings during the run.
-        self.state.stateful_callbacks |= {  # type: ignore[operator]
-            SETTINGS_NAME: {
-                "settings": self._settings | self.command_settings,
-                "changes": self.changes,
-                "keeps_checkpoints": self.keeps_checkpoints,
-            }
-        }
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        output_dir = Path(self._get_output_dir(trial))
-        self._store_settings()
-        super()._save_checkpoint(model, trial)
-        locate_best(self.state, output_dir)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"))
-        if self.args.should_save and self._checkpoints_kept:
-            self._remove_old_checkpoints(output_dir)
-
-    def _remove_old_checkpoints(self, output_dir: Path) -> None:
-        """Keeps `save_total_limit` checkpoints: the last, the best, and the newest of the others.
-
-        Checkpoints of later steps also stay. If they are damaged, and this run started again, their weights may be
-        more valuable than its own.
-        """
-        best = Path(self.state.best_model_checkpoint or "").name
-        last = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-
-        def rank(folder: Path) -> tuple[bool, float, int]:
-            # Some file systems give equal times. Then the step decides.
-            return folder.name in (last, best), folder.stat().st_mtime, step_of(folder)
-
-        reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= self.state.global_step]
-        ranked = sorted(reached, key=rank, reverse=True)
-        protected = sum(folder.name in (last, best) for folder in ranked)
-        remove_checkpoints(ranked[max(self._checkpoints_kept, protected) :])
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """As in Trainer, without `training_args.bin`, a pickle of all arguments that contains local paths."""
-        super()._save(output_dir, state_dict)
-        (Path(output_dir or str(self.args.output_dir)) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Pushes as Trainer does (`hub_strategy`), with the card and the model's code, without `training_args.bin`."""
-        if self.writes_checkpoint:  # Trainer calls this before the checkpoint has its name
-            return
-        args, checkpoint, output_dir = self.args, Path(checkpoint_folder), Path(str(self.args.output_dir))
-        busy = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if not self.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
-            return
-        if busy and not args.hub_always_push:
-            return
-        self.callback_handler.on_push_begin(args, self.state, self.control)
-        for file in checkpoint.rglob("*"):  # ELECTRA's generator has a folder of its own
-            if file.suffix in MODEL_SUFFIXES and file.name not in (TRAINER_STATE_NAME, MANIFEST_NAME):
-                copy = output_dir / file.relative_to(checkpoint)
-                copy.parent.mkdir(exist_ok=True)
-                shutil.copy(file, copy)
-        if self.write_card is not None:
-            self.write_card()
-        hub = HfApi(token=args.hub_token)
-        upload = partial(hub.upload_folder, repo_id=self.hub_model_id, revision=args.hub_revision, run_as_future=True)
-        by_epoch = args.save_strategy == SaveStrategy.EPOCH
-        done = f"epoch {int(self.state.epoch or 0)}" if by_epoch else f"step {self.state.global_step}"
-        message = f"Training in progress, {done}"
-        jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=NOT_UPLOADED)]
-        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-            folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
-            message += ", checkpoint"
-            jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
-        if busy:
-            self.push_in_progress.jobs.extend(jobs)
-        else:
-            self.push_in_progress = PushInProgress(jobs)
-
-    def last_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
-        lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
-        return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
-
-
-class IgnorePadding:
-    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss.
-
-    Args:
-        collate: the data collator.
-    """
-
-    def __init__(self, collate: Callable[[Any], Any]):
-        self.collate = collate
-        self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
-
-    def __call__(self, features: Any) -> Any:
-        """Returns the batch of `collate`. Warns once about labels at padding. Other types stay unchanged."""
-        batch = self.collate(features)
-        if not isinstance(batch, MutableMapping):
-            return batch
-        labels, mask = batch.get("labels"), batch.get("attention_mask")
-        if not isinstance(labels, torch.Tensor) or not isinstance(mask, torch.Tensor):
-            return batch
-        if labels.shape == mask.shape and not labels.is_floating_point():
-            at_padding = (labels != IGNORE_INDEX) & (mask == 0)
-            warn_of_padding("labels", int(at_padding.sum()))
-            batch["labels"] = labels.masked_fill(at_padding, IGNORE_INDEX)
-        return batch
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Trainer. Uploads less, see [`HubUploads.push`]."""
+        return self.uploads.push(*args, **kwargs)
 
 
 def check_weights(model: torch.nn.Module) -> None:
@@ -513,23 +439,6 @@ def check_weights(model: torch.nn.Module) -> None:
             )
 
 
-def _check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
-
-    Raises:
-        ValueError: a state and its parameter differ in shape, or the learning rate is not a number.
-    """
-    for group in optimizer.param_groups:
-        if not isinstance(group["lr"], int | float | torch.Tensor):
-            raise ValueError("the learning rate is not a number")
-        for parameter in group["params"]:
-            for name, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
-                    raise ValueError(
-                        f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
-                    )
-
-
 @contextmanager
 def _naming(flags: str) -> Iterator[None]:
     """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
@@ -539,22 +448,3 @@ def _naming(flags: str) -> Iterator[None]:
         raise
     except (TypeError, ValueError, AttributeError, ImportError) as error:
         raise InputError(f"{flags}: {error}") from error
-
-
-@contextmanager
-def _resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
-    """Turns an error about the content of a checkpoint's `files` into an [`InputError`]."""
-    try:
-        yield
-    except (InputError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        # If a file is damaged, these raise an error with its name.
-        for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
-            read_torch_file(file)
-        read_weights(Path(str(checkpoint)))
-        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
-        raise InputError(
-            f"{checkpoint}: {files} does not fit this run ({reason}). Resume from another checkpoint, or start a new "
-            f"run from its weights with --model_name_or_path {checkpoint}."
-        ) from error

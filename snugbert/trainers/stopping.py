@@ -3,14 +3,13 @@
 transformers' own `enable_jit_checkpoint` waits on a timer in each process, and each saves on its own, at any step.
 """
 
-import functools
 import logging
 import math
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, seed_worker
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
 from snugbert.errors import InputError, RunStopped
 from snugbert.kernels_snugbert import has_own_kernels
@@ -38,12 +37,12 @@ class DivergedError(InputError):
     """The loss, the gradient norm or the model's logits are NaN or infinite."""
 
 
-class StoppableTrainer(Trainer):
-    """Trainer that can be stopped at any time, and that stops if the loss or the gradient norm is not finite.
+class StopSignal(TrainerCallback):
+    """Ends training on a signal, or if the loss or the gradient norm is not finite.
 
-    - On SIGTERM or SIGINT (Ctrl-C), it finishes the step, writes a checkpoint, whatever `save_strategy` is, and
-      returns. An evaluation that is due after this step is left to the resumed run, because a launcher may soon kill
-      the process. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
+    - On SIGTERM or SIGINT (Ctrl-C), the trainer finishes the step, writes a checkpoint, whatever `save_strategy` is,
+      and returns. An evaluation that is due after this step is left to the resumed run, because a launcher may soon
+      kill the process. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
@@ -52,90 +51,98 @@ class StoppableTrainer(Trainer):
     more. A run that diverges has already taken the bad step, so the weights in memory are not finite either. They
     reach no log line, evaluation or checkpoint, because the host waits for the last report before each of these.
 
+    It is the last callback, so that it sees what the others want to be done.
+
+    Args:
+        trainer: the trainer that has this callback.
+
     Attributes:
-        interrupted: the signal that ended the last call of `train`. None if training is complete.
+        interrupted: the signal that ended the last training. None if training is complete.
+        saved_step: the step of the last checkpoint that this run wrote or resumed from. 0: none.
+        writes_whole_checkpoint: whether a run must be able to resume from the next checkpoint, even with
+            `save_only_model`.
+        random_state: the folder with the random state after a postponed evaluation. None: no such evaluation.
     """
 
-    interrupted: signal.Signals | None = None
-    _tr_loss: torch.Tensor
-    _received = 0  # the signal that this process received
-    _report: "StepReport | None" = None  # of the last step, if the host has not read it
-    _saved_step = 0  # of the last checkpoint that this run wrote or resumed from
-    _evaluation_is_due = False  # and left to the resumed run
-    _resumed_from: Any = None
-    _random_state: tempfile.TemporaryDirectory | None = None  # after the evaluation that the stopped run left
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.saved_step = 0
+        self._begin(None, None, None)
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.add_callback(StopWithinEpoch(self))
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Stops on SIGTERM and SIGINT, see `interrupted`.
-
-        Raises:
-            DivergedError: the loss or the gradient norm is not finite.
-            KeyboardInterrupt: on a second SIGINT.
-        """
-        self.interrupted, self._received, self._evaluation_is_due = None, 0, False
-        self._report = None
-        self._resumed_from, self._random_state = resume_from_checkpoint, None
-        with self._note_signals():
-            output = super().train(resume_from_checkpoint, *args, **kwargs)
-        if self.interrupted:
-            logger.warning(
-                "%s: stopped after step %d of %d. Wrote %s.",
-                self.interrupted.name,
-                self.state.global_step,
-                self.state.max_steps,
-                Path(str(self.args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}",
-            )
-        elif self._received:  # after the last step
-            signal.raise_signal(self._received)
-        return output
+    def _begin(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> None:
+        self.interrupted: signal.Signals | None = None
+        self.writes_whole_checkpoint = False
+        self.random_state: tempfile.TemporaryDirectory[str] | None = None
+        self._received = 0  # the signal that this process received
+        self._report: StepReport | None = None  # of the last step, if the host has not read it
+        self._evaluation_is_due = False  # and left to the resumed run
+        self._checkpoint, self._trial, self._ignore_keys = checkpoint, trial, ignore_keys
 
     @contextmanager
-    def _note_signals(self) -> Iterator[None]:
-        def note(number: int, _: Any) -> None:
-            if number == self._received == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._received = number
+    def watch(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Iterator[None]:
+        """Notes signals during training. A signal after the last step acts as before, when training is complete.
 
+        Args:
+            checkpoint: the checkpoint that the run resumes from.
+            trial, ignore_keys: arguments of `Trainer.train`, for an evaluation that the stopped run left.
+
+        Raises:
+            KeyboardInterrupt: on a second SIGINT.
+        """
+        self._begin(checkpoint, trial, ignore_keys)
         previous: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
             # A signal that the parent process ignores, as nohup does, stays ignored.
             wanted = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-            previous = {number: signal.signal(number, note) for number in wanted}
+            previous = {number: signal.signal(number, self._note) for number in wanted}
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler or signal.SIG_DFL)
+        state, output_dir = self.trainer.state, self.trainer.args.output_dir
+        if self.interrupted:
+            logger.warning(
+                "%s: stopped after step %d of %d. Wrote %s.",
+                self.interrupted.name,
+                state.global_step,
+                state.max_steps,
+                Path(output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}",
+            )
+        elif self._received:  # after the last step
+            signal.raise_signal(self._received)
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer. Called after the backward passes of a step. The optimizer step follows."""
-        norm = super()._get_grad_norm(*args, **kwargs)
-        self._check_step(norm)
-        return norm
+    def _note(self, number: int, _: Any) -> None:
+        if number == self._received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
 
-    def _check_step(self, grad_norm: torch.Tensor) -> None:
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def check_step(self, grad_norm: torch.Tensor) -> None:
         """Reports whether the step diverged in any process, and whether any process received a signal.
 
-        Several processes exchange these two numbers. On the CPU the report is read at once, on other devices after
-        the next step has been queued: the device then has work while the host waits.
+        Called after the backward passes of a step. The optimizer step follows. Several processes exchange these two
+        numbers. On the CPU the report is read at once, on other devices after the next step has been queued: the
+        device then has work while the host waits.
+
+        Raises:
+            DivergedError: a step diverged.
         """
-        self._read_report()
-        loss = self._tr_loss  # summed since the last log line; finite before this step
+        self.read_report()
+        trainer = self.trainer
+        loss = trainer._tr_loss  # summed since the last log line; finite before this step
         norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
-        if self.accelerator.scaler is not None:
+        if trainer.accelerator.scaler is not None:
             norm = torch.zeros_like(loss)  # the scaler skips steps with infinite gradients
         status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
-        if self.args.world_size > 1:
+        if trainer.args.world_size > 1:
             dist.all_reduce(status, dist.ReduceOp.MAX)
-        self._report = StepReport.send(self.state.global_step + 1, torch.stack([*status, loss, norm]))
+        self._report = StepReport.send(trainer.state.global_step + 1, torch.stack([*status, loss, norm]))
         if has_own_kernels(loss):
-            self._read_report()
+            self.read_report()
 
-    def _read_report(self) -> None:
+    def read_report(self) -> None:
         """Reads the report of the last step, unless that is done. Sets `interrupted` if it contains a signal.
 
         Raises:
@@ -156,88 +163,59 @@ class StoppableTrainer(Trainer):
         for name, value in (("gradient norm", norm), ("loss", loss)):
             if not math.isfinite(value):
                 what = f"{name} is {value}"
-        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
+        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self.saved_step}. " if self.saved_step else ""
         return f"The {what} in step {step}. {last}{REMEDY}"
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """As in Trainer, but a run that resumes after its last step takes no further step."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return [], None
-        return super().get_batch_samples(*args, **kwargs)
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """As in Trainer. After a signal, only logs: the checkpoint comes first, see `_finalize_training`."""
-        if self.control.should_log or self.control.should_evaluate or self.control.should_save:
-            self._read_report()  # each of them waits for the device anyway
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step. After a signal, it only logs. The checkpoint follows."""
+        if control.should_log or control.should_evaluate or control.should_save:
+            self.read_report()  # each of them waits for the device anyway
         if self.interrupted:
-            self.control.should_training_stop = True
-            self._evaluation_is_due |= self.control.should_evaluate
-            self.control.should_evaluate = self.control.should_save = False
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+            self._evaluation_is_due |= control.should_evaluate
+            control.should_evaluate = control.should_save = False
+            control.should_training_stop = True
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        self._saved_step = self.state.global_step
+    def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each epoch and when training stops. After a signal, it saves instead of evaluating.
 
-    def _finalize_training(self, trial: Any, *args: Any, **kwargs: Any) -> TrainOutput:
-        self._read_report()
-        self._evaluate_postponed(trial)  # if the run resumed after the last step of an epoch
+        If training stops within an epoch, what is due once per epoch is skipped.
+        """
+        if self.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
+            control.should_log = control.should_evaluate = False
+        elif control.should_training_stop:
+            self.read_report()  # of the last step
+        self.on_step_end(args, state, control)
         if self.interrupted:
             if self._evaluation_is_due:
-                self._callback_states[POSTPONED] = True
-            self._save_whole_checkpoint(trial)
-        return super()._finalize_training(trial, *args, **kwargs)
+                state.stateful_callbacks[POSTPONED] = True
+            control.should_save = self.writes_whole_checkpoint = True
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        self._evaluate_postponed(kwargs.get("trial"), kwargs.get("ignore_keys_for_eval"))
-        if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
+    # --- the evaluation that a stopped run left -----------------------------------------------------------------
 
-    def _evaluate_postponed(self, trial: Any, ignore_keys: list[str] | None = None) -> None:
-        """Does the evaluation that was due when a signal stopped the run, and writes the checkpoint again."""
-        is_due = self._callback_states.pop(POSTPONED, False) and self.args.eval_strategy != "no"
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Called by Trainer before the first step, with the state of the checkpoint.
+
+        Does the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
+        """
+        self.saved_step = state.global_step
+        is_due = state.stateful_callbacks.pop(POSTPONED, False) and args.eval_strategy != "no"
         (is_due,) = broadcast_object_list([is_due])  # machines may have different copies of the checkpoint
         if not is_due:
-            return
-        self._load_rng_state(self._resumed_from)
-        self._determine_best_metric(self._evaluate(trial, ignore_keys), trial)
-        self._random_state = tempfile.TemporaryDirectory()
-        self._save_rng_state(self._random_state.name)
-        self._save_whole_checkpoint(trial)
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        super()._load_rng_state(checkpoint if self._random_state is None else self._random_state.name)
-
-    def _save_whole_checkpoint(self, trial: Any) -> None:
-        """Writes a checkpoint that a run can resume from, even with `save_only_model`."""
-        save_only_model, self.args.save_only_model = self.args.save_only_model, False
-        try:
-            self._save_checkpoint(self.model_wrapped, trial)
-        finally:
-            self.args.save_only_model = save_only_model
-        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-
-    @property
-    def _callback_states(self) -> dict[str, Any]:
-        return self.state.stateful_callbacks  # type: ignore[return-value]
-
-    def _load_best_model(self) -> None:
-        if not self.interrupted:
-            super()._load_best_model()
-
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> torch.utils.data.DataLoader:
-        loader = super()._get_dataloader(*args, **kwargs)
-        getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn
-        return loader
-
-    @property
-    def worker_init_fn(self) -> Callable[[int], None]:
-        """The function that each data worker calls first. It seeds the worker and keeps signals from ending it."""
-        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
-        return functools.partial(_start_worker, **arguments)
+            return control
+        trainer = self.trainer
+        trainer.control = control
+        trainer._load_rng_state(self._checkpoint)
+        metrics = trainer._evaluate(self._trial, self._ignore_keys)
+        trainer._determine_best_metric(metrics, self._trial)
+        self.random_state = tempfile.TemporaryDirectory()
+        trainer._save_rng_state(self.random_state.name)
+        self.writes_whole_checkpoint = True
+        trainer._save_checkpoint(trainer.model_wrapped, self._trial)
+        self.writes_whole_checkpoint = False
+        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+        if state.global_step >= state.max_steps:
+            trainer.control.should_training_stop = True
+        return trainer.control
 
 
 @dataclass
@@ -271,23 +249,7 @@ class StepReport:
         return self.values.tolist()
 
 
-class StopWithinEpoch(TrainerCallback):
-    """Skips what is due at the end of an epoch if a signal stops the run within the epoch."""
-
-    def __init__(self, trainer: StoppableTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step, with the state of the checkpoint."""
-        self.trainer._saved_step = state.global_step
-
-    def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer also calls this if training stops within an epoch. Then, what is due once per epoch is skipped."""
-        if self.trainer.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
-            control.should_log = control.should_evaluate = control.should_save = False
-
-
-def raise_if_interrupted(trainer: StoppableTrainer) -> None:
+def raise_if_interrupted(trainer: Any) -> None:
     """Ends a command whose training was interrupted.
 
     Raises:
@@ -301,7 +263,7 @@ def raise_if_interrupted(trainer: StoppableTrainer) -> None:
         raise RunStopped(trainer.interrupted)
 
 
-def _start_worker(worker_id: int, num_workers: int, rank: int) -> None:
+def start_worker(worker_id: int, num_workers: int, rank: int) -> None:
     """Seeds a data worker as Trainer does. SIGINT and SIGTERM do not end it, because the trainer ends the run."""
     seed_worker(worker_id, num_workers, rank)
     received: list[float] = []

@@ -28,14 +28,13 @@ from transformers import (
 import snugbert
 from snugbert.data.corpus import open_corpus
 from snugbert.data.preparation import prepare_corpus
-from snugbert.trainers.manifest import write_manifest
-from snugbert.trainers.output_folder import find_newest_checkpoint
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run_trainer import SharedTrainer
+from snugbert.trainers.run_checkpoints import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run_trainer import RunTrainer
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
@@ -423,7 +422,7 @@ def test_every_head_is_exact_under_plain_trainer(tmp_path):
     assert logged[1] == pytest.approx(logged[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("trainer_class", [Trainer, SharedTrainer])
+@pytest.mark.parametrize("trainer_class", [Trainer, RunTrainer])
 def test_labels_at_padding_are_consistent_under_accumulation(tmp_path, trainer_class):
     """One batch of 8 = 4 accumulated batches of 2, with ragged padding. Trainer counts labels at padding."""
     config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0, num_labels=3)

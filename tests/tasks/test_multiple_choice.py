@@ -169,8 +169,10 @@ def test_accuracy_equals_scikit_learn():
     assert (low, high) == pytest.approx((expected - error, expected + error), abs=0.02)
 
 
-def test_examples_may_have_different_numbers_of_choices_in_prediction(tokenizer):
-    model, stock = ours_and_stock("ForMultipleChoice")
+@pytest.mark.parametrize("engine", ["ours", "stock"])
+def test_examples_may_have_different_numbers_of_choices_in_prediction(engine, tokenizer):
+    ours, stock = ours_and_stock("ForMultipleChoice")
+    model = {"ours": ours, "stock": stock}[engine]
     predictor = Predictor(model, tokenizer, columns=("text", "choices"), max_batch_tokens=32)
     endings = [ending for mood in WORDS.values() for ending in mood]
     rows = [{"text": word, "choices": endings[: 1 + index % 5]} for index, word in enumerate(FILLER)]

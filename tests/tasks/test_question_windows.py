@@ -1,4 +1,4 @@
-"""Windows of questions and contexts, compared with simple references."""
+"""Windows of questions and contexts, and spans of texts, compared with simple references."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.spans import ContextWindows, make_windows
+from snugbert.tasks.question_windows import ContextWindows, make_windows
 from snugbert.tasks.windows import find_max_context, split_into_spans
 
 

@@ -13,7 +13,8 @@ from squad_forms import load_questions
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.spans import SURELY_NULL, Answer, ContextWindows, best_answers, make_windows
+from snugbert.tasks.question_windows import ContextWindows, make_windows
+from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers_v2, score_v2
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]

@@ -12,7 +12,6 @@ import snugbert
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers import compilation
-from snugbert.trainers import run_trainer as shared_trainer
 from snugbert.trainers.compilation import COMPILE_PASSES, Compilation, compile_model, find_compiler_problem
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -116,7 +115,7 @@ def test_why_a_compiler_does_not_work(monkeypatch):
 
 
 def test_a_compiler_that_the_user_asked_for_must_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_trainer, "find_compiler_problem", lambda device: PROBLEM)
+    monkeypatch.setattr(compilation, "find_compiler_problem", lambda device: PROBLEM)
     monkeypatch.setattr(PretrainingArguments, "device", SimpleNamespace(type="cuda"))
     monkeypatch.setattr(PretrainingTrainer, "_move_model_to_device", lambda *_: None)
     with pytest.raises(InputError, match=r"--torch_compile: Triton is missing\. .* add --torch_compile false"):

@@ -12,7 +12,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments, choose_precision
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
-from snugbert.trainers.run_setup import set_up
+from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_trainer import check_weights
 
 AMPERE, VOLTA, CPU = (8, 0), (7, 0), None

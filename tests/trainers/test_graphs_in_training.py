@@ -139,7 +139,7 @@ def test_own_code_may_depend_on_more_than_the_batch(tmp_path, caplog, monkeypatc
         trainer = trainer_class(
             model=model, args=like.args, train_dataset=like.train_dataset, data_collator=like.data_collator.collate
         )
-        assert trainer._use_graphs() == expected
+        assert trainer.graphs.are_used() == expected
         assert caplog.text.count(" may depend on more than the batch") == (setting is None and not expected)
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import pytest
@@ -18,16 +19,14 @@ from synthetic import make_trainer
 from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.trainers.manifest import publish
 from snugbert.trainers.output_folder import (
-    UNFINISHED,
+    check_disk_space,
     check_output_dir,
     find_checkpoint,
-    find_newest_checkpoint,
-    list_checkpoints,
     list_run_files,
     remove_run,
 )
+from snugbert.trainers.run_checkpoints import UNFINISHED, find_newest_checkpoint, list_checkpoints, publish
 
 
 def write_checkpoint(folder: Path, step: int) -> str:
@@ -276,3 +275,47 @@ def test_a_machine_without_the_checkpoint_stops_all(tmp_path):
         messages = json.loads((tmp_path / f"messages-{rank}.json").read_text())
         assert f"The first process resumes from checkpoint-2. {other}/checkpoint-2 contains no" in messages[0]
         assert f"The first process found no run to resume. {other} contains a run." in messages[1]
+
+
+# --- free space for checkpoints -----------------------------------------------------------------------------------
+
+WEIGHTS = 4 * 10**7  # bytes
+CHECKPOINT = 3 * WEIGHTS  # with AdamW's moments
+
+
+def check_space(folder, monkeypatch, free, **settings):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=free))
+    args = TrainingArguments(str(folder / "new/run"), use_cpu=True, **{"save_total_limit": 3, **settings})
+    check_disk_space(args, [torch.nn.Parameter(torch.zeros(10**7))])
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "total"),
+    [
+        ({}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": 1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": -1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
+        ({"save_only_model": True}, WEIGHTS, 5 * WEIGHTS),
+        ({"optim": "adafactor"}, WEIGHTS, 5 * WEIGHTS),
+        ({"save_strategy": "no"}, WEIGHTS, WEIGHTS),
+    ],
+)
+def test_little_space_is_a_warning_and_less_than_a_checkpoint_an_error(
+    settings, least, total, tmp_path, monkeypatch, caplog
+):
+    check_space(tmp_path, monkeypatch, total, **settings)
+    assert not caplog.text
+    if total > least:
+        check_space(tmp_path, monkeypatch, total - 1, **settings)
+        assert f"The run needs up to {total / 1e9:.2f} GB" in caplog.text
+    check_space(tmp_path, monkeypatch, least, **settings)
+    with pytest.raises(InputError, match=rf"{tmp_path} has 0\.\d\d GB free, but .* takes {least / 1e9:.2f} GB"):
+        check_space(tmp_path, monkeypatch, least - 1, **settings)
+
+
+def test_files_that_the_run_replaces_count_as_free(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "new/run/checkpoint-1"
+    checkpoint.mkdir(parents=True)
+    with (checkpoint / "optimizer.pt").open("wb") as file:
+        file.truncate(CHECKPOINT)  # takes no space
+    check_space(tmp_path, monkeypatch, 0)

@@ -18,7 +18,7 @@ from synthetic import make_trainer
 
 from snugbert.errors import InputError
 from snugbert.trainers import run_lock
-from snugbert.trainers.disk_space import check_disk_space
+from snugbert.trainers.output_folder import check_disk_space
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert_cli import main as snugbert_command
 

@@ -10,7 +10,7 @@ import synthetic
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.manifest import write_manifest
+from snugbert.trainers.run_checkpoints import write_manifest
 from snugbert.trainers.run_settings import describe_change, read_settings
 
 RUN = {"max_steps": 4, "save_steps": 2, "dropout": 0.1}
@@ -73,7 +73,7 @@ def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path
     trainer = make_trainer(tmp_path, **RUN | changes)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.changes == [] and "changed" not in caplog.text and "do not match" not in caplog.text
+    assert trainer.run_settings.changes == [] and "changed" not in caplog.text and "do not match" not in caplog.text
     # Trainer would keep the earlier intervals.
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 4]
@@ -84,7 +84,7 @@ def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
     trainer = make_trainer(tmp_path, **RUN | {"max_steps": 10})
     trainer.train(resume_from_checkpoint=checkpoint)
     change = "after step 2: 10 steps instead of 4, next learning rate 0.0008 instead of 0.0005"
-    assert f"changed {change}" in caplog.text and trainer.changes == [change]
+    assert f"changed {change}" in caplog.text and trainer.run_settings.changes == [change]
     rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
     expected = [1e-3, 0.75e-3] + [1e-3 * (10 - step) / 10 for step in range(2, 10)]
     assert rates == pytest.approx(expected)
@@ -92,7 +92,7 @@ def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
 
     trainer = make_trainer(tmp_path, **RUN | {"max_steps": 12, "warmup_steps": 0})
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
-    assert trainer.changes == [
+    assert trainer.run_settings.changes == [
         change,
         "after step 10: 12 steps instead of 10, next learning rate 0.000167 instead of 0",
     ]
@@ -103,7 +103,7 @@ def test_warmup_may_be_a_share_of_the_steps(tmp_path):
     trainer = make_trainer(tmp_path, **RUN | {"warmup_steps": 0.5, "max_steps": 8})
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     change = "8 steps instead of 4, 4 warmup steps instead of 2, next learning rate 0.0005 instead of 0.001"
-    assert trainer.changes == [f"after step 2: {change}"]
+    assert trainer.run_settings.changes == [f"after step 2: {change}"]
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_refused(checkpoint, tmp_path):

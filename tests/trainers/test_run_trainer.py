@@ -3,16 +3,23 @@
 import json
 import logging
 import os
+import re
 import stat
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from parity import CONFIG
 from torch.utils.data import TensorDataset
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import snugbert
-from snugbert.trainers.run_trainer import IgnorePadding, SharedTrainer
+from snugbert.data.packed_batches import IgnorePadding
+from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
+from snugbert.trainers.run_trainer import RunTrainer
+
+PAGE = Path(__file__).parents[2] / "docs/decisions/private-methods-of-trainer.md"
 
 
 def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, caplog, monkeypatch):
@@ -21,9 +28,9 @@ def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, capl
     torch.manual_seed(0)
     ids = torch.randint(5, CONFIG["vocab_size"], (8, 6))
 
-    def train(max_steps: int, resume: bool) -> SharedTrainer:
+    def train(max_steps: int, resume: bool) -> RunTrainer:
         options = {"max_steps": max_steps, "save_steps": 2, "logging_steps": 1, "per_device_train_batch_size": 2}
-        trainer = SharedTrainer(
+        trainer = RunTrainer(
             model=snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig(**CONFIG)),
             args=TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, seed=1, **options),
             train_dataset=TensorDataset(ids),
@@ -67,3 +74,13 @@ def test_only_the_first_data_worker_warns_of_labels_at_padding(monkeypatch, capl
         batch = {"labels": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 0]])}
         assert IgnorePadding(lambda rows: rows)(batch)["labels"].tolist() == [[1, -100]]
         assert caplog.text.count("1 value of `labels` belongs to padding") == warnings
+
+
+def test_few_private_methods_of_trainer_are_overridden():
+    """Each of them once, with a reason in the documentation. One that Trainer no longer has would be missing."""
+    bases = set(Trainer.__mro__)
+    private = {name for base in bases for name in vars(base) if name.startswith("_") and not name.endswith("__")}
+    own = {base for trainer in (PretrainingTrainer, DistillationTrainer) for base in trainer.__mro__} - bases
+    overridden = sorted(name for base in own for name in vars(base) if name in private)
+    table = PAGE.read_text(encoding="utf-8").split("| no longer overridden")[0]
+    assert overridden == sorted(re.findall(r"^\| `(_\w+)` ", table, flags=re.MULTILINE)) and len(overridden) == 10

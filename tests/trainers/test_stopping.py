@@ -12,6 +12,7 @@ import torch
 from finetuning_examples import HEADS, arguments, make_tokenizer, new_trainer, prepare_counting
 from parity import CONFIG
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 import snugbert
 from snugbert.errors import RunStopped
@@ -180,6 +181,22 @@ def test_the_best_model_may_be_found_after_the_stop(step, settings, tmp_path, mo
         assert states[0][name] == states[1][name] is not None, name
     assert log_of(straight) == log_of(stopped)
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+
+
+class AlwaysEvaluate(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_evaluate = True
+
+
+def test_what_other_callbacks_want_is_postponed(tmp_path, monkeypatch):
+    """Also callbacks that were added later."""
+    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3)
+    trainer.add_callback(AlwaysEvaluate())
+    refuse_evaluation_after_signal(monkeypatch)
+    raise_in_step(monkeypatch, 1, signal.SIGTERM)
+    trainer.train()
+    state = json.loads((tmp_path / "checkpoint-1/trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["PostponedEvaluation"] is True
 
 
 def test_settings_are_restored(tmp_path, monkeypatch):

@@ -25,7 +25,6 @@ from snugbert.reports.results import RunResults, contains_model, write_results
 from snugbert.reports.score_plots import draw_learning_curve, remove_plots
 from snugbert.reports.score_tables import set_title
 from snugbert.tasks.base import EvaluationSet
-from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.finetuning.finetuning_arguments import (
     MAIN_METRIC,
     FineTuningArguments,
@@ -50,14 +49,9 @@ from snugbert.trainers.finetuning.prepare_task import (
     read_finished_run,
 )
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
-from snugbert.trainers.output_folder import (
-    check_output_dir,
-    clear_output_dir,
-    list_checkpoints,
-    remove_checkpoints,
-    step_of,
-)
+from snugbert.trainers.output_folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.processes import raise_together
+from snugbert.trainers.run_checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,
     TRAINING_SETTINGS,
@@ -109,7 +103,7 @@ def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> No
         InputError: a setting changed.
     """
     trainer = make_trainer(prepared, args)
-    trainer.command_settings = _finished_settings(prepared, args)
+    trainer.run_settings.command_settings = _finished_settings(prepared, args)
 
     def compare() -> None:
         if args.process_index == 0:  # machines may share no disk
@@ -121,7 +115,7 @@ def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> No
         raise InputError(f"{error} The run in {args.output_dir} is finished and has no checkpoints.") from error
     logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
     if args.push_to_hub:  # an earlier upload may have failed
-        trainer.upload_output_dir()
+        trainer.uploads.upload_output_dir()
 
 
 def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
@@ -189,14 +183,14 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
                 clear_output_dir(args)
             if args.should_save:
                 remove_plots(output_dir)
-        trainer.command_settings = _compared_settings(prepared, args)
+        trainer.run_settings.command_settings = _compared_settings(prepared, args)
         trainer.write_card = lambda: _write_interim_card(prepared, trainer)
         training = train(trainer, checkpoint, _finished_settings(prepared, args))
     metrics, intervals, losses = {}, {}, {}
     for evaluation_set in prepared.evaluation_sets:
         name = evaluation_set.name
         metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
-    results = collect_results(prepared, args, training, metrics, trainer.changes)
+    results = collect_results(prepared, args, training, metrics, trainer.run_settings.changes)
     results["intervals"] = intervals
     wide = describe_wide_intervals(prepared, intervals, "Evaluate on more examples.")
     for sentence in [*wide, *describe_perfect_scores(prepared, intervals)]:
@@ -215,7 +209,7 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
         write_results(output_dir, results)  # last: it marks the run as complete
     if args.push_to_hub:
         trainer.push_to_hub()
-    if training and args.should_save and not trainer.keeps_checkpoints:
+    if training and args.should_save and not trainer.run_settings.keeps_checkpoints:
         # Last, so that a run that is stopped before this can be resumed. As in training, later steps stay, and so does
         # a checkpoint that the user names.
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
@@ -321,7 +315,7 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str
     samples = len(trainer.train_dataset)  # type: ignore[arg-type]
     metrics = {**result.metrics, "train_samples": samples, "train_steps": trainer.state.global_step}
     trainer.save_metrics("train", metrics)
-    trainer.command_settings |= finished
+    trainer.run_settings.command_settings |= finished
     trainer.save_state()
     return metrics
 
@@ -463,7 +457,8 @@ def _write_interim_card(prepared: PreparedTask, trainer: FineTuningTrainer) -> N
     state, last = trainer.state, trainer.last_metrics()
     metrics = {name: last[name] for name in prepared.task.metrics if name in last}
     by_set = {} if prepared.validation_set is None else {prepared.validation_set.name: metrics}
-    results = collect_results(prepared, args, {"step": state.global_step}, by_set, trainer.changes)
+    changes = trainer.run_settings.changes
+    results = collect_results(prepared, args, {"step": state.global_step}, by_set, changes)
     results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
     folder = Path(str(args.output_dir))
     base_model = prepared.model_args.model_name_or_path

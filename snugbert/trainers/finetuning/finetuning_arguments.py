@@ -9,7 +9,7 @@ from snugbert.checkpoints.students import StudentArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.run_setup import is_terminal
+from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
 
 SWEEPS = ("paper", "fixed", "stable")

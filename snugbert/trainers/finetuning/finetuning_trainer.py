@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from huggingface_hub import HfApi
 from torch import nn
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, has_length
@@ -23,7 +22,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.tasks.outputs import PADDING, Output
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.run_trainer import NOT_UPLOADED, SharedTrainer
+from snugbert.trainers.run_trainer import RunTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
 MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
@@ -34,7 +33,7 @@ EMBEDDINGS = re.compile(r"(?:^|\.)(?:embeddings|embeddings_project|encoder\.rel_
 Loss = Callable[..., torch.Tensor]
 
 
-class FineTuningTrainer(SharedTrainer):
+class FineTuningTrainer(RunTrainer):
     """Trainer for a head on top of the encoder.
 
     - The data collator packs or pads batches. Predictions are the same: in the order of the dataset, with the shapes
@@ -83,7 +82,6 @@ class FineTuningTrainer(SharedTrainer):
         **kwargs: Any,
     ):
         self.output = output
-        self.keeps_checkpoints = args.keeps_checkpoints
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
         self._losses: list[torch.Tensor] | None = None
@@ -103,6 +101,7 @@ class FineTuningTrainer(SharedTrainer):
             compute_loss_func=None if class_weights is None else weighted_loss(class_weights.to(args.device)),
             **kwargs,
         )
+        self.run_settings.keeps_checkpoints = args.keeps_checkpoints
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -119,13 +118,21 @@ class FineTuningTrainer(SharedTrainer):
         has_tokens = has_length(dataset) and len(dataset) > 0 and "input_ids" in dataset[0]  # type: ignore[index]
         return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | int | None:
-        if self._losses is not None:  # in evaluation, the loss of a batch is the mean over its own labels
-            return None
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
+        """As in Trainer, which counts the column `labels`. The form of the logits names the column to count."""
+        batches, count = super().get_batch_samples(*args, **kwargs)
         name = self.output.counted_labels
-        if batch_samples and name in batch_samples[0]:  # Trainer counts the column `labels`
-            batch_samples = [{"labels": batch[name]} for batch in batch_samples]
-        return super()._get_num_items_in_batch(batch_samples, device)
+        if name != "labels" and batches and name in batches[0]:
+            counted = [{"labels": batch[name]} for batch in batches]
+            count = self._get_num_items_in_batch(counted, self.args.device)
+        return batches, count
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As in Trainer. In evaluation, the loss of a batch is the mean over its own labels."""
+        count = None if self._losses is not None else num_items_in_batch
+        return super().compute_loss(model, inputs, return_outputs, count)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """As in `Trainer`, with a learning rate per layer if `layerwise_lr_decay` is below 1."""
@@ -142,49 +149,10 @@ class FineTuningTrainer(SharedTrainer):
             ]
         return optimizer
 
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Saves the model and uploads the output folder as Trainer does, except for `NOT_UPLOADED`."""
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
-        if self.hub_model_id is None:  # without `args.push_to_hub`
-            self.args.hub_private_repo = self.args.hub_private_repo if private is None else private
-            self.init_hf_repo(token=token)
-        self.save_model(_internal_call=True)
-        if self.is_world_process_zero():
-            self.create_model_card(**{"model_name": str(self.hub_model_id).rpartition("/")[-1]} | kwargs)
-        return self.upload_output_dir(commit_message, blocking, token, revision)
-
-    def upload_output_dir(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-    ) -> Any:
-        """Uploads the output folder as it is, except for `NOT_UPLOADED`. Arguments and result: as in `push_to_hub`."""
-        if not self.is_world_process_zero():
-            return None
-        self._finish_current_push()
-        as_future: Any = not blocking
-        return HfApi(token=token or self.args.hub_token).upload_folder(
-            repo_id=str(self.hub_model_id),
-            revision=revision or self.args.hub_revision,
-            folder_path=str(self.args.output_dir),
-            commit_message=commit_message,
-            ignore_patterns=NOT_UPLOADED,
-            run_as_future=as_future,
-        )
-
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
+        # No public method chooses the order of an evaluation.
         if isinstance(self.data_collator, FillRows):
             self._order = np.random.default_rng(0).permutation(len(eval_dataset))  # type: ignore[arg-type]
         else:
@@ -203,7 +171,8 @@ class FineTuningTrainer(SharedTrainer):
 
         The logits of padding in filled rows are dropped.
         """
-        loss, logits, _ = super().prediction_step(self._with_graphs(model), inputs, prediction_loss_only, ignore_keys)
+        model = self.graphs.for_evaluation(model)
+        loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         labels = inputs.get(self.output.counted_labels)
         if loss is not None and labels is not None and self._losses is not None:
             count = (labels != IGNORE_INDEX).sum()

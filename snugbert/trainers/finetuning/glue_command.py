@@ -28,8 +28,8 @@ def main(argv: list[str]) -> None:
     from snugbert.tasks.classification import TextClassification
     from snugbert.trainers.finetuning.distillation import run_command
     from snugbert.trainers.finetuning.suite import run_suite
+    from snugbert.trainers.processes import set_up
     from snugbert.trainers.run_lock import lock_output_dir
-    from snugbert.trainers.run_setup import set_up
 
     set_up(training_args)
     with lock_output_dir(training_args):

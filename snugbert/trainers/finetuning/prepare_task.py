@@ -32,8 +32,9 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArgu
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
-from snugbert.trainers.output_folder import check_output_dir, list_checkpoints
+from snugbert.trainers.output_folder import check_output_dir
 from snugbert.trainers.processes import raise_together
+from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 
 Compare = Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]]

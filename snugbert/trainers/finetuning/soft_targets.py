@@ -83,12 +83,7 @@ class DistillationTrainer(FineTuningTrainer):
             data_collator=SoftTargetCollator(data_collator, targets, output),
             **kwargs,
         )
-
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        columns: Any = self._signature_columns
-        if ROW not in columns:
-            columns.append(ROW)
+        self.keep_column(ROW)
 
     def compute_loss(
         self,

@@ -26,8 +26,8 @@ def main(argv: list[str]) -> None:
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.tasks.question_answering import QuestionAnswering
     from snugbert.trainers.finetuning.distillation import run_command
+    from snugbert.trainers.processes import set_up
     from snugbert.trainers.run_lock import lock_output_dir
-    from snugbert.trainers.run_setup import set_up
 
     set_up(training_args)
     with lock_output_dir(training_args):

@@ -30,11 +30,11 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArgument
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.output_folder import list_checkpoints
 from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
-from snugbert.trainers.run_trainer import NOT_UPLOADED
 from snugbert.trainers.stopping import DivergedError
+from snugbert.trainers.uploads import NOT_UPLOADED
 
 logger = logging.getLogger(__name__)
 

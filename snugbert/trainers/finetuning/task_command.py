@@ -33,7 +33,7 @@ def main(argv: list[str], name: str, head: str) -> None:
     from snugbert.tasks import find_task
     from snugbert.trainers.finetuning.distillation import run_command
     from snugbert.trainers.run_lock import lock_output_dir
-    from snugbert.trainers.run_setup import set_up
+    from snugbert.trainers.processes import set_up
 
     set_up(training_args)
     with lock_output_dir(training_args):

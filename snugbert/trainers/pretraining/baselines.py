@@ -74,6 +74,21 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
     return float(-(counts * log_probabilities).sum() / (counts.sum() or math.nan))
 
 
+def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset: object) -> None:
+    """Adds `mlm_gain` to the metrics of an evaluation: how much lower its loss is than [`frequency_loss`].
+
+    Args:
+        metrics: of an evaluation. Names begin with a prefix.
+        train_counts: count of each token in the training text. None: unknown, so nothing is added.
+        dataset: the evaluation set. Only for a [`PretrainingDataset`], something is added.
+    """
+    if train_counts is None or (counts := count_dataset(dataset)) is None:
+        return
+    baseline = frequency_loss(train_counts, counts)
+    for name in [name for name in metrics if name.endswith("_mlm_loss")]:
+        metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
+
+
 def count_dataset(dataset: object) -> np.ndarray | None:
     """Counts the predictable tokens of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
     while isinstance(dataset, torch.utils.data.Subset):

@@ -6,6 +6,7 @@ numbers, however many processes and accumulated batches share it. Order and rand
 the number, so training can start at any step.
 """
 
+import copy
 import hashlib
 import random
 import zlib
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from transformers import PreTrainedConfig
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
@@ -120,6 +122,23 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
             raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase its share.")
         phases.append(Phase(dataset, end - start, batch_size))
     return phases
+
+
+def as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:
+    """Returns a copy of `args` for Trainer, which treats the whole run as one epoch.
+
+    Sets `max_steps` to the number of all steps, and turns "once per epoch" into a number of steps.
+    """
+    args = copy.copy(args)
+    if phases:
+        args.max_steps = sum(phase.steps for phase in phases)
+        steps_per_epoch = max(1, round(len(phases[0].dataset) / phases[0].batch_size))
+        for name in ("logging", "eval", "save"):
+            if getattr(args, f"{name}_strategy") == "epoch":
+                strategy = SaveStrategy.STEPS if name == "save" else IntervalStrategy.STEPS
+                setattr(args, f"{name}_strategy", strategy)
+                setattr(args, f"{name}_steps", steps_per_epoch)
+    return args
 
 
 def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> list[int]:
@@ -297,6 +316,28 @@ class RunBatches(torch.utils.data.Dataset):
         if hasattr(dataset, "__getitems__"):  # a datasets.Dataset reads many rows at once faster
             return dataset.__getitems__(indices)
         return [dataset[index] for index in indices]
+
+
+def make_loader(
+    args: PretrainingArguments,
+    batches: RunBatches,
+    sampler: BatchSampler,
+    worker_init_fn: Callable[[int], None],
+) -> torch.utils.data.DataLoader:
+    """Returns a data loader for the batches of this process."""
+    return torch.utils.data.DataLoader(
+        batches,
+        sampler=sampler,
+        batch_size=None,  # an item is a batch already
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+        persistent_workers=args.dataloader_persistent_workers,
+        multiprocessing_context=args.dataloader_multiprocessing_context,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        worker_init_fn=worker_init_fn,
+        # Its own generator, so that the additional loader of a resumed run does not change dropout.
+        generator=torch.Generator().manual_seed(args.seed),
+    )
 
 
 @contextmanager

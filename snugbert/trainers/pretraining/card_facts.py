@@ -117,7 +117,7 @@ def _describe_training(
         name = trainer.teacher.config.name_or_path if model_args is None else model_args.teacher_name_or_path
         known = f"{find_base_model(name)[1]}: " if name else ""
         sizes["teacher"] = f"{known}{_describe_model(trainer.teacher)}"
-    changes = {"changed on resume": "; ".join(trainer.changes)} if trainer.changes else {}
+    changes = {"changed on resume": "; ".join(trainer.run_settings.changes)} if trainer.run_settings.changes else {}
     return {
         **_describe_start(trainer, model_args, data_args),
         **sizes,

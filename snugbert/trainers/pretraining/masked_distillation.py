@@ -98,6 +98,23 @@ def distill(
     )
 
 
+def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: torch.device) -> None:
+    """Moves the teacher to the device of the model with this `config`, and freezes it.
+
+    Raises:
+        InputError: the teacher does not fit the model.
+    """
+    if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != config.vocab_size:
+        raise InputError(
+            "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
+            "vocabulary of the model."
+        )
+    torch.nn.Module.to(teacher, device)
+    teacher.requires_grad_(False).eval()
+    if teacher.config.hidden_size != config.hidden_size:
+        logger.info("The teacher has another hidden size. The loss on hidden states is omitted.")
+
+
 def sum_soft_losses(
     logits: torch.Tensor, teacher_logits: torch.Tensor, temperature: float = TEMPERATURE
 ) -> torch.Tensor:

@@ -26,9 +26,8 @@ from snugbert.data.languages import Stored, choose_language, store_language, sto
 from snugbert.errors import InputError
 from snugbert.hints import changed_flags, format_command
 from snugbert.reports.training_plots import PLOT_NAME
-from snugbert.trainers.disk_space import check_disk_space
 from snugbert.trainers.log_lines import format_duration
-from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
@@ -52,9 +51,9 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.show import show_examples
+from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
-from snugbert.trainers.run_setup import set_up
 from snugbert.trainers.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
@@ -196,7 +195,7 @@ def _train_and_evaluate(
         data_settings=data.settings,
         teacher=teacher,
     )
-    trainer.command_settings = initial_weights
+    trainer.run_settings.command_settings = initial_weights
     trainer.command_arguments = model_args, data_args
     seconds = _train(trainer, checkpoint) if do_train else 0.0
     metrics, baselines = _evaluate(trainer, data)

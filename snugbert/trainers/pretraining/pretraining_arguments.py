@@ -12,7 +12,7 @@ from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.objectives import OBJECTIVES, Objective
-from snugbert.trainers.run_setup import is_terminal
+from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
 
 # Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from transformers import PreTrainedModel, TrainerCallback, TrainerState, get_wsd_schedule
+from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
 from transformers.trainer_utils import (
     EvalLoopOutput,
-    IntervalStrategy,
-    SaveStrategy,
     TrainOutput,
 )
 from transformers.utils import ModelOutput
@@ -34,8 +32,8 @@ from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.reports.training_plots import METRICS_NAME, DrawTraining, draw_log
-from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_output_dir, clear_output_dir
-from snugbert.trainers.pretraining.baselines import count_dataset, frequency_loss
+from snugbert.trainers.output_folder import GENERATOR_FOLDER, ClearOutputDir, check_output_dir
+from snugbert.trainers.pretraining.baselines import add_gain, count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
     COUNTS,
     Batch,
@@ -43,8 +41,10 @@ from snugbert.trainers.pretraining.batches import (
     Phase,
     RunBatches,
     SizedDataset,
+    as_one_epoch,
     check_processes,
     count_epochs,
+    make_loader,
     plan_phases,
     seed_random_state,
 )
@@ -52,16 +52,16 @@ from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.electra import ElectraPair
-from snugbert.trainers.pretraining.masked_distillation import distill
+from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
-from snugbert.trainers.pretraining.sharding import ProcessesTrainer
+from snugbert.trainers.pretraining.sharding import Sharding
 from snugbert.trainers.pretraining.throughput import peak_flops
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog
-from snugbert.trainers.run_setup import use_one_gpu
-from snugbert.trainers.run_trainer import SharedTrainer
+from snugbert.trainers.processes import use_one_gpu
+from snugbert.trainers.run_trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the who
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
-class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
+class PretrainingTrainer(RunTrainer):
     """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
 
     `snugbert pretrain --objective electra` also uses it, with an internal model that contains generator and
@@ -144,20 +144,14 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self.phases = list(phases)
         # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
         self.teacher = teacher
-        args = _as_one_epoch(args, self.phases)
+        self.sharding = Sharding(self)
+        args = as_one_epoch(args, self.phases)
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
+        self.keep_column("mask_seed")
         self.data_settings = data_settings or {}
         if teacher is not None:
-            if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != self._model_config.vocab_size:
-                raise InputError(
-                    "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
-                    "vocabulary of the model."
-                )
-            torch.nn.Module.to(teacher, self.args.device)
-            teacher.requires_grad_(False).eval()
-            if teacher.config.hidden_size != self._model_config.hidden_size:
-                logger.info("The teacher has another hidden size. The loss on hidden states is omitted.")
+            prepare_teacher(teacher, self.model_config, self.args.device)
         self.command_arguments: Any = ()
         self.checks_output_dir = True
         self.write_card = self._write_card
@@ -216,8 +210,8 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self._load_log(state)
         corpus = find_corpus(self.phases[0].dataset)
         # Text in an unknown language is prepared as English.
-        if corpus is not None and corpus.language != DEFAULT and self._model_config is not None:
-            store_language(corpus.language, self._model_config)
+        if corpus is not None and corpus.language != DEFAULT and self.model_config is not None:
+            store_language(corpus.language, self.model_config)
         if self.args.device.type != "cpu":
             precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
             precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
@@ -234,7 +228,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
         super().compare_settings(checkpoint)
         if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
-            self._report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
+            self.run_settings.report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
@@ -245,40 +239,77 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer. The generator of an [`ElectraPair`] is saved in a subfolder of the discriminator."""
-        pair: Any = self.model
-        if not isinstance(pair, ElectraPair):
-            return super().save_model(output_dir, _internal_call)
-        with self._as_model(pair.generator):
-            super().save_model(str(Path(output_dir or self.args.output_dir or "") / GENERATOR_FOLDER), True)
-        with self._as_model(pair.discriminator):
-            super().save_model(output_dir, _internal_call)
+        """As in Trainer. The generator of an [`ElectraPair`] is saved in a subfolder of the discriminator.
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        pair: Any = self.model
-        if not isinstance(pair, ElectraPair):
-            return super()._load_from_checkpoint(resume_from_checkpoint, model)
-        with self._as_model(pair.generator):
-            super()._load_from_checkpoint(str(Path(resume_from_checkpoint) / GENERATOR_FOLDER))
-        with self._as_model(pair.discriminator):
-            super()._load_from_checkpoint(resume_from_checkpoint)
+        Saves complete weights, also under FSDP2.
+        """
+        for part, model in self._list_models():
+            folder = str(Path(output_dir or self.args.output_dir or "") / part)
+            with self._as_model(model):
+                if not self.sharding.is_active:
+                    super().save_model(folder, _internal_call or bool(part))
+                    continue
+                with self._writing_model(folder), self._as_model(self.sharding.gather_model()):
+                    if self.args.should_save:
+                        self._save(folder)
+
+    def load_weights(self, checkpoint: str) -> None:
+        """As in the base class, for the models of `save_model`."""
+        for part, model in self._list_models():
+            folder = str(Path(checkpoint) / part)
+            with self._as_model(model):
+                if self.sharding.is_active:
+                    self.sharding.load_weights(folder)
+                else:
+                    super().load_weights(folder)
+
+    def _list_models(self) -> list[tuple[str, Any]]:
+        """Returns the models that are saved one by one, with their folders in the output folder."""
+        if isinstance(self.model, ElectraPair):
+            return [(GENERATOR_FOLDER, self.model.generator), ("", self.model.discriminator)]
+        return [("", self.model)]
 
     @contextmanager
     def _as_model(self, model: Any) -> Iterator[None]:
-        """Saves or loads `model` instead of the pair that it belongs to."""
-        pair, self.model = self.model, model
+        """Saves or loads `model` instead of the trainer's."""
+        own, self.model = self.model, model
         try:
             yield
         finally:
-            self.model = pair
+            self.model = own
 
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """As in Trainer, with the state of the log and the data settings."""
+    def store_in_state(self) -> None:
+        """As in the base class, with the state of the log and the data settings."""
+        super().store_in_state()
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         record = self.training_log.state_dict() | {"data_settings": self.data_settings}
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
-        super()._save_checkpoint(model, trial)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        # No hook surrounds the wrapping of the model, in which FSDP2 groups the parameters.
+        with self.sharding.grouping():
+            return super()._prepare_for_training(*args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        # Trainer's format depends on the number of processes, and no hook replaces it.
+        self.sharding.save_optimizer(output_dir)
+
+    def load_optimizer(self, checkpoint: str | None) -> None:
+        """As in the base class, from the format that is the same for all numbers of processes."""
+        if checkpoint is not None:
+            self.sharding.load_optimizer(checkpoint)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in the base class. `--fsdp` also works on CPUs."""
+        super().create_accelerator_and_postprocess()
+        self.sharding.enable_on_cpus()
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        """Autocast around the model under FSDP2. Otherwise, accelerate has added it to the model's `forward`."""
+        if self.sharding.is_active:
+            return self.accelerator.autocast()
+        return super().autocast_smart_context_manager(cache_enabled)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in Trainer, with LAMB and Muon in addition."""
@@ -319,13 +350,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         ]
         return max(multiples, default=0)
 
-    def _set_signature_columns_if_needed(self) -> None:
-        """As in Trainer. With `remove_unused_columns`, features keep what the collator needs."""
-        super()._set_signature_columns_if_needed()
-        columns: Any = self._signature_columns
-        if "mask_seed" not in columns:
-            columns.append("mask_seed")
-
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """Returns the batches of this process, from the first step of this call, with their counts for the log.
 
@@ -340,26 +364,15 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             self.args.process_index,
             self._first_step,
         )
-        return torch.utils.data.DataLoader(
-            RunBatches(
-                self.phases,
-                self._get_collator_with_removed_columns(self._fill_rows(None, 0, is_training=True)),
-                self.args.examples_seed,
-                self._model_config,
-                self.model.generator.config if isinstance(self.model, ElectraPair) else None,
-                None if self.teacher is None else self.teacher.config,
-            ),
-            sampler=sampler,
-            batch_size=None,  # an item is a batch already
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            multiprocessing_context=self.args.dataloader_multiprocessing_context,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            worker_init_fn=self.worker_init_fn,
-            # Its own generator, so that the additional loader of a resumed run does not change dropout.
-            generator=torch.Generator().manual_seed(self.args.seed),
+        batches = RunBatches(
+            self.phases,
+            self._get_collator_with_removed_columns(self._fill_rows(None, 0, is_training=True)),
+            self.args.examples_seed,
+            self.model_config,
+            self.model.generator.config if isinstance(self.model, ElectraPair) else None,
+            None if self.teacher is None else self.teacher.config,
         )
+        return make_loader(self.args, batches, sampler, self.worker_init_fn)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
@@ -402,7 +415,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
             options = {"detach_logits": True} if detaches else {}
             outputs: ModelOutput = model(**inputs, **denominators, **options)
         else:
-            same_size = self.teacher.config.hidden_size == self._model_config.hidden_size
+            same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
                 outputs = distill(model, self.teacher, inputs, denominators, same_size)
         self.training_log.add_outputs(outputs, inputs)
@@ -426,7 +439,7 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         if self._metrics_file is not None:
             self._metrics_file.append(self.state.log_history[-1])
             if not isinstance(self.model, ElectraPair):
-                warn_at_baseline(self.state, self._model_config)
+                warn_at_baseline(self.state, self.model_config)
 
     # --- evaluation ---------------------------------------------------------------------------------------------
 
@@ -438,17 +451,9 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         start = time.perf_counter()
         with seed_random_state(str(self.args.seed)):
             output = super().evaluation_loop(dataloader, *args, **kwargs)
-        self._add_gain(output.metrics or {}, dataloader.dataset)
+        add_gain(output.metrics or {}, self._train_counts, dataloader.dataset)
         self.training_log.exclude_time(time.perf_counter() - start)
         return output
-
-    def _add_gain(self, metrics: dict[str, float], dataset: object) -> None:
-        """Adds `mlm_gain` to the metrics of an evaluation, if both texts are available."""
-        if self._train_counts is None or (counts := count_dataset(dataset)) is None:
-            return
-        baseline = frequency_loss(self._train_counts, counts)
-        for name in [name for name in metrics if name.endswith("_mlm_loss")]:
-            metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
 
     def prediction_step(
         self,
@@ -463,32 +468,6 @@ class PretrainingTrainer(SharedTrainer, ProcessesTrainer):
         """
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            outputs = self._with_graphs(model)(**inputs, sparse_prediction=True)
+            outputs = self.graphs.for_evaluation(model)(**inputs, sparse_prediction=True)
         sums = sum_per_sequence(outputs, inputs)[: inputs.get("num_sequences")]
         return None, sums, sums[:, 2]
-
-
-class ClearOutputDir(TrainerCallback):
-    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
-
-    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step, with the state of the checkpoint."""
-        if args.overwrite_output_dir and state.global_step == 0:
-            clear_output_dir(args)
-
-
-def _as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> PretrainingArguments:
-    """Returns a copy of `args` for Trainer, which treats the whole run as one epoch.
-
-    Sets `max_steps` to the number of all steps, and turns "once per epoch" into a number of steps.
-    """
-    args = copy.copy(args)
-    if phases:
-        args.max_steps = sum(phase.steps for phase in phases)
-        steps_per_epoch = max(1, round(len(phases[0].dataset) / phases[0].batch_size))
-        for name in ("logging", "eval", "save"):
-            if getattr(args, f"{name}_strategy") == "epoch":
-                strategy = SaveStrategy.STEPS if name == "save" else IntervalStrategy.STEPS
-                setattr(args, f"{name}_strategy", strategy)
-                setattr(args, f"{name}_steps", steps_per_epoch)
-    return args

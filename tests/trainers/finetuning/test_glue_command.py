@@ -49,7 +49,7 @@ from snugbert import (
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import glue_command as glue
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.manifest import write_manifest
+from snugbert.trainers.run_checkpoints import write_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
@@ -240,7 +240,7 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypat
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
     with monkeypatch.context() as before_tokenization:
-        before_tokenization.setattr("snugbert.tasks.classification.make_features", None)
+        before_tokenization.setattr("snugbert.tasks.classification.TextClassification.encode", None)
         with pytest.raises(InputError, match="already contains a run"):
             glue.main(arguments(workshop, output_dir))
         for changes, message in (

@@ -355,14 +355,14 @@ def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
 def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
     """Also if all checkpoints have the same time, as after copying."""
     trainer = make_trainer(tmp_path)
-    trainer._checkpoints_kept, trainer.state.global_step = limit, 6
+    trainer.checkpoints.limit, trainer.state.global_step = limit, 6
     trainer.state.best_model_checkpoint = best and str(tmp_path / f"checkpoint-{best}")
     folders = [tmp_path / f"checkpoint-{step}" for step in range(1, 7)]
     for folder in folders:
         folder.mkdir()
     for folder in folders:
         os.utime(folder, (1e9, 1e9))
-    trainer._remove_old_checkpoints(tmp_path)
+    trainer.checkpoints.remove_old(trainer.state, tmp_path)
     assert {int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")} == kept
 
 

@@ -16,7 +16,7 @@ from synthetic import make_trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.trainers.checkpoint_trainer import LocateBestCheckpoint
+from snugbert.trainers.run_checkpoints import RunCheckpoints
 
 
 @pytest.mark.parametrize("only_model", [False, True])
@@ -31,7 +31,7 @@ def test_a_damaged_best_checkpoint_is_ignored(damaged, only_model, tmp_path, cap
     options = {"load_best_model_at_end": True, "eval_strategy": "steps", "use_cpu": True}
     args = TrainingArguments(str(tmp_path / "now"), **options)
     state = TrainerState(best_global_step=1, best_metric=0.5)
-    LocateBestCheckpoint().on_train_begin(args, state, TrainerControl())
+    RunCheckpoints().on_train_begin(args, state, TrainerControl())
     assert f"ignoring the best checkpoint: {best / 'model.safetensors'} is damaged" in caplog.text or not damaged
     found = (state.best_model_checkpoint, state.best_global_step, state.best_metric)
     assert found == ((None, None, None) if damaged else (str(best), 1, 0.5))

@@ -4,7 +4,7 @@ import os
 
 from transformers import TrainingArguments
 
-from snugbert.trainers.run_setup import move_hub_token
+from snugbert.trainers.processes import move_hub_token
 
 
 def test_the_token_moves_to_the_environment(tmp_path, monkeypatch):

@@ -1,0 +1,178 @@
+"""Cuts long contexts into windows that a model can read: a question and a part of its context.
+
+A context is tokenized once, even for several questions. Its windows are cut from the tokens.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.data.squad import Question
+from snugbert.errors import InputError
+from snugbert.tasks.base import Features
+from snugbert.tasks.windows import find_max_context, make_inputs, split_into_spans
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ContextWindows(Features):
+    """N windows, and the position of their tokens in the contexts.
+
+    Attributes:
+        inputs: N rows of model inputs. For training, also start_positions and end_positions.
+        question_indices: the question of each window. The windows of a question are adjacent and in order. int32,
+            *Shape:* (N,)
+        context_offsets: the position in the window of its first context token. int32, *Shape:* (N,)
+        char_starts: for each window, the first character in the context of each context token. *Shape:* (tokens,) each
+        char_ends: likewise, the end of each context token, exclusive.
+        max_context: likewise, whether no other window has more context around the token.
+    """
+
+    question_indices: np.ndarray
+    context_offsets: np.ndarray
+    char_starts: list[np.ndarray]
+    char_ends: list[np.ndarray]
+    max_context: list[np.ndarray]
+
+
+class _TokenizedText(NamedTuple):
+    """Token ids of a text, and start and end character of each token. *Shape:* (tokens,) each"""
+
+    ids: np.ndarray
+    char_starts: np.ndarray
+    char_ends: np.ndarray
+
+
+def make_windows(
+    questions: Sequence[Question],
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int = 384,
+    doc_stride: int = 128,
+    max_query_length: int = 64,
+    training: bool = False,
+) -> ContextWindows:
+    """Cuts the contexts of questions into windows: [CLS] question [SEP] part of the context [SEP].
+
+    The special tokens are those of the tokenizer's pairs. RoBERTa has two separators after the question.
+
+    Args:
+        questions: at least one. A context without tokens makes one window with an empty part.
+        tokenizer: a fast tokenizer whose pairs begin with [CLS].
+        max_seq_length: maximum tokens of a window.
+        doc_stride: tokens that a window shares with the previous one, as in `run_qa.py`. In the original release's
+            `run_squad.py` it is the step between windows instead.
+        max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
+        training: add start_positions and end_positions, the first and last token of the question's first answer. In a
+            window without the whole answer both are 0, the position of [CLS].
+
+    Raises:
+        InputError: next to the longest question, a window has room for at most `doc_stride` tokens of context.
+    """
+    queries = _tokenize([question.question for question in questions], tokenizer)
+    long = [question for question, query in zip(questions, queries, strict=True) if len(query.ids) > max_query_length]
+    if long:
+        message = "Questions truncated to %d tokens (max_query_length): %d. The first: %s."
+        logger.warning(message, max_query_length, len(long), long[0].row or long[0].id)
+    longest = max(len(query.ids[:max_query_length]) for query in queries)
+    check_room(tokenizer, max_seq_length, doc_stride, longest)
+    before, between, after = _find_special_tokens(tokenizer)
+    contexts = list(dict.fromkeys(question.context for question in questions))
+    tokenized = dict(zip(contexts, _tokenize(contexts, tokenizer), strict=True))
+
+    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # of each window: before the context, and from there on
+    question_indices: list[int] = []
+    char_starts: list[np.ndarray] = []
+    char_ends: list[np.ndarray] = []
+    max_context: list[np.ndarray] = []
+    answer_positions: list[tuple[int, int]] = []
+    for index, (question, query) in enumerate(zip(questions, queries, strict=True)):
+        text = tokenized[question.context]
+        query_ids = np.concatenate([before, query.ids[:max_query_length], between])
+        spans = split_into_spans(len(text.ids), max_seq_length - len(query_ids) - len(after), doc_stride)
+        first, last = _find_answer_tokens(question, text)
+        for begin, end in spans:
+            token_ids.append((query_ids, np.concatenate([text.ids[begin:end], after])))
+            question_indices.append(index)
+            char_starts.append(text.char_starts[begin:end])
+            char_ends.append(text.char_ends[begin:end])
+            shift = len(query_ids) - begin
+            answer_positions.append((first + shift, last + shift) if begin <= first <= last < end else (0, 0))
+        max_context += find_max_context(spans)
+    columns = make_inputs(token_ids, tokenizer.model_input_names)
+    if training:
+        columns["start_positions"], columns["end_positions"] = map(pa.array, np.array(answer_positions, np.int32).T)
+    return ContextWindows(
+        inputs=Dataset.from_dict(columns),
+        question_indices=np.array(question_indices, np.int32),
+        context_offsets=np.array([len(query_ids) for query_ids, _ in token_ids], np.int32),
+        char_starts=char_starts,
+        char_ends=char_ends,
+        max_context=max_context,
+    )
+
+
+def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:
+    """Returns the ids of the special tokens before, between and after the texts of a pair."""
+    encoding = tokenizer("a", "b")
+    ids, texts = encoding["input_ids"], encoding.sequence_ids()
+    first, second = (slice(texts.index(text), len(texts) - texts[::-1].index(text)) for text in (0, 1))
+    return ids[: first.start], ids[first.stop : second.start], ids[second.stop :]
+
+
+def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
+    """Checks that a window has room for more context than it shares with its neighbor.
+
+    Args:
+        tokenizer: the tokenizer of the windows.
+        max_seq_length: maximum tokens of a window.
+        doc_stride: tokens that neighboring windows share.
+        question: tokens of the question.
+
+    Returns:
+        The maximum tokens of a question.
+
+    Raises:
+        InputError: there is no room.
+    """
+    special = sum(map(len, _find_special_tokens(tokenizer)))
+    left = max(max_seq_length - special - question, 0)
+    if left <= doc_stride:
+        raise InputError(
+            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context. "
+            f"This must exceed doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
+        )
+    return question + left - doc_stride - 1
+
+
+def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_TokenizedText]:
+    # verbose=False: no warning about long texts, which are cut into windows.
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    tokenized = []
+    for ids, mapping in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        characters = np.array(mapping, np.int32).reshape(-1, 2)
+        tokenized.append(_TokenizedText(np.array(ids, np.int32), *characters.T.copy()))
+    return tokenized
+
+
+def _find_answer_tokens(question: Question, text: _TokenizedText) -> tuple[int, int]:
+    """Returns the first and last token of the question's first answer, or (-1, -1) if it has none."""
+    if not question.answers:
+        return -1, -1
+    start = question.answer_starts[0]
+    first = int(np.searchsorted(text.char_ends, start, side="right"))
+    last = int(np.searchsorted(text.char_starts, start + len(question.answers[0]), side="left")) - 1
+    return first, last

@@ -1,0 +1,381 @@
+"""The checkpoints of a run: they are complete or absent, even if the run is killed while it writes one.
+
+A checkpoint is written into a temporary folder. Its last file is the manifest, with the size and checksum of every
+file. Then everything is synced to the disk, and the folder gets its final name. So a folder named `checkpoint-<step>`
+is complete unless it is damaged later. The manifest is verified on resume.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import CONFIG_NAME
+
+from snugbert.checkpoints.weight_files import read_torch_file, read_weights
+from snugbert.errors import InputError
+from snugbert.json_files import read_json
+from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
+from snugbert.writing import writing
+
+MANIFEST_NAME = "manifest.json"
+# A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
+UNFINISHED = "_unfinished_checkpoint"
+OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
+RESUME = "resume with --resume_from_checkpoint true"
+
+logger = logging.getLogger(__name__)
+
+
+class RunCheckpoints(TrainerCallback):
+    """Writes the checkpoints of a run, removes old ones, and locates the best one.
+
+    The first process writes the random states of all processes, so its folder is enough to resume on any machine.
+
+    Attributes:
+        limit: number of checkpoints that are kept. 0: all.
+        is_writing: whether a checkpoint is being written.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.is_writing = False
+
+    @contextmanager
+    def write(self, args: TrainingArguments, state: TrainerState, checkpoint: Path, whole: bool) -> Iterator[None]:
+        """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
+
+        In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
+        nothing. Every process must call this. A full disk is a short error.
+
+        Args:
+            args: the trainer's arguments.
+            state: the trainer's state.
+            checkpoint: the folder, `checkpoint-<step>` in the output folder. It may exist.
+            whole: whether the checkpoint contains the optimizer even with `save_only_model`.
+        """
+        output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED
+        before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
+        self._clear(args, folder)
+        wait_for_all()
+        self.is_writing = True
+        try:
+            with writing(checkpoint, RESUME):
+                args.output_dir, args.push_to_hub = str(folder), False
+                args.save_only_model = args.save_only_model and not whole
+                yield
+                _collect_random_states(args, folder / checkpoint.name)
+                if args.should_save:
+                    _forget_best(folder / checkpoint.name)
+                    publish(folder / checkpoint.name, checkpoint)
+                wait_for_all()
+        finally:
+            self.is_writing = False
+            vars(args).update(before)
+            self._clear(args, folder)
+        locate_best(state, output_dir)
+        if args.should_save and self.limit:
+            self.remove_old(state, output_dir)
+
+    def _clear(self, args: TrainingArguments, folder: Path) -> None:
+        if args.local_process_index == 0:  # machines without a shared disk have their own folders
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_old(self, state: TrainerState, output_dir: Path) -> None:
+        """Keeps `limit` checkpoints: the last, the best, and the newest of the others.
+
+        Checkpoints of later steps also stay. If they are damaged, and this run started again, their weights may be
+        more valuable than its own.
+        """
+        best = Path(state.best_model_checkpoint or "").name
+        last = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+
+        def rank(folder: Path) -> tuple[bool, float, int]:
+            # Some file systems give equal times. Then the step decides.
+            return folder.name in (last, best), folder.stat().st_mtime, step_of(folder)
+
+        reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= state.global_step]
+        ranked = sorted(reached, key=rank, reverse=True)
+        protected = sum(folder.name in (last, best) for folder in ranked)
+        remove_checkpoints(ranked[max(self.limit, protected) :])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
+
+        Ignores a damaged best checkpoint: a later one can be the best.
+        """
+        locate_best(state, Path(args.output_dir))
+        if state.best_model_checkpoint is None or not args.load_best_model_at_end:
+            return
+        damage: str | None = None
+        if args.process_index == 0:
+            try:
+                check_checkpoint(Path(state.best_model_checkpoint), needs_optimizer=False)
+            except InputError as error:
+                damage = str(error)
+        (damage,) = broadcast_object_list([damage])
+        if damage is not None:
+            logger.warning("ignoring the best checkpoint: %s", damage)
+            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
+
+
+def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
+    """Sends the random state of every process to the first one, because machines may not share a disk."""
+    mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{args.process_index}.pth")]
+    for name, content in gather_object(mine):
+        if args.should_save:
+            (folder / name).write_bytes(content)
+
+
+def locate_best(state: TrainerState, output_dir: Path) -> None:
+    """Sets the path of the best checkpoint if it exists. All processes must call this.
+
+    They use the path of the first process, because machines may have different output folders.
+    """
+    best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+    if state.best_global_step and best.is_dir():
+        state.best_model_checkpoint = str(best)
+    (state.best_model_checkpoint,) = broadcast_object_list([state.best_model_checkpoint])
+
+
+def _forget_best(checkpoint: Path) -> None:
+    """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
+
+    [`RunCheckpoints`] locates it by its step. Trainer warns about a path that does not exist.
+    """
+    state = read_state(checkpoint)
+    if state.best_model_checkpoint is not None:
+        state.best_model_checkpoint = None
+        state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
+
+
+# --- listing and removing -----------------------------------------------------------------------------------------
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
+    if not output_dir.is_dir():
+        return []
+    return sorted(filter(_is_checkpoint, output_dir.iterdir()), key=step_of)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return re.fullmatch(r"checkpoint-\d+", path.name, re.ASCII) is not None and path.is_dir()
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step in the name of a folder `checkpoint-<step>`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def remove_checkpoints(checkpoints: list[Path]) -> None:
+    """Removes checkpoints of one folder, in this order. Each is moved first, so a kill leaves no incomplete one."""
+    for checkpoint in checkpoints:
+        unfinished = checkpoint.parent / UNFINISHED
+        unfinished.mkdir(exist_ok=True)
+        checkpoint.rename(unfinished / checkpoint.name)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def find_newest_checkpoint(output_dir: Path) -> Path | None:
+    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
+    restore_replaced(output_dir / UNFINISHED)
+    for folder in reversed(list_checkpoints(output_dir)):
+        try:
+            check_checkpoint(folder)
+        except InputError as error:
+            logger.warning("skipping %s: %s", folder.name, error)
+            continue
+        return folder
+    return None
+
+
+# --- writing and verifying ----------------------------------------------------------------------------------------
+
+
+def publish(folder: Path, checkpoint: Path) -> None:
+    """Adds the manifest to `folder`, waits until all files are on the disk, and renames the folder to `checkpoint`.
+
+    Replaces an old checkpoint of this name. [`restore_replaced`] undoes a replacement that was interrupted.
+    """
+    write_manifest(folder)
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+    if checkpoint.exists():
+        checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
+    folder.rename(checkpoint)
+    _sync(checkpoint.parent)
+
+
+def restore_replaced(unfinished: Path) -> None:
+    """Moves an old checkpoint back if the process was killed before the new one had its name.
+
+    Args:
+        unfinished: the folder in the output folder in which checkpoints are written.
+    """
+    for old in unfinished.glob("replaced-*"):
+        checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
+        if not checkpoint.exists():
+            old.rename(checkpoint)
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the size and checksum of every file in `folder`, except for an earlier manifest."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files.pop(MANIFEST_NAME, None)
+    entries = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
+    (folder / MANIFEST_NAME).write_text(json.dumps(entries, indent=1))
+
+
+def check_checkpoint(checkpoint: Path, checksums: bool = True, needs_optimizer: bool = True) -> None:
+    """Checks that a run can resume from a checkpoint. The content is verified only if there is a manifest.
+
+    Args:
+        checkpoint: the folder.
+        checksums: whether to compare checksums, or only sizes.
+        needs_optimizer: whether a checkpoint written with `save_only_model` is refused.
+
+    Raises:
+        InputError: a file is missing or damaged. The message names it.
+    """
+    try:
+        if has_manifest(checkpoint):
+            entries = read_json(checkpoint / MANIFEST_NAME)
+            for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
+                _compare(checkpoint / name, entries.get(name), checksums)
+        state = read_state(checkpoint)
+    except FileNotFoundError as error:
+        raise InputError(f"{error.filename} is missing.") from error
+    except OSError as error:
+        raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
+    if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
+        raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
+    if needs_optimizer and not any(path.name.startswith(OPTIMIZER_NAMES) for path in checkpoint.iterdir()):
+        raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model
+
+
+def has_manifest(checkpoint: Path) -> bool:
+    """Whether the content of the checkpoint can be verified."""
+    return (checkpoint / MANIFEST_NAME).exists()
+
+
+def has_undamaged_weights(checkpoint: Path) -> bool:
+    """Whether the weights and the configuration match the manifest, even if other files do not."""
+    try:
+        entries = read_json(checkpoint / MANIFEST_NAME)
+        weights = [name for name in entries if name.endswith(".safetensors")]
+        for name in (*weights, CONFIG_NAME):
+            _compare(checkpoint / name, entries.get(name), checksums=True)
+    except (InputError, OSError):
+        return False
+    return bool(weights)
+
+
+def lacks_optimizer(checkpoint: Path) -> bool:
+    """Whether a checkpoint with a manifest was written without an optimizer (--save_only_model)."""
+    return not any(name.startswith(OPTIMIZER_NAMES) for name in read_json(checkpoint / MANIFEST_NAME))
+
+
+def _compare(file: Path, entry: Any, checksums: bool) -> None:
+    """Compares a file with its entry in the manifest."""
+    if not (isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"}):
+        raise InputError(f"{file.parent / MANIFEST_NAME} is damaged: it does not describe {file.name}.")
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise InputError(f"{file} is damaged: it has {size} bytes instead of {entry['bytes']}.")
+    if checksums and _digest(file) != entry["sha256"]:
+        raise InputError(f"{file} is damaged: its checksum does not match {MANIFEST_NAME}.")
+
+
+def _digest(file: Path) -> str:
+    """Returns the checksum. Reads an unchanged file once, although both the command and the trainer check it."""
+    stat = file.stat()
+    return _read_digest(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=1000)
+def _read_digest(file: Path, version: tuple[int, ...]) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the list of files in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync folders.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
+    """Turns an error about the content of a checkpoint's `files` into an [`InputError`]. It names a damaged file."""
+    try:
+        yield
+    except (InputError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # If a file is damaged, these raise an error with its name.
+        for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
+            read_torch_file(file)
+        read_weights(Path(str(checkpoint)))
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 300, placeholder=" ...")
+        raise InputError(
+            f"{checkpoint}: {files} does not fit this run ({reason}). Resume from another checkpoint, or start a new "
+            f"run from its weights with --model_name_or_path {checkpoint}."
+        ) from error
+
+
+@contextmanager
+def ignoring_tied_weights(model: Any) -> Iterator[None]:
+    """Lets `model.load_state_dict` not report tied weights as missing. Checkpoints store them once."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+
+    def remove_tied(_: torch.nn.Module, keys: Any) -> None:
+        keys.missing_keys[:] = [key for key in keys.missing_keys if key not in tied]
+
+    hook = model.register_load_state_dict_post_hook(remove_tied)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
+
+    Raises:
+        ValueError: a state and its parameter differ in shape, or the learning rate is not a number.
+    """
+    for group in optimizer.param_groups:
+        if not isinstance(group["lr"], int | float | torch.Tensor):
+            raise ValueError("the learning rate is not a number")
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
+                    )

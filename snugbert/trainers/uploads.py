@@ -1,0 +1,111 @@
+"""Uploads to the Hub: during training and at its end."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.utils import PushInProgress
+
+from snugbert.trainers.output_folder import WITHOUT_TEACHER
+from snugbert.trainers.run_checkpoints import MANIFEST_NAME
+
+# The files of a model: weights, configuration, tokenizer and code.
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
+# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, and
+# the run that a distilled model is compared with.
+NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
+
+
+class HubUploads(TrainerCallback):
+    """Uploads the output folder as Trainer does, except for `NOT_UPLOADED`.
+
+    Args:
+        trainer: the trainer that has this callback.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint. Uploads as `hub_strategy` says, with the card and the model's code.
+
+        Trainer itself would upload before the checkpoint has its name.
+        """
+        trainer = self.trainer
+        if not (args.push_to_hub and state.is_world_process_zero) or args.hub_strategy == HubStrategy.END:
+            return
+        busy = trainer.push_in_progress is not None and not trainer.push_in_progress.is_done()
+        if busy and not args.hub_always_push:
+            return
+        trainer.callback_handler.on_push_begin(args, state, control)
+        output_dir = Path(args.output_dir or "")
+        checkpoint = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        for file in checkpoint.rglob("*"):  # ELECTRA's generator has a folder of its own
+            if file.suffix in MODEL_SUFFIXES and file.name not in (TRAINER_STATE_NAME, MANIFEST_NAME):
+                copy = output_dir / file.relative_to(checkpoint)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copy(file, copy)
+        if trainer.write_card is not None:
+            trainer.write_card()
+        hub = HfApi(token=args.hub_token)
+        repository = {"repo_id": trainer.hub_model_id, "revision": args.hub_revision}
+        upload: Any = partial(hub.upload_folder, **repository, run_as_future=True)
+        by_epoch = args.save_strategy == SaveStrategy.EPOCH
+        done = f"epoch {int(state.epoch or 0)}" if by_epoch else f"step {state.global_step}"
+        message = f"Training in progress, {done}"
+        jobs: Any = [upload(folder_path=output_dir, commit_message=message, ignore_patterns=NOT_UPLOADED)]
+        if args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+            folder = "last-checkpoint" if args.hub_strategy == HubStrategy.CHECKPOINT else checkpoint.name
+            message += ", checkpoint"
+            jobs.append(upload(folder_path=checkpoint, path_in_repo=folder, commit_message=message))
+        if busy:
+            trainer.push_in_progress.jobs.extend(jobs)
+        else:
+            trainer.push_in_progress = PushInProgress(jobs)
+
+    def push(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Saves the model and the card, and uploads the output folder. As `Trainer.push_to_hub`."""
+        trainer, args = self.trainer, self.trainer.args
+        trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+        if trainer.hub_model_id is None:  # without `args.push_to_hub`
+            args.hub_private_repo = args.hub_private_repo if private is None else private
+            trainer.init_hf_repo(token=token)
+        trainer.save_model(_internal_call=True)
+        if trainer.is_world_process_zero():
+            trainer.create_model_card(**{"model_name": str(trainer.hub_model_id).rpartition("/")[-1]} | kwargs)
+        return self.upload_output_dir(commit_message, blocking, token, revision)
+
+    def upload_output_dir(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+    ) -> Any:
+        """Uploads the output folder as it is. Arguments and result: as in `Trainer.push_to_hub`."""
+        trainer, args = self.trainer, self.trainer.args
+        if not trainer.is_world_process_zero():
+            return None
+        trainer._finish_current_push()
+        as_future: Any = not blocking
+        return HfApi(token=token or args.hub_token).upload_folder(
+            repo_id=str(trainer.hub_model_id),
+            revision=revision or args.hub_revision,
+            folder_path=str(args.output_dir),
+            commit_message=commit_message,
+            ignore_patterns=NOT_UPLOADED,
+            run_as_future=as_future,
+        )
