@@ -33,12 +33,12 @@ TASK_COMMAND = "snugbert.trainers.finetuning.task_command"
 
 COMMANDS = {
     "vocabulary": Command(
-        "snugbert.vocabulary.vocabulary_command", "train", "train a tokenizer on text, or extend one"
+        "snugbert.vocabulary.vocabulary_arguments", "train", "train a tokenizer on text, or extend one"
     ),
-    "prepare": Command(
-        "snugbert.trainers.pretraining.prepare_command", "train", "tokenize a corpus once, for many runs"
+    "prepare": Command("snugbert.trainers.pretraining.prepare", "train", "tokenize a corpus once, for many runs"),
+    "pretrain": Command(
+        "snugbert.trainers.pretraining.pretraining_arguments", "train", "pretrain a model on a corpus"
     ),
-    "pretrain": Command("snugbert.trainers.pretraining.pretrain_command", "train", "pretrain a model on a corpus"),
     "glue": Command(
         "snugbert.trainers.finetuning.glue_command", "train", "fine-tune and score a classifier for texts or pairs"
     ),
@@ -49,7 +49,7 @@ COMMANDS = {
     "swag": Command(TASK_COMMAND, "train", "fine-tune and score multiple choice", "ForMultipleChoice"),
     "predict": Command("snugbert.prediction.predict_command", "train", "predict every row of a file of any size"),
     "evaluate": Command(
-        "snugbert.evaluation.evaluate_command", "train", "score a masked language model without fine-tuning"
+        "snugbert.evaluation.evaluation_arguments", "train", "score a masked language model without fine-tuning"
     ),
     "convert": Command(
         "snugbert.checkpoints.conversion", "train", "convert checkpoints of BERT and its relatives, and back"

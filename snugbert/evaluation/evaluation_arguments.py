@@ -1,4 +1,9 @@
-"""Arguments of `snugbert evaluate`.
+"""`snugbert evaluate`: scores a masked language model on minimal pairs and held-out text.
+
+    snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz' --output_dir scores
+    snugbert evaluate --model_name_or_path pretrained --validation_file held_out.txt
+
+Any masked language model of transformers can be scored, so that models can be compared.
 
 `--help` imports this module, so it does not import datasets or matplotlib, which take seconds.
 """
@@ -7,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from snugbert.checkpoints.loading import ModelArguments
+from snugbert.command_line import parse_arguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.data.corpus_arguments import PreparationArguments
 from snugbert.errors import InputError
@@ -112,3 +118,22 @@ class EvaluationArguments:
 
     def __post_init__(self):
         check_ranges(self)
+
+
+def main(argv: list[str]) -> None:
+    """Runs `snugbert evaluate` with the arguments `argv`.
+
+    Raises:
+        InputError: an argument, the model or the data cannot be used.
+    """
+    arguments = parse_arguments(
+        (EvaluatedModelArguments, PairsArguments, HeldOutTextArguments, EvaluationArguments),
+        argv,
+        prog="snugbert evaluate",
+        description="Scores a masked language model on minimal pairs and held-out text, without fine-tuning.",
+        example="snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
+    )
+    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
+    from snugbert.evaluation.evaluate import evaluate_model
+
+    evaluate_model(*arguments)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snugbert.data.documents import read_lines
-from snugbert.vocabulary.vocabulary_command import main
+from snugbert.vocabulary.vocabulary_arguments import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ import pytest
 from vocabularies import DOCUMENTS
 
 from snugbert.data.documents import read_lines
-from snugbert.vocabulary.vocabulary_command import main
+from snugbert.vocabulary.vocabulary_arguments import main
 
 
 @pytest.fixture

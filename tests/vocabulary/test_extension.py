@@ -33,7 +33,7 @@ from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.vocabulary.learning import SPECIAL_TOKENS
-from snugbert.vocabulary.vocabulary_command import main
+from snugbert.vocabulary.vocabulary_arguments import main
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
