@@ -32,8 +32,8 @@ def main(argv: list[str], name: str, head: str) -> None:
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.tasks import find_task
     from snugbert.trainers.finetuning.distillation import run_command
-    from snugbert.trainers.run_lock import lock_output_dir
     from snugbert.trainers.processes import set_up
+    from snugbert.trainers.run_lock import lock_output_dir
 
     set_up(training_args)
     with lock_output_dir(training_args):
