@@ -65,7 +65,6 @@ EXTRA_MODULES = (
     "accelerate",
     "datasets",
     "evaluate",
-    "filelock",
     "gradio",
     "joblib",
     "matplotlib",

@@ -37,7 +37,7 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 import snugbert  # noqa: F401  registers the tokenizer
 from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from demo import write_text_and_task

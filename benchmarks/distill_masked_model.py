@@ -44,7 +44,7 @@ from transformers import AutoModelForPreTraining
 from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 from snugbert.trainers.run_checkpoints import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")

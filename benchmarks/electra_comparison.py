@@ -48,7 +48,7 @@ from steps import check_settings, format_table, run_snugbert
 from snugbert.checkpoints.loading import ModelArguments, load_config, load_tokenizer
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora

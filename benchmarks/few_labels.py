@@ -56,7 +56,7 @@ from transformers import AutoModel, AutoTokenizer
 import snugbert
 from snugbert.data.glue import TASKS as GLUE_TASKS
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 from snugbert.tasks.classification import TextClassification
 
 FIRST_SEED = 42  # the default of --seed

@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count
-from snugbert.json_files import check_unicode, locate_values
+from snugbert.files import check_unicode, locate_values
 
 logger = logging.getLogger(__name__)
 

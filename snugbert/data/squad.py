@@ -15,7 +15,7 @@ from datasets import Dataset
 from snugbert.data.tables import read_json_rows, read_rows
 from snugbert.data.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
 from snugbert.errors import InputError
-from snugbert.json_files import check_unicode, parse_json
+from snugbert.files import check_unicode, parse_json
 
 logger = logging.getLogger(__name__)
 

@@ -27,15 +27,15 @@ from snugbert.evaluation.held_out_text import TextResults, score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
+from snugbert.files import write_atomically, writing
+from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
 from snugbert.reports.pretraining_plots import PAIRS_PLOT, draw_minimal_pairs
-from snugbert.reports.results import write_atomically
 from snugbert.shared_cores import share_cores
-from snugbert.trainers.log_lines import format_duration, set_up_logging
+from snugbert.trainers.log_lines import set_up_logging
 from snugbert.trainers.pretraining.corpora import join_names
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
-from snugbert.writing import writing
 
 RESULTS_NAME = "results.json"
 VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}

@@ -14,7 +14,7 @@ from typing import ClassVar
 from snugbert.checkpoints.loading import ModelArguments
 from snugbert.command_line import parse_arguments
 from snugbert.configuration_snugbert import SIZES
-from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 

@@ -28,14 +28,15 @@ from snugbert.checkpoints.loading import (
     load_tokenizer,
     max_tokens,
 )
-from snugbert.checkpoints.reading import CLASSES, HEADS
+from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
+from snugbert.data.packed_batches import pack
+from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
 from snugbert.tasks.base import Features, Task
@@ -146,7 +147,7 @@ def find_reader(folder: Path) -> Any:
     if read_modules(folder):
         return Embedder
     name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
-    head = HEADS.get(name, "")
+    head = HEADS_BY_CLASS.get(name, "")
     if head in TASKS:
         return find_task(head)
     if head == "Model":
@@ -240,7 +241,7 @@ class HeadPredictor(RowPredictor):
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
-            head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
+            head = HEADS_BY_CLASS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
             self.model = loaded.to(device).eval()  # type: ignore[arg-type]
         if tokenizer is None:
@@ -329,7 +330,7 @@ class Predictor(HeadPredictor):
         **kwargs: Any,
     ):
         super().__init__(model, tokenizer, **kwargs)
-        self.task = find_task(HEADS[type(self.model).__name__])() if task is None else task.copy()
+        self.task = find_task(HEADS_BY_CLASS[type(self.model).__name__])() if task is None else task.copy()
         self.task.use_checkpoint(self.model.config)
         self.task.use_tokenizer(self.tokenizer, self.max_length)
 

@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.data.tables import clean_label
 from snugbert.errors import InputError, format_count, shorten
-from snugbert.json_files import check_unicode
+from snugbert.files import check_unicode
 from snugbert.tasks.layout import NUMBER, Layout, describe_columns
 
 logger = logging.getLogger(__name__)

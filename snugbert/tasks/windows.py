@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
+
+from snugbert.progress import Progress
 
 ROWS_PER_CALL = 1000  # of the tokenizer
 # The integer types of features, as in `Dataset.map`. Digests of features depend on them.
@@ -24,15 +25,17 @@ def tokenize_texts(
         tokenizer: its `model_input_names` are the columns.
         texts: a column of texts, or two columns of pairs.
         max_length: maximum tokens of a list.
-        source: what is tokenized, for a progress bar on terminals. Empty: no bar.
+        source: what is tokenized, for the progress display. Empty: nothing is displayed.
     """
     parts: dict[str, list[pa.Array]] = {name: [] for name in tokenizer.model_input_names}
-    starts = range(0, len(texts[0]), ROWS_PER_CALL)
-    for start in tqdm(starts, f"tokenizing {source}", disable=None if source else True):
-        rows = [column[start : start + ROWS_PER_CALL] for column in texts]
-        encoded = tokenizer(*rows, truncation="longest_first", max_length=max_length)
-        for name, arrays in parts.items():
-            arrays.append(pa.array(encoded[name], pa.list_(TYPES[name])))
+    number = len(texts[0])
+    with Progress(f"tokenizing {source}", number, "rows", show=bool(source)) as progress:
+        for start in range(0, number, ROWS_PER_CALL):
+            rows = [column[start : start + ROWS_PER_CALL] for column in texts]
+            encoded = tokenizer(*rows, truncation="longest_first", max_length=max_length)
+            for name, arrays in parts.items():
+                arrays.append(pa.array(encoded[name], pa.list_(TYPES[name])))
+            progress.move_to(min(start + ROWS_PER_CALL, number))
     return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
 
 

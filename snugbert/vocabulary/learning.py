@@ -22,11 +22,11 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from snugbert.data.languages import DEFAULT, primary_language
 from snugbert.errors import InputError
+from snugbert.progress import Progress
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 
 TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
@@ -157,16 +157,17 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Cou
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     characters = 0
-    for line in tqdm(lines, desc="counting words", unit=" lines", disable=None):
-        # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
-        # enough to process each distinct chunk between such spaces once.
-        found = line.split()
-        chunks.update(found if " ".join(found) == line else _BETWEEN_CHUNKS.split(line))
-        characters += len(line)
-        if characters >= CHARACTERS_AT_ONCE:
-            _add_words(words, chunks, tokenizer)
-            chunks.clear()
-            characters = 0
+    with Progress("counting words", None, "lines") as progress:
+        for line in progress.follow(lines):
+            # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
+            # enough to process each distinct chunk between such spaces once.
+            found = line.split()
+            chunks.update(found if " ".join(found) == line else _BETWEEN_CHUNKS.split(line))
+            characters += len(line)
+            if characters >= CHARACTERS_AT_ONCE:
+                _add_words(words, chunks, tokenizer)
+                chunks.clear()
+                characters = 0
     _add_words(words, chunks, tokenizer)
     return words
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from snugbert.checkpoints.loading import check_folder
 from snugbert.command_line import parse_arguments
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
-from snugbert.data.text_arguments import TextArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.vocabulary.learning import KINDS

@@ -25,7 +25,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts
 from snugbert.tasks.base import EvaluationSet, Sources, Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments

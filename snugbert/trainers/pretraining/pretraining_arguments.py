@@ -9,7 +9,7 @@ from typing import Literal
 
 from snugbert.checkpoints.students import StudentArguments
 from snugbert.command_line import parse_arguments
-from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
