@@ -23,7 +23,6 @@ SETTINGS = {"learning_rate": 5e-3, "num_train_epochs": 2, "per_device_train_batc
 
 @pytest.fixture(scope="module")
 def bert(workshop):
-    """Returns the tokenizer. It must be copied to be changed."""
     return AutoTokenizer.from_pretrained(workshop / "tokenizer")
 
 
@@ -102,7 +101,7 @@ def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_pat
     resumed.train(resume_from_checkpoint=True)
     for name, weight in trained.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
-    with pytest.raises(InputError, match="--weight_decay was 0.01 and is 0.5"):
+    with pytest.raises(InputError, match=r"--weight_decay was 0\.01 and is 0\.5"):
         make(weight_decay=0.5).train(resume_from_checkpoint=True)
     other = Dataset.from_list(sentences(160, seed=5))
     args = arguments(tmp_path, **SETTINGS, save_steps=10)
@@ -114,7 +113,7 @@ def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
     config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(bert))
     model = snugbert.SnugBertForSequenceClassification(config)
     before = model.classifier.weight.clone()
-    task, args = TextClassification(), arguments(tmp_path, max_steps=1, eval_strategy="no", save_strategy="no")
+    task, args = TextClassification(), arguments(tmp_path, max_steps=3, eval_strategy="no", save_strategy="no")
     data = {"train_dataset": train, "eval_dataset": {"a": dev, "b": dev}}
     trainer = FineTuningTrainer(model=model, args=args, task=task, processing_class=bert, **data)
     assert trainer.model is model and args is not trainer.args
