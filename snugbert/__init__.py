@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
     from snugbert.prediction.predictor import Predictor
     from snugbert.prediction.question_answerer import QuestionAnswerer
     from snugbert.tasks.classification import TextClassification
+    from snugbert.tasks.multiple_choice import MultipleChoice
     from snugbert.tasks.question_answering import QuestionAnswering
     from snugbert.tasks.tagging import Tagging
     from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
@@ -82,6 +83,7 @@ LAZY_NAMES = {
     "HeldOutTextArguments": "evaluation.evaluation_arguments",
     "InputError": "errors",
     "MinimalPair": "evaluation.minimal_pairs",
+    "MultipleChoice": "tasks.multiple_choice",
     "Predictor": "prediction.predictor",
     "PretrainingArguments": "trainers.pretraining.pretraining_arguments",
     "PretrainingDataset": "trainers.pretraining.examples",
@@ -126,6 +128,7 @@ __all__ = [
     "HeldOutTextArguments",
     "InputError",
     "MinimalPair",
+    "MultipleChoice",
     "Predictor",
     "PretrainingArguments",
     "PretrainingDataset",

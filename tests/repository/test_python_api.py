@@ -26,6 +26,16 @@ def write_models(folder: Path) -> None:
         snugbert.SnugBertForMaskedLM(config).save_pretrained(folder / name)
 
 
+def choices(number: int) -> Dataset:
+    rows = sentences(2 * number, seed=number)  # cheerful and gloomy in turn
+    pairs = [[row["sentence"] for row in rows[index : index + 2]] for index in range(0, len(rows), 2)]
+    examples = [
+        {"text": "good", "choices": pair[::-1] if index % 3 else pair, "label": int(index % 3 > 0)}
+        for index, pair in enumerate(pairs)
+    ]
+    return Dataset.from_list(examples)
+
+
 def reviews(number: int) -> Dataset:
     """Returns sentences with class labels, as datasets on the Hub have them."""
     return Dataset.from_list(sentences(number, seed=number)).cast_column("label", ClassLabel(names=list(WORDS)))
@@ -59,7 +69,8 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     names = {"train": reviews(96), "dev": reviews(48), "test": reviews(24)}
     names |= {"sentences": tagged_sentences(32), "dev_sentences": tagged_sentences(16)}
     names |= {"questions": questions(32), "dev_questions": questions(16)}
-    assert len(EXAMPLES) == 8
+    names |= {"choices": choices(24), "dev_choices": choices(12)}
+    assert len(EXAMPLES) == 9
     for title, example in EXAMPLES.items():
         assert len(example.splitlines()) <= 10, title
         example = example.replace("FineTuningArguments(", f"FineTuningArguments({FAST}learning_rate=5e-3, ")
@@ -70,5 +81,5 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     card = Path("sst2/README.md").read_text()
     assert "| validation | " in card and "Labels: `cheerful`, `gloomy`." in card
     saved = {path.parent.name for path in Path().glob("*/model.safetensors")}
-    assert {"sst2", "sst2-tiny", "ner", "squad", "pretrained"} <= saved
+    assert {"sst2", "sst2-tiny", "ner", "squad", "swag", "pretrained"} <= saved
     assert "cheerful {" in capsys.readouterr().out
