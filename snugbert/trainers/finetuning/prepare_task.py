@@ -117,12 +117,6 @@ class PreparedTask:
 
     def _adapt(self, model: PreTrainedModel) -> PreTrainedModel:
         """Stores the labels of the data in the configuration of a model in memory."""
-        expected = AUTO_CLASSES[f"AutoModel{self.task.head}"]
-        if not isinstance(model, expected):
-            raise InputError(
-                f"model: expected a {expected.__name__}, not a {type(model).__name__}. Or pass the name or folder of "
-                "a checkpoint."
-            )
         if model.config.num_labels != self.config.num_labels:
             raise InputError(
                 f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
@@ -165,7 +159,12 @@ def prepare_task(
     """
     task = task.copy()
     tokenizer = load_tokenizer(model_args) if model_args.tokenizer is None else model_args.tokenizer
-    given = model_args.model
+    given, expected = model_args.model, AUTO_CLASSES[f"AutoModel{task.head}"]
+    if given is not None and not isinstance(given, expected):
+        raise InputError(
+            f"model: expected a {expected.__name__}, not a {type(given).__name__}. Or pass the name or folder of a "
+            "checkpoint."
+        )
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     if sources is None:
         sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
