@@ -26,7 +26,8 @@ from finetuning import MAX_LENGTH
 from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data import conll as ner_data
 from snugbert.data.glue import TASKS
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_tokens

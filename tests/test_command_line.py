@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.checkpoints.loading import TokenizerArguments
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 

@@ -12,7 +12,6 @@ import functools
 import re
 import shutil
 import tempfile
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,13 @@ from snugbert.checkpoints.sentence_transformers_files import (
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
 from snugbert.checkpoints.vocab_txt import is_uncased, write_vocab_txt
-from snugbert.command_line import ArgumentParser, get_hub_arguments
+from snugbert.checkpoints.model_arguments import ConversionArguments, HubArguments, get_hub_arguments
 from snugbert.errors import InputError, format_count
-from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
+from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.json_files import read_json
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert.writing import writing
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TARGETS = ("snugbert", "bert", *FAMILY_TYPES)
 # Largest accepted difference of outputs. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
 TOLERANCE = 1e-6
 # Heads whose outputs have one value or row per token.
@@ -100,7 +97,7 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        to: one of `TARGETS`.
+        to: one of `CONVERSION_TARGETS`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -123,42 +120,19 @@ class Conversion:
     notes: list[str]
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert convert`, and prints a summary.
+def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
+    """Converts a checkpoint, and prints a summary. This is `snugbert convert`.
 
     Raises:
-        InputError: bad arguments, files or folders, see [`convert`].
+        InputError: bad files or folders, see [`convert`].
     """
-    parser = ArgumentParser(
-        prog="snugbert convert",
-        usage="[arguments] input output",
-        description="Converts checkpoints of the BERT family and TensorFlow's BERT to SnugBERT, and back.",
-        example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
-    )
-    parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
-    parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=TARGETS, help="Target architecture.")
-    parser.add_argument("--dtype", choices=DTYPES, help="Dtype of the weights. Default: the dtype of the input.")
-    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Maximum weight file size. Default: 5GB.")
-    parser.add_argument(
-        "--do_lower_case",
-        action="store_true",
-        default=None,
-        help="Lowercase text. Default: the input's setting. For a vocab.txt alone: true if it is lowercase.",
-    )
-    parser.add_argument(
-        "--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep uppercase letters."
-    )
-    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
-    parser.add_hub_arguments()
-    args = parser.parse_args(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     done = convert(
-        fetch_checkpoint(args.input, **get_hub_arguments(args)),
+        fetch_checkpoint(args.input, **get_hub_arguments(hub_args)),
         Path(args.output),
         args.to,
-        dtype=DTYPES.get(args.dtype),
+        dtype=None if args.dtype is None else getattr(torch, args.dtype),
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
@@ -170,12 +144,6 @@ def main(argv: list[str]) -> None:
     for note in done.notes:
         print(f"Note: {note}")
     print(f"Check: outputs before and after conversion differ by at most {done.difference:.1e} in float64")
-
-
-def _size(text: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text) or not float(text[:-2]):
-        raise ArgumentTypeError(f"expected a size such as 500MB or 5GB, not {text!r}")
-    return text
 
 
 def convert(
@@ -194,8 +162,8 @@ def convert(
         source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
             sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
         output_dir: the folder to write. Other files in it are kept.
-        to: one of `TARGETS`. A SnugBERT folder contains SnugBERT's code, and loads with `trust_remote_code=True`. The
-            others need transformers only.
+        to: one of `CONVERSION_TARGETS`. A SnugBERT folder contains SnugBERT's code, and loads with
+            `trust_remote_code=True`. The others need transformers only.
         dtype: dtype of the weights. None: the widest dtype in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
         do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from snugbert.checkpoints.loading import ModelArguments
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.data.corpus_arguments import PreparationArguments
 from snugbert.errors import InputError

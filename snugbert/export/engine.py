@@ -10,8 +10,6 @@ import numpy as np
 from transformers import PreTrainedModel
 
 Dtype = Literal["float32", "float16", "int8"]
-TARGETS = ("onnx", "openvino", "ctranslate2", "bert")
-DTYPES: tuple[Dtype, ...] = ("float32", "float16", "int8")
 # Padded inputs of a model, int64: input_ids, attention_mask and, if the model has segments, token_type_ids.
 # *Shape:* (B, L) each; multiple choice: (B, choices, L)
 Batch = dict[str, np.ndarray]

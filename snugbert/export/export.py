@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
 from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
 from snugbert.checkpoints.loading import is_regression, max_tokens
-from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, read_checkpoint
+from snugbert.checkpoints.model_arguments import HubArguments, get_hub_arguments
+from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
     SETTINGS,
@@ -28,6 +30,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.errors import InputError
 from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.export.export_arguments import ExportArguments
 from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
 from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
 from snugbert.json_files import read_json
@@ -44,6 +47,45 @@ ENGINES = {
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
+# Arguments for reading the validation file.
+VALIDATION_ARGUMENTS = (
+    "task_name",
+    "text_column_names",
+    "label_column_name",
+    "max_seq_length",
+    "version_2_with_negative",
+)
+
+
+def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
+    """Exports a model, and prints a summary. This is `snugbert export`.
+
+    Raises:
+        InputError: bad arguments, files or folders, see [`export`].
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    files = {
+        name: None if getattr(args, name) is None else Path(getattr(args, name))
+        for name in ("calibration_file", "text_file", "validation_file")
+    }
+    done = export(
+        fetch_checkpoint(args.input, **get_hub_arguments(hub_args)),
+        Path(args.output),
+        args.to,
+        dtype=args.dtype,
+        overwrite_output_dir=args.overwrite_output_dir,
+        source_name=args.input,
+        **{name: getattr(args, name) for name in VALIDATION_ARGUMENTS},
+        **files,
+    )
+    print(f"Exported {args.input} to {args.output} for {done.engine}")
+    print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
+    for note in done.notes:
+        print(f"Note: {note}")
+    print(f"Check: outputs differ by at most {done.difference:.1e} on {done.num_texts:,} texts")
+    for metric, (before, after) in done.scores.items():
+        print(f"Score: {metric} {after:.4f}, before export {before:.4f}")
 
 
 def export(

@@ -17,15 +17,8 @@ import torch
 from scipy.special import softmax
 from transformers import AutoModel, PreTrainedModel
 
-from snugbert.checkpoints.loading import (
-    ModelArguments,
-    get_text_columns,
-    is_regression,
-    load_config,
-    load_model,
-    load_tokenizer,
-    max_tokens,
-)
+from snugbert.checkpoints.loading import get_text_columns, is_regression, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.cuda_graphs import CudaGraphs

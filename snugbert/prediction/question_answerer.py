@@ -24,14 +24,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from snugbert.checkpoints.loading import (
-    ModelArguments,
-    TokenizerArguments,
-    load_config,
-    load_model,
-    load_tokenizer,
-    max_tokens,
-)
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, choose_prediction_multiple

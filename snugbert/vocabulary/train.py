@@ -11,7 +11,8 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import ModelArguments, TokenizerArguments, check_ids, load_tokenizer
+from snugbert.checkpoints.loading import check_ids, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.checkpoints.vocab_txt import write_vocab_txt
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugbert.checkpoints.loading import check_folder
+from snugbert.checkpoints.model_arguments import check_folder
 from snugbert.data.languages import check_language
 from snugbert.data.text_arguments import TextArguments
 from snugbert.errors import InputError

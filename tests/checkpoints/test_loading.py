@@ -13,14 +13,8 @@ from safetensors.torch import load_file, save_file
 
 import snugbert
 from snugbert.checkpoints.conversion import convert
-from snugbert.checkpoints.loading import (
-    ModelArguments,
-    TokenizerArguments,
-    check_ids,
-    load_config,
-    load_model,
-    load_tokenizer,
-)
+from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.errors import InputError
 
 # --- what cannot be loaded --------------------------------------------------------------------------------------

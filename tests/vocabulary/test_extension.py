@@ -28,7 +28,8 @@ from snugbert import (
     SnugBertModel,
     SnugBertTokenizer,
 )
-from snugbert.checkpoints.loading import ModelArguments, load_config
+from snugbert.checkpoints.loading import load_config
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.electra import load_pair

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snugbert.checkpoints.loading import TokenizerArguments, check_ids, load_tokenizer
+from snugbert.checkpoints.loading import check_ids, load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import parse_arguments
 from snugbert.data.corpus_arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer

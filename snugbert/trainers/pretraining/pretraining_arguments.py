@@ -6,7 +6,7 @@
 import re
 from dataclasses import dataclass, field
 
-from snugbert.checkpoints.students import StudentArguments
+from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.data.corpus_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
