@@ -11,7 +11,6 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from snugbert_arguments import did_you_mean, find_mistake, read_flags
@@ -40,7 +39,9 @@ class Command(NamedTuple):
     extra: str = "train"
 
 
-def fine_tuning(summary: str, description: str, example: str, arguments: str, function: str, **options: str) -> Command:
+def fine_tuning(
+    summary: str, description: str, example: str, arguments: str, function: str, **options: str
+) -> Command:
     """Makes a command that fine-tunes on a task.
 
     Args:
@@ -66,9 +67,9 @@ COMMANDS = {
         example="--tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
         arguments=(
             "checkpoints.model_arguments.TokenizerArguments",
-            "data.corpus_arguments.PreparationArguments",
-            "data.corpus_arguments.OutputArguments",
-            "data.corpus_arguments.CacheArguments",
+            "data.data_arguments.PreparationArguments",
+            "data.data_arguments.OutputArguments",
+            "data.data_arguments.CacheArguments",
         ),
         function="trainers.pretraining.prepare.run_preparation",
     ),
@@ -156,7 +157,6 @@ EXTRA_MODULES = (
     "accelerate",
     "datasets",
     "evaluate",
-    "filelock",
     "gradio",
     "joblib",
     "matplotlib",

@@ -38,7 +38,7 @@ import snugbert  # noqa: F401  registers the tokenizer
 from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from demo import write_text_and_task

@@ -45,7 +45,7 @@ from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 from snugbert.trainers.run_checkpoints import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")

@@ -49,7 +49,7 @@ from snugbert.checkpoints.loading import load_config, load_tokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora

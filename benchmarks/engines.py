@@ -30,12 +30,11 @@ from side_by_side import describe_machine, positive
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
+from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.checkpoints.reading import CLASSES, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
-from snugbert.export.engine import Batch, Run
 from snugbert.export.export import ENGINES, export, list_model_files, load_pooling
 from snugbert.export.scores import make_score
 from snugbert.export.texts import make_batches, tokenize
@@ -178,8 +177,8 @@ def measure(work: Work, args: argparse.Namespace, root: Path) -> dict[str, dict[
     neighbors = None
     for name, variant in variants.items():
         outputs = [variant.run(batch) for batch in ordered]  # also warms up
-        difference, relative = find_difference(_replay(reference), _replay(outputs), ordered, head)
-        if name.endswith("float32") and relative > TOLERANCE:
+        difference, relative = find_difference(zip(ordered, reference, outputs, strict=True), head)
+        if name.endswith("float32") and relative > FLOAT32_TOLERANCE:
             raise SystemExit(f"{name}: outputs differ from stock BERT's by {difference:.1e}. Not measured.")
         results[name] = {"MB": variant.size, "difference": difference} | score(variant.run)
         if pool is not None:
@@ -196,12 +195,6 @@ def measure(work: Work, args: argparse.Namespace, root: Path) -> dict[str, dict[
         ratios = [theirs / mine for mine, theirs in zip(times, seconds[REFERENCE], strict=True)]
         results[name] |= {"rate": number / median(times), "ratios": ratios}
     return results
-
-
-def _replay(outputs: list[dict[str, np.ndarray]]) -> Run:
-    """Returns a function that returns stored outputs, one batch after the other."""
-    stored = iter(outputs)
-    return lambda batch: next(stored)
 
 
 def find_neighbors(embeddings: np.ndarray) -> np.ndarray:

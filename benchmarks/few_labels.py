@@ -56,7 +56,7 @@ from transformers import AutoModel, AutoTokenizer
 import snugbert
 from snugbert.data.glue import TASKS as GLUE_TASKS
 from snugbert.errors import InputError
-from snugbert.reports.results import write_atomically
+from snugbert.files import write_atomically
 from snugbert.tasks.classification import make_score, score_baseline
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.classification_data import load_splits

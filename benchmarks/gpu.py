@@ -80,8 +80,7 @@ from transformers import PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertPreTrainedModel
 from snugbert.cuda_graphs import CudaGraphs, note_waits
-from snugbert.data.packed_batches import pad_row
-from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
+from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple, pad_row
 from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kernels, ragged_attention
 from snugbert.trainers.compilation import compile_model
 from snugbert.trainers.pretraining.throughput import TRAINING_COST, peak_flops

@@ -36,7 +36,7 @@ from snugbert.checkpoints.sentence_transformers_files import TRANSFORMER
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.export import load_pooling
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.prediction.formats import make_format
 from snugbert.prediction.predict_file import write_predictions
 from snugbert.prediction.prediction_arguments import PredictionArguments

@@ -10,8 +10,8 @@ from typing import Any
 from pretraining_ladder import run_logged
 
 from snugbert.errors import InputError
+from snugbert.files import write_atomically
 from snugbert.reports.intervals import estimate_mean_interval
-from snugbert.reports.results import write_atomically
 
 
 def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:

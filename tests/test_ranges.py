@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import RANGES, check_ranges
 from snugbert.tasks.classification_arguments import GlueDataArguments

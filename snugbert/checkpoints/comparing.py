@@ -1,40 +1,44 @@
-"""Compares an exported model, run by its engine, with the SnugBERT model.
+"""Compares the outputs of two models: a checkpoint before and after conversion, or a model and its export.
 
 Shapes: B texts of at most L tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from snugbert.export.engine import Batch, Run
+# Padded inputs of a model, int64: input_ids, attention_mask and others, such as token_type_ids.
+# *Shape:* (B, L) each; multiple choice: (B, choices, L)
+Batch = dict[str, np.ndarray]
+Outputs = dict[str, np.ndarray]
+# Runs a model. Returns its outputs by name, with the shapes of the SnugBERT model.
+Run = Callable[[Batch], Outputs]
 
 # Outputs with a value or row per token. They are undefined at padding.
 TOKEN_OUTPUTS = ("last_hidden_state", "prediction_logits", "start_logits", "end_logits")
 TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection")  # whose `logits` are such outputs
-TOLERANCE = 1e-4  # largest accepted difference in float32
+# Largest accepted differences. Those in float64 are near 1e-15 for outputs of 1 to 10.
+FLOAT32_TOLERANCE, FLOAT64_TOLERANCE = 1e-4, 1e-6
 
 
 def run_in_torch(model: PreTrainedModel) -> Run:
-    """Returns a function that runs a SnugBERT model."""
+    """Returns a function that runs a model of transformers. Outputs in 16 bits become float32."""
 
     @torch.inference_mode()
-    def run(batch: Batch) -> dict[str, np.ndarray]:
+    def run(batch: Batch) -> Outputs:
         outputs = model(**{name: torch.from_numpy(values) for name, values in batch.items()})
-        return {name: tensor.float().numpy() for name, tensor in outputs.items()}
+        return {name: (x if x.dtype == torch.float64 else x.float()).numpy() for name, x in outputs.items()}
 
     return run
 
 
-def find_difference(expected: Run, run: Run, batches: Iterable[Batch], head: str) -> tuple[float, float]:
+def find_difference(outputs: Iterable[tuple[Batch, Outputs, Outputs]], head: str) -> tuple[float, float]:
     """Computes the largest difference between the outputs of two models, without padding.
 
     Args:
-        expected: the original model.
-        run: the exported model.
-        batches: inputs.
+        outputs: for each batch, its inputs, the outputs of the original model, and the outputs of the other model.
         head: the head of the models.
 
     Returns:
@@ -43,14 +47,13 @@ def find_difference(expected: Run, run: Run, batches: Iterable[Batch], head: str
     """
     differences: dict[str, float] = {}
     largest: dict[str, float] = {}
-    for batch in batches:
-        theirs, ours = run(batch), expected(batch)
-        mask = batch["attention_mask"].astype(bool)
-        for name in ours:
-            pair = (ours[name], theirs[name])
+    for inputs, expected, others in outputs:
+        mask = inputs["attention_mask"].astype(bool)
+        for name in expected:
+            ours, theirs = expected[name], others[name]
             if name in TOKEN_OUTPUTS or head in TOKEN_HEADS:
-                pair = (ours[name][mask], theirs[name][mask])
-            distance = float(np.abs(pair[0] - pair[1]).max())
+                ours, theirs = ours[mask], theirs[mask]
+            distance = float(np.abs(ours - theirs).max())
             differences[name] = max(differences.get(name, 0), distance if np.isfinite(distance) else np.inf)
-            largest[name] = max(largest.get(name, 1), float(np.abs(pair[0]).max()))
+            largest[name] = max(largest.get(name, 1), float(np.abs(ours).max()))
     return max(differences.values()), max(differences[name] / largest[name] for name in differences)

@@ -20,46 +20,35 @@ import torch
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import check_vocabulary, check_words
+from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
+from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
+from snugbert.checkpoints.model_arguments import ConversionArguments, HubArguments, get_hub_arguments
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
-    FILES,
+    SENTENCE_TRANSFORMERS_FILES,
     copy_files,
     find_model_folder,
     has_pooling,
     read_modules,
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
-from snugbert.checkpoints.vocab_txt import is_uncased, write_vocab_txt
-from snugbert.checkpoints.model_arguments import ConversionArguments, HubArguments, get_hub_arguments
 from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import ROBERTA_TYPES
-from snugbert.json_files import read_json
+from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert.writing import writing
-
-# Largest accepted difference of outputs. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
-TOLERANCE = 1e-6
-# Heads whose outputs have one value or row per token.
-TOKEN_HEADS = ("ForQuestionAnswering", "ForReplacedTokenDetection")
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    *VOCABULARY_FILES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
     "merges.txt",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "spiece.model",
 )
 # Folders that `snugbert export` writes. The output replaces them, too, because servers prefer them.
 ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
-MODEL_FILES = (
+REPLACED_FILES = (
     "config.json",
     "model.safetensors",
     "model-*-of-*.safetensors",
@@ -68,7 +57,7 @@ MODEL_FILES = (
     "pytorch_model-*-of-*.bin",
     "pytorch_model.bin.index.json",
     *TOKENIZER_FILES,
-    *FILES,
+    *SENTENCE_TRANSFORMERS_FILES,
     *ENGINE_FOLDERS,
     *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
@@ -97,7 +86,7 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        to: one of `CONVERSION_TARGETS`.
+        to: one of `CONVERTED_TYPES`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -162,7 +151,7 @@ def convert(
         source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
             sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
         output_dir: the folder to write. Other files in it are kept.
-        to: one of `CONVERSION_TARGETS`. A SnugBERT folder contains SnugBERT's code, and loads with
+        to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
             `trust_remote_code=True`. The others need transformers only.
         dtype: dtype of the weights. None: the widest dtype in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
@@ -177,7 +166,7 @@ def convert(
         InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
             contains a model or cannot be written, or the outputs differ. Nothing is written.
     """
-    check_output_dir(source, output_dir, overwrite_output_dir)
+    check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
         del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
@@ -219,7 +208,7 @@ def convert(
     return done
 
 
-def check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
+def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
     """Checks that a model can be written to a folder.
 
     Raises:
@@ -230,7 +219,7 @@ def check_output_dir(source: Path, output_dir: Path, overwrite: bool) -> None:
         raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
     if output_dir.resolve() == folder.resolve():
         raise InputError(f"{output_dir}: input and output are the same folder. Choose another output folder.")
-    existing = [file.name for pattern in MODEL_FILES for file in output_dir.glob(pattern)]
+    existing = [file.name for pattern in REPLACED_FILES for file in output_dir.glob(pattern)]
     if existing and not overwrite:
         raise InputError(
             f"{output_dir}: already contains a model ({existing[0]}). Choose another folder, or "
@@ -248,7 +237,7 @@ def put_in_place(written: Path, output_dir: Path) -> None:
     folders |= {output_dir / name for name in ENGINE_FOLDERS}
     for folder in folders - {output_dir}:
         shutil.rmtree(folder, ignore_errors=True)
-    for pattern in MODEL_FILES:
+    for pattern in REPLACED_FILES:
         for file in output_dir.glob(pattern):
             file.unlink()
     for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):
@@ -267,7 +256,7 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
     TensorFlow checkpoints, stock BERT runs the weights that were read.
 
     Raises:
-        InputError: the outputs differ by more than `TOLERANCE`.
+        InputError: the outputs differ by more than `FLOAT64_TOLERANCE`.
     """
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
@@ -280,26 +269,19 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
             options["key_mapping"] = {f"^{re.escape(checkpoint.prefix)}": ""}
         source = source_class.from_pretrained(checkpoint.folder, config=config, dtype=dtype, **options)
     inputs = _example_batch(checkpoint)
-    with torch.no_grad():
-        expected = source.double().eval()(**_adapt(inputs, checkpoint, kind))
-        del source  # saves memory: float64 doubles the size
-        model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
-        outputs = model.double().eval()(**_adapt(inputs, checkpoint, to))
-    difference = torch.zeros(())
-    for name, tensor in expected.items():
-        theirs, ours = tensor, outputs[name]
-        if tensor.dim() == 3 or head in TOKEN_HEADS:  # outputs at padding are undefined
-            token_mask = inputs["attention_mask"].bool()
-            theirs, ours = theirs[token_mask], ours[token_mask]
-        difference = torch.maximum(difference, (ours - theirs).abs().max())  # propagates NaN
-    if not difference <= TOLERANCE:
+    expected = run_in_torch(source.double().eval())(_adapt(inputs, checkpoint, kind))
+    del source  # saves memory: float64 doubles the size
+    model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
+    outputs = run_in_torch(model.double().eval())(_adapt(inputs, checkpoint, to))
+    difference, _ = find_difference([(inputs, expected, outputs)], head)
+    if difference > FLOAT64_TOLERANCE:
         raise InputError(
             f"{checkpoint.folder}: the converted model's outputs differ by {difference:.1e}. Nothing was written."
         )
-    return float(difference)
+    return difference
 
 
-def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+def _example_batch(checkpoint: Checkpoint) -> Batch:
     """Draws three sequences with padding, all segments, and positions up to the last. The seed is fixed."""
     config = checkpoint.config
     length = min(24, config.max_position_embeddings)
@@ -307,21 +289,22 @@ def _example_batch(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     lengths = torch.tensor([length, (length + 1) // 2, 1]).view(*shape[:-1], 1)
     columns = torch.arange(length).expand(shape)
     generator = torch.Generator().manual_seed(0)
-    return {
+    batch = {
         "input_ids": torch.randint(config.vocab_size, shape, generator=generator),
         "attention_mask": (columns < lengths).long(),
         "token_type_ids": (columns * config.type_vocab_size).div(length, rounding_mode="floor"),
         "position_ids": torch.linspace(0, config.max_position_embeddings - 1, length).long().expand(shape),
     }
+    return {name: values.contiguous().numpy() for name, values in batch.items()}
 
 
-def _adapt(inputs: dict[str, torch.Tensor], checkpoint: Checkpoint, kind: str) -> dict[str, torch.Tensor]:
+def _adapt(inputs: Batch, checkpoint: Checkpoint, kind: str) -> Batch:
     """Returns the inputs in the form that a kind of model needs."""
     inputs = dict(inputs)
     if kind == "distilbert":
         del inputs["token_type_ids"]
         # DistilBERT's multiple choice head flattens all other inputs, but not positions.
-        inputs["position_ids"] = inputs["position_ids"].flatten(0, -2)
+        inputs["position_ids"] = inputs["position_ids"].reshape(-1, inputs["position_ids"].shape[-1])
     elif kind in ROBERTA_TYPES:
         assert checkpoint.config.pad_token_id is not None
         inputs["position_ids"] = inputs["position_ids"] + checkpoint.config.pad_token_id + 1

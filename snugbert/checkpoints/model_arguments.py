@@ -12,7 +12,7 @@ from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert_arguments import explain_folder
 
 SIZE_NAMES = ("tiny", "mini", "small", "medium", "base", "large")  # the keys of configuration_snugbert.SIZES
-CONVERSION_TARGETS = ("snugbert", "bert", *FAMILY_TYPES)
+CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 
 
 def check_folder(flag: str, name: str | None) -> None:
@@ -196,7 +196,7 @@ class ConversionArguments:
         }
     )
     output: str = field(metadata={"positional": True, "help": "Folder to write."})
-    to: str = field(metadata={"choices": CONVERSION_TARGETS, "help": "Target architecture."})
+    to: str = field(metadata={"choices": CONVERTED_TYPES, "help": "Target architecture."})
     dtype: str | None = field(
         default=None,
         metadata={
@@ -220,9 +220,7 @@ class ConversionArguments:
 
     def __post_init__(self):
         if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", self.max_shard_size) or not float(self.max_shard_size[:-2]):
-            raise InputError(
-                f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}."
-            )
+            raise InputError(f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}.")
         if self.no_do_lower_case:
             if self.do_lower_case:
                 raise InputError("--do_lower_case and --no_do_lower_case exclude each other. Give one of them.")

@@ -22,7 +22,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
-from snugbert.checkpoints.loading import check_repository
+from snugbert.checkpoints.loading import SENTENCEPIECE_FILES, check_repository
 from snugbert.checkpoints.weight_files import (
     NOT_NEEDED,
     find_prefix,
@@ -33,7 +33,7 @@ from snugbert.checkpoints.weight_files import (
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
 from snugbert.errors import InputError, shorten
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert_arguments import explain_folder
 
 # Head -> its parts in addition to the encoder.
@@ -85,7 +85,7 @@ CLASSES["deberta-v2"]["ForMaskedLM"] = DebertaV2ForMaskedLM
 # ELECTRA's pretraining model is the discriminator.
 CLASSES["electra"]["ForReplacedTokenDetection"] = CLASSES["electra"].pop("ForPreTraining")
 # Name of a model class -> its head.
-HEADS = {model_class.__name__: head for classes in CLASSES.values() for head, model_class in classes.items()}
+HEADS_BY_CLASS = {model_class.__name__: head for classes in CLASSES.values() for head, model_class in classes.items()}
 MODEL_TYPES = ("snugbert", "bert", "distilbert", *FAMILY_TYPES)
 
 # Pattern -> replacement. All are applied to every name, in order.
@@ -120,7 +120,7 @@ TENSORFLOW_NAMES = (
     (r"/beta$", "/bias"),
     (r"/", "."),
 )
-NAMES = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
+NAMES_BY_KIND = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
 WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # model types whose encoder never has one
@@ -200,8 +200,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
     # The folders of sentence-transformers' modules, such as 1_Pooling, begin with a digit.
     download = functools.partial(snapshot_download, name, ignore_patterns="[!0-9]*/*", **hub)
     try:
-        files = ["*.json", "*.txt", "sentencepiece.bpe.model", "spm.model", "spiece.model", "model*.safetensors"]
-        files += ["README.md", "[0-9]*_[A-Z]*/*"]
+        files = ["*.json", "*.txt", *SENTENCEPIECE_FILES, "model*.safetensors", "README.md", "[0-9]*_[A-Z]*/*"]
         folder = Path(download(allow_patterns=files))
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")
@@ -283,8 +282,8 @@ def build_model(
 
 
 def _choose_names(kind: str, tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, str]]:
-    if kind in NAMES:
-        return NAMES[kind]
+    if kind in NAMES_BY_KIND:
+        return NAMES_BY_KIND[kind]
     is_dense_classifier = any(name.startswith("classifier.out_proj.") for name in tensors)
     names = CLASSIFIER_NAMES | FAMILY_NAMES if is_dense_classifier else FAMILY_NAMES
     return (*names.items(), *BERT_NAMES)
@@ -317,7 +316,7 @@ def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | 
     architectures = values.get("architectures")
     if not architectures:
         return None
-    head = HEADS.get(architectures[0])
+    head = HEADS_BY_CLASS.get(architectures[0])
     if head in CLASSES[kind]:
         return head
     known = ", ".join(model_class.__name__ for model_class in CLASSES[kind].values())

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.json_files import parse_json, read_json
+from snugbert.files import parse_json, read_json
 
 MODULES = "modules.json"
-SETTINGS = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder
+SETTINGS_FILE = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder
 TRANSFORMER = "sentence_bert_config.json"
 # The names of TRANSFORMER in old folders, as sentence-transformers and servers look for them.
 TRANSFORMER_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-FILES = (MODULES, SETTINGS, *TRANSFORMER_NAMES)
+SENTENCE_TRANSFORMERS_FILES = (MODULES, SETTINGS_FILE, *TRANSFORMER_NAMES)
 # Modules that exist in all versions. Folders with other ones are copied unchanged.
 OLD_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout", "WeightedLayerPooling")
 # Pooling mode -> its name in the old format, where each mode is true or false. Several modes are concatenated in this
@@ -54,11 +54,7 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         modules = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
-    valid = isinstance(modules, list) and all(
-        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
-        for module in modules
-    )
-    if not valid or not modules or not _name(modules[0]).endswith("Transformer"):
+    if not modules or not _name(modules[0]).endswith("Transformer"):
         raise InputError(f"{file}: expected a list of modules with `type` and `path`, a Transformer first.")
     for module in modules:
         path = Path(module["path"])
@@ -92,7 +88,7 @@ def has_pooling(source: Path) -> bool:
 
 def is_cross_encoder(folder: Path) -> bool:
     """Whether sentence-transformers saved the folder from a CrossEncoder."""
-    if (folder / SETTINGS).is_file() and read_json(folder / SETTINGS).get("model_type") == "CrossEncoder":
+    if (folder / SETTINGS_FILE).is_file() and read_json(folder / SETTINGS_FILE).get("model_type") == "CrossEncoder":
         return True
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return ACTIVATION in config or "activation_fn" in (config.get(ACTIVATIONS) or {})
@@ -112,8 +108,8 @@ def copy_files(source: Path, written: Path) -> list[str]:
         InputError: a file is missing or damaged.
     """
     modules = read_modules(source)
-    if (source / SETTINGS).is_file():
-        shutil.copyfile(source / SETTINGS, written / SETTINGS)
+    if (source / SETTINGS_FILE).is_file():
+        shutil.copyfile(source / SETTINGS_FILE, written / SETTINGS_FILE)
         _write_activation(source, written)
     elif not modules:
         return []
@@ -164,7 +160,7 @@ def _write_transformer(folder: Path, written: Path) -> None:
 
 def _write_activation(source: Path, written: Path) -> None:
     """Writes the activation of a reranker where versions before 5.4 and servers read it."""
-    activation = read_json(source / SETTINGS).get("activation_fn")
+    activation = read_json(source / SETTINGS_FILE).get("activation_fn")
     if activation is not None:
         config = read_json(written / "config.json")
         config[ACTIVATIONS] = {**(config.get(ACTIVATIONS) or {}), "activation_fn": activation}

@@ -12,26 +12,24 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.digests import hash_json, hash_tokenizer
-from snugbert.data.part_files import read_origin
-from snugbert.data.preparation import prepare_parts
-from snugbert.data.text_arguments import TextArguments
-from snugbert.data.text_parts import keep_all, plan_parts
+from snugbert.data.corpus import Corpus, open_corpus, read_origin
+from snugbert.data.data_arguments import TextArguments
+from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
+from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
+from snugbert.files import LockTaken, hash_json, lock_file
 from snugbert.progress import format_bytes
 
-FOLDER = re.compile(r"[0-9a-f]{32}")
-PART = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
-LOGITS = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
-LOCK = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
+CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
+PART_FILE = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
+LOCK_FILE = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
 EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
-TABLE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
+TABLE_FILE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -134,7 +132,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
 def _list_logits(cache: Path) -> list[Path]:
     """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
-    return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS.fullmatch(file.name))
+    return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS_FILE.fullmatch(file.name))
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:
@@ -142,13 +140,13 @@ def _cached_folders(cache: Path) -> Iterator[Path]:
     if cache.is_dir():
         folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
         for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
-            if FOLDER.fullmatch(folder.name):
+            if CACHED_FOLDER.fullmatch(folder.name):
                 yield Path(folder)
 
 
 def _describe(folder: Path) -> tuple[str, str, str]:
     """Returns the state, the text and the settings of a folder of prepared text."""
-    parts = [match for file in sorted(folder.iterdir()) if (match := PART.fullmatch(file.name))]
+    parts = [match for file in sorted(folder.iterdir()) if (match := PART_FILE.fullmatch(file.name))]
     finished = [part for part in parts if not part[2]]
     state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"
     sources: list[str] = []
@@ -163,11 +161,7 @@ def _describe(folder: Path) -> tuple[str, str, str]:
             used = origin["settings"]
             settings = f"{used.get('language') or 'lines'}, {used.get('documents')}, tokenizer {used['tokenizer'][:8]}"
     text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
-    return state, _printable(text), _printable(settings)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return state, text, settings
 
 
 def _remove(folder: Path) -> int:
@@ -177,16 +171,16 @@ def _remove(folder: Path) -> int:
     tables = [file for entry in epochs for file in os.scandir(entry)]
     files = [entry for entry in entries if entry not in epochs] + tables
     for file in files:
-        ours = LOCK.fullmatch(file.name) or (TABLE if file in tables else PART).fullmatch(file.name)
+        ours = LOCK_FILE.fullmatch(file.name) or (TABLE_FILE if file in tables else PART_FILE).fullmatch(file.name)
         if not ours or not file.is_file(follow_symlinks=False):
             raise InputError(f"contains {file.name}, which SnugBERT did not write")
     size = sum(file.stat().st_size for file in files)
     with ExitStack() as locks:
         try:
             for file in files:
-                if LOCK.fullmatch(file.name):
-                    locks.enter_context(FileLock(file.path, timeout=0))
-        except Timeout as error:
+                if LOCK_FILE.fullmatch(file.name):
+                    locks.enter_context(lock_file(Path(file.path), seconds=0))
+        except LockTaken as error:
             raise InputError("a process is preparing it") from error
         for file in files:
             os.unlink(file.path)

@@ -18,7 +18,7 @@ from snugbert.data.sources import SPLITS, choose_splits, load_dataset_splits, un
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
 from snugbert.errors import InputError, format_count
-from snugbert.json_files import check_unicode
+from snugbert.files import check_unicode
 from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags, decode_tags, encode_tags
 from snugbert.tasks.tagging_arguments import DOCUMENT_COLUMNS, NerDataArguments
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet
 import sentencex
 
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
-from snugbert.data.text_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog, read_numbered_lines
 from snugbert.errors import InputError
 from snugbert_arguments import explain_files
@@ -197,29 +197,14 @@ def _read_parquet_rows(file: Path, text_column: str, log: ReadingLog) -> Iterato
         columns = [text_column] if text_column in parquet.schema_arrow.names else None
         with log.follow(lambda: size * rows_read // max(num_rows, 1)):
             for batch in parquet.iter_batches(batch_size=256, columns=columns):
-                yield from enumerate(_decode_rows(batch, file, rows_read, log), start=rows_read + 1)
+                yield from enumerate(batch.to_pylist(), start=rows_read + 1)
                 rows_read += len(batch)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}, after row {rows_read}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise
         raise InputError(f"{file}: not a Parquet file, or damaged ({error}). Get a new copy of it.") from error
-
-
-def _decode_rows(batch: pyarrow.RecordBatch, file: Path, rows_before: int, log: ReadingLog) -> list[dict[str, Any]]:
-    """Returns rows as dictionaries. A string that is not UTF-8 and is left out becomes None."""
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError:
-        rows = []
-    for number, row in enumerate(zip(*batch.columns, strict=True), start=rows_before + 1):
-        values = {}
-        for name, value in zip(batch.schema.names, row, strict=True):
-            try:
-                values[name] = value.as_py()
-            except UnicodeDecodeError:
-                values[name] = log.decode(file, f"row {number}", value.as_buffer().to_pybytes())
-        rows.append(values)
-    return rows
 
 
 def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:

@@ -8,8 +8,9 @@ batches of text and one block of about 4 million tokens. It does not grow with t
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -17,33 +18,146 @@ from typing import IO, Any
 import joblib
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.digests import hash_tokenizer
-from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
-from snugbert.data.parallel_map import map_in_order
-from snugbert.data.part_files import (
-    DAMAGE,
+from snugbert.data.corpus import (
+    ARROW_ERRORS,
     END_OF_STREAM,
     FORMAT,
+    Corpus,
     Origin,
     Source,
     corpus_schema,
+    open_corpus,
     read_blocks,
     read_origin,
     validate_block,
 )
-from snugbert.data.text_arguments import OnBadText, TextArguments
+from snugbert.data.data_arguments import OnBadText, TextArguments
+from snugbert.data.documents import (
+    count_dataset_rows,
+    dataset_version,
+    find_files,
+    read_dataset_documents,
+    read_documents,
+)
+from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
-from snugbert.data.text_parts import Part, part_name, plan_parts
-from snugbert.data.tokenizing import DocumentTokenizer, TokenizedDocuments
+from snugbert.data.tokenizing import DocumentTokenizer, TokenizedDocuments, hash_tokenizer, map_in_order
 from snugbert.errors import InputError, format_count
-from snugbert.progress import PreparationProgress
+from snugbert.files import hash_file, lock_file
+from snugbert.progress import Progress
 
 BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
+MOST_PARTS = 256  # each is a file to open and map
+PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
+
+
+def part_name(number: int, num_parts: int) -> str:
+    """Returns the name of a part's file."""
+    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
+
+
+def keep_all(number: int) -> bool:
+    """Keeps every document."""
+    return True
+
+
+@dataclass(frozen=True)
+class Part:
+    """The text of one file of a corpus: some of the text files, or a share of a dataset.
+
+    Attributes:
+        number, num_parts: index of the part, and the number of parts.
+        text: where the text is.
+        files: the text files of this part. Empty for a dataset.
+        keeps: returns whether to keep a document, by its index in the part's text.
+    """
+
+    number: int
+    num_parts: int
+    text: TextArguments
+    files: tuple[Path, ...]
+    keeps: Callable[[int], bool]
+
+    @property
+    def name(self) -> str:
+        """Name of the part's file."""
+        return part_name(self.number, self.num_parts)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the text files, or rows of the dataset, which each part reads. None if it is unknown."""
+        return sum(file.stat().st_size for file in self.files) if self.files else count_dataset_rows(self.text)
+
+    @property
+    def source_names(self) -> list[str]:
+        """Paths of the text files, or `dataset` and its name."""
+        return [str(file.resolve()) for file in self.files] or [f"dataset {self.text.dataset_name}"]
+
+    def read_documents(self, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
+        """Reads the documents of the part, each with its index in the part's text."""
+        documents: Iterable[tuple[int, list[str]]]
+        if self.files:
+            documents = enumerate(read_documents(self.files, self.text.text_column_name, log))
+        else:  # each machine streams the whole dataset
+            everything = enumerate(read_dataset_documents(self.text, log))
+            documents = (document for document in everything if document[0] % self.num_parts == self.number)
+        return ((number, document) for number, document in documents if self.keeps(number))
+
+    def describe_sources(self, known: Sequence[Source]) -> list[Source]:
+        """Returns the names and digests of the part's text files, or of the dataset.
+
+        Args:
+            known: an earlier result. Files that have not changed since are not read again.
+        """
+        if not self.files:
+            return [{"name": self.source_names[0], "digest": dataset_version(self.text)}]
+        digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
+        return [_describe_file(file, digests) for file in self.files]
+
+
+def _describe_file(file: Path, digests: Mapping[tuple[int, ...], str]) -> Source:
+    stat = file.stat()
+    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    digest = digests.get(identity)
+    if digest is None:
+        digest = hash_file(file)[:32]
+    return {"name": str(file.resolve()), "digest": digest, "identity": identity}
+
+
+def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], bool] = keep_all) -> list[Part]:
+    """Divides text into parts of consecutive files, at least one part per shard.
+
+    Args:
+        text: files or a dataset.
+        num_shards: number of machines that share the work.
+        keeps: returns whether to keep a document, by its index in its part's text.
+
+    Raises:
+        InputError: there is no text, or there are fewer files than shards.
+    """
+    if text.dataset_name is not None:
+        return [Part(number, num_shards, text, (), keeps) for number in range(num_shards)]
+    files = find_files(text.train_file)
+    if not files:
+        raise InputError("no text. Give --train_file or --dataset_name.")
+    if len(files) < num_shards:
+        raise InputError(f"--shard: more shards ({num_shards}) than text files ({len(files)}). Use fewer shards.")
+    sizes = [file.stat().st_size for file in files]
+    part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / num_shards))
+    # The middle of a file decides which part it belongs to.
+    places = ((np.cumsum(sizes) - np.array(sizes) / 2) / max(part_bytes, 1)).astype(int)
+    if len(set(places)) < num_shards:
+        places = np.arange(len(files)) * num_shards // len(files)
+    groups = [
+        tuple(file for file, at in zip(files, places, strict=True) if at == place) for place in sorted(set(places))
+    ]
+    return [Part(number, len(groups), text, group, keeps) for number, group in enumerate(groups)]
+
+
+# --- preparing them ---------------------------------------------------------------------------------------------
 
 
 def prepare_corpus(
@@ -219,7 +333,7 @@ def _write_missing_parts(
     show_progress: bool,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".lock"):
+    with lock_file(folder / ".lock"):
         for file in _find_foreign_parts(folder, parts, settings):
             if not replace:
                 raise InputError(
@@ -230,16 +344,17 @@ def _write_missing_parts(
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     log = ReadingLog(parts[0].text.on_bad_text)
-    with PreparationProgress(total, "bytes" if parts[0].files else "rows", log, show_progress) as progress:
+    with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
-            with FileLock(folder / f".{part.name}.lock"):  # other machines may work on other parts
+            with lock_file(folder / f".{part.name}.lock"):  # other machines may work on other parts
                 known = _read_sources(folder / part.name, settings)
                 sources = part.describe_sources(known)
                 if known and _have_same_text(known, sources):
-                    progress.skip_part(size)
+                    log.skip(size or 0)
+                    progress.skip_to(log.position)
                     continue
                 origin: Origin = {"settings": settings, "sources": sources}
-                _write_part(folder, part, origin, worker, num_workers or joblib.cpu_count(), progress)
+                _write_part(folder, part, origin, worker, num_workers or joblib.cpu_count(), log, progress)
                 if part.describe_sources(sources) != sources:
                     (folder / part.name).unlink()
                     raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
@@ -265,7 +380,8 @@ def _write_part(
     origin: Origin,
     worker: DocumentTokenizer,
     num_workers: int,
-    progress: PreparationProgress,
+    log: ReadingLog,
+    progress: Progress,
 ) -> None:
     """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
     schema = corpus_schema(worker.dtype, origin)
@@ -274,12 +390,12 @@ def _write_part(
     positions: deque[int] = deque()  # in the text, after each batch that is being tokenized
 
     def read_batches() -> Iterator[list[tuple[int, list[str]]]]:
-        for batch in _make_batches(part.read_documents(progress.log)):
+        for batch in _make_batches(part.read_documents(log)):
             if batch[0][0] > last_document:
-                positions.append(progress.log.position)
+                positions.append(log.position)
                 yield batch
             else:
-                progress.skip_to(progress.log.position)
+                progress.skip_to(log.position)
 
     with partial.open("ab") as stream:
         if stream.tell() == 0:
@@ -289,7 +405,8 @@ def _write_part(
         for batch in map_in_order(worker, read_batches(), num_workers):
             block.append(batch)
             num_tokens += len(batch.tokens)
-            progress.update(positions.popleft(), batch.documents_read)
+            progress.counts["documents"] += batch.documents_read
+            progress.move_to(positions.popleft())
             if num_tokens >= BLOCK_TOKENS:
                 _write_block(stream, block, schema)
                 block, num_tokens = [], 0
@@ -316,7 +433,7 @@ def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> i
                 for batch in pa.ipc.open_stream(stream):
                     last_document = validate_block(batch, last_document, vocab_size)
                     end = stream.tell()
-    except DAMAGE:
+    except ARROW_ERRORS:
         pass  # the file does not exist, or ends in the middle of a block
     if partial.exists():
         os.truncate(partial, end)

@@ -1,7 +1,9 @@
-"""Rows of fixed sizes: how the trainers choose the sizes, and fill the rows.
+"""Rows of fixed sizes: fills packed rows, and chooses the sizes in training and prediction.
 
 Random rows have random sizes. Filled up to a multiple of some number of tokens, they have a few. A larger multiple
 gives fewer sizes and more padding. `benchmarks/row_sizes.py` measures both.
+
+Shapes: N sequences, T tokens in the batch.
 """
 
 import math
@@ -9,9 +11,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+from transformers.utils.generic import is_flash_attention_requested
 
-from snugbert.data.packed_batches import pad_row
+from snugbert.modeling_snugbert import AUTO_CLASSES, IGNORE_INDEX, OTHER_PRETRAINING_MODELS
 
+SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_positions")
+# Longest sequence of padding. Attention costs its square, and no model in use has fewer positions.
+PADDING_LENGTH = 32
+# Attention kernels read 128 keys at once, and skip blocks after the end of a sequence. So a loose bound costs little.
+MAX_LENGTHS = (128, 512)
+PREDICTION_SIZES = 8
+PREDICTION_BATCHES = 3  # fewest batches of a call. A CUDA graph is recorded at the third batch of a size.
+LABEL_STEPS = 32  # Label slots are rounded up to a multiple of 1/32 of the row. 15 % masked tokens need 5/32.
+# Subclasses and other heads may treat padding as examples.
+OWN_MODELS = {*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS}
 # Multiples in standard deviations of the tokens of a row. Rows of 1,000 random batches differ by 5 to 7 deviations. So
 # they have at most 6 sizes in pretraining, and 8 in fine-tuning, where padding is a larger share.
 PRETRAINING_DEVIATIONS = 1.45
@@ -20,6 +36,107 @@ FINE_TUNING_DEVIATIONS = 0.95
 # state is aligned.
 STEP = 4
 SAMPLE = 1000  # examples of pretraining whose tokens are counted, in a tenth of a second
+
+
+def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: int | None = None) -> dict[str, Any]:
+    """Fills a packed batch with padding, so that batches have one of a few sizes.
+
+    Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
+    padding consists of sequences of at most 32 tokens (`PADDING_LENGTH`) after the others. They have no labels. All
+    batches with the same N and T get the same number of padding sequences. So some can be empty.
+
+    It runs on any device and does not wait for it.
+
+    Args:
+        batch: a packed batch, see [`pack`], with columns of any head.
+        pad_to_multiple_of: T becomes the next multiple of it.
+        max_sequences: largest N of all batches, for multiple choice divided by the number of choices. All batches are
+            then filled up to the same number of sequences. None: N is the same in all batches.
+
+    Returns:
+        The batch with more tokens, all of them with id 0, and more sequences. Positions restart in each of them.
+
+        - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding.
+        - `max_length_q` becomes 128, 512 or T.
+        - `label_indices` gets more indices at its end, of tokens without a label. Its length is rounded up to a
+          multiple of T/32. Above T/2 it is T.
+        - `num_sequences` is N. Regression and several labels need it, because -100 is a number in their losses.
+
+        Other columns are unchanged.
+
+    Raises:
+        ValueError: `pad_to_multiple_of` is below 1, the batch is not packed, is filled already, has more than
+            `max_sequences` sequences, or is a batch for ELECTRA's generator.
+    """
+    if pad_to_multiple_of < 1:
+        raise ValueError(f"`pad_to_multiple_of` is {pad_to_multiple_of}. It must be at least 1.")
+    if "cu_seq_lens_q" not in batch:
+        raise ValueError("Only packed batches can be filled. The batch has no `cu_seq_lens_q`.")
+    if "num_sequences" in batch:
+        raise ValueError("The batch is filled already. Set `pad_to_multiple_of` in one place only.")
+    if "replacement_keys" in batch:
+        raise ValueError("`pad_to_multiple_of` does not support ELECTRA's batches (`replacement_keys`).")
+    starts = batch["cu_seq_lens_q"]
+    tokens, count, choices = batch["input_ids"].shape[1], len(starts) - 1, batch.get("num_choices", 1)
+    most = count if max_sequences is None else max_sequences * choices
+    if count > most:
+        raise ValueError(f"The batch has {count // choices} examples, more than `max_sequences` {max_sequences}.")
+    padding = -tokens % pad_to_multiple_of
+    total = math.ceil((most + math.ceil((pad_to_multiple_of - 1) / PADDING_LENGTH)) / choices) * choices
+    added = total - count
+
+    ends = torch.arange(1, added + 1, dtype=starts.dtype, device=starts.device) * PADDING_LENGTH
+    filled = dict(batch) | {"cu_seq_lens_q": torch.cat([starts, tokens + ends.clamp(max=padding)])}
+    filled |= {name: F.pad(batch[name], (0, padding)) for name in ("input_ids", "token_type_ids") if name in batch}
+    if "position_ids" in batch:
+        positions = torch.arange(padding, device=starts.device) % PADDING_LENGTH
+        filled["position_ids"] = torch.cat([batch["position_ids"], positions[None]], dim=1)
+    for name in SEQUENCE_COLUMNS:
+        if name in batch:
+            of_tokens = batch[name].shape == batch["input_ids"].shape and not batch[name].is_floating_point()
+            more = padding if of_tokens else added // choices if name == "labels" else added
+            filled[name] = _pad_labels(batch[name], more, dim=int(of_tokens))
+    if "max_length_q" in batch:
+        longest = batch["max_length_q"]
+        filled["max_length_q"] = next((bound for bound in MAX_LENGTHS if longest <= bound), tokens + padding)
+    if "label_indices" in batch:
+        filled["label_indices"] = _pad_label_indices(batch["label_indices"], filled["labels"][0])
+    return filled | {"num_sequences": count}
+
+
+def _pad_labels(labels: torch.Tensor, more: int, dim: int) -> torch.Tensor:
+    shape = list(labels.shape)
+    shape[dim] = more
+    return torch.cat([labels, labels.new_full(shape, IGNORE_INDEX)], dim)
+
+
+def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Adds distinct indices of tokens without a label. *Shape:* (M,), (T,) -> (M or more,)"""
+    tokens, step = len(labels), max(1, len(labels) // LABEL_STEPS)
+    slots = tokens if 2 * len(indices) > tokens else math.ceil(max(1, len(indices)) / step) * step
+    unlabeled = (labels != IGNORE_INDEX).byte().argsort(stable=True)  # those without a label come first
+    return torch.cat([indices, unlabeled[: min(slots, tokens) - len(indices)]])
+
+
+class FillRows:
+    """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged.
+
+    Args:
+        collate: the data collator.
+        pad_to_multiple_of, max_sequences: as in [`pad_row`].
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], pad_to_multiple_of: int, max_sequences: int | None = None):
+        self.collate = collate
+        self.pad_to_multiple_of = pad_to_multiple_of
+        self.max_sequences = max_sequences
+
+    def __call__(self, features: Any) -> Any:
+        """Returns the batch of `collate`, filled unless the collator has filled it."""
+        batch = self.collate(features)
+        if not isinstance(batch, Mapping) or "cu_seq_lens_q" not in batch or "num_sequences" in batch:
+            return batch
+        return pad_row(batch, self.pad_to_multiple_of, self.max_sequences)
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
@@ -48,26 +165,28 @@ def choose_fine_tuning_multiple(batch_size: int, lengths: np.ndarray) -> int:
     return _round_up(FINE_TUNING_DEVIATIONS * math.sqrt(batch_size) * float(lengths.std()))
 
 
-def _round_up(tokens: float) -> int:
-    return max(1, math.ceil(tokens / STEP)) * STEP
-
-
-class FillRows:
-    """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged.
+def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
+    """Chooses `pad_to_multiple_of` of a call that predicts.
 
     Args:
-        collate: the data collator.
-        pad_to_multiple_of, max_sequences: as in [`pad_row`].
+        model: the model.
+        max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
+        batches: number of batches of the call.
+
+    Returns:
+        None if rows should not be filled: the call has fewer than 3 batches (`PREDICTION_BATCHES`), the model is not
+        SnugBERT's or not on a CUDA GPU, or its attention pads sequences.
     """
+    if batches < PREDICTION_BATCHES or model.device.type != "cuda" or type(model) not in OWN_MODELS:
+        return None
+    return None if pads_in_attention(model.config, model.device) else math.ceil(max_tokens / PREDICTION_SIZES)
 
-    def __init__(self, collate: Callable[[Any], Any], pad_to_multiple_of: int, max_sequences: int | None = None):
-        self.collate = collate
-        self.pad_to_multiple_of = pad_to_multiple_of
-        self.max_sequences = max_sequences
 
-    def __call__(self, features: Any) -> Any:
-        """Returns the batch of `collate`, filled unless the collator has filled it."""
-        batch = self.collate(features)
-        if not isinstance(batch, Mapping) or "cu_seq_lens_q" not in batch or "num_sequences" in batch:
-            return batch
-        return pad_row(batch, self.pad_to_multiple_of, self.max_sequences)
+def pads_in_attention(config: Any, device: torch.device) -> bool:
+    """Whether attention on a GPU pads sequences to the longest one, so shapes would still vary."""
+    is_own = config._attn_implementation == "sdpa" and device.type in ("cpu", "cuda")
+    return config.position_embedding_type == "relative" or not (is_own or is_flash_attention_requested(config))
+
+
+def _round_up(tokens: float) -> int:
+    return max(1, math.ceil(tokens / STEP)) * STEP

@@ -16,7 +16,7 @@ from snugbert.data.sources import SPLITS, choose_splits, load_dataset_splits
 from snugbert.data.tables import read_json_rows, read_rows
 from snugbert.data.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
 from snugbert.errors import InputError
-from snugbert.json_files import check_unicode, parse_json
+from snugbert.files import check_unicode, parse_json
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.question_windows import Question
 

@@ -14,17 +14,16 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
+from snugbert.data.data_arguments import OnBadText
 from snugbert.data.sources import uncompressed_name
-from snugbert.data.text_arguments import OnBadText
 from snugbert.data.text_lines import (
     LONGEST_LINE,
     LONGEST_LINE_OF_JSON,
     ReadingLog,
-    content_error,
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count
-from snugbert.json_files import parse_json
+from snugbert.files import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +191,7 @@ def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tupl
                 yield row, cells
     except csv.Error as error:
         problem = str(error).replace(f"'{NO_SEPARATOR}'", "line end")
-        raise content_error(file, f", row {row + 1}: not CSV ({problem}).") from error
+        raise InputError(f"{file}, row {row + 1}: not CSV ({problem}).") from error
 
 
 def read_json_rows(file: Path, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -223,7 +222,7 @@ def _read_json_values(file: Path, log: ReadingLog) -> Iterator[tuple[int, Any]]:
             try:
                 values = parse_json(text)
             except ValueError as error:
-                raise content_error(file, f": not JSON ({error}).") from error
+                raise InputError(f"{file}: not JSON ({error}).") from error
             yield from enumerate(values, start=1)
             return
         try:

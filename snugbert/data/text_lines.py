@@ -14,7 +14,7 @@ from typing import IO
 
 import pyarrow
 
-from snugbert.data.text_arguments import OnBadText
+from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count
 
 # Limits in bytes. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size
@@ -22,7 +22,7 @@ from snugbert.errors import InputError, format_count
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard"}
-DAMAGE = (EOFError, zlib.error, OSError)  # raised when a damaged compressed file is read
+COMPRESSION_ERRORS = (EOFError, zlib.error, OSError)  # raised when a damaged compressed file is read
 
 
 class ReadingLog:
@@ -59,6 +59,10 @@ class ReadingLog:
         yield
         self._read_before += tell()
         self._tell = lambda: 0
+
+    def skip(self, amount: int) -> None:
+        """Adds text to `position` that is not read, because it was prepared earlier."""
+        self._read_before += amount
 
     def leave_out(self, source: Path | str, place: str, problem: str) -> None:
         """Counts a line or row that is left out.
@@ -97,7 +101,7 @@ class ReadingLog:
     def _record_or_raise(self, source: Path | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):
             advice = "" if self.on_bad_text is None else f" To continue, set --on_bad_text {choices}."
-            raise content_error(source, f", {place}: {problem}{advice}")
+            raise InputError(f"{source}, {place}: {problem}{advice}")
         described = f"{source}, {place}: {problem}"
         self._first = self._first or described
         if self._report is not None:
@@ -150,12 +154,12 @@ def read_numbered_lines(
             for number, line in enumerate(lines, start=1):
                 if len(line) > longest:
                     advice = "Split it. In JSON, write one object per line"
-                    raise content_error(file, f", line {number}: longer than {longest >> 20} MiB. {advice}.")
+                    raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
                 text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)
                 if text is not None:
                     yield number, text
-    except DAMAGE as error:
+    except COMPRESSION_ERRORS as error:
         raise InputError(f"{file}, after line {number}: {_describe_damage(file, error)}") from error
 
 
@@ -170,26 +174,6 @@ def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
         previous = line
     if previous:
         yield previous
-
-
-def content_error(source: Path | str, message: str) -> InputError:
-    """Returns an error about the content of a file. If the file is compressed and damaged, the error says so instead.
-
-    A flipped bit turns text into other text. Only the checksum at the end of the file shows the damage.
-
-    Args:
-        source: the file, or the name of a dataset.
-        message: follows the source.
-    """
-    if isinstance(source, Path) and source.suffix in COMPRESSIONS:
-        try:
-            with source.open("rb") as raw:
-                stream = _decompress(raw, source)
-                while stream.read(2**20):
-                    pass
-        except DAMAGE as error:
-            return InputError(f"{source}: {_describe_damage(source, error)}")
-    return InputError(f"{source}{message}")
 
 
 def _decompress(raw: IO[bytes], file: Path) -> IO[bytes]:

@@ -1,17 +1,27 @@
-"""Documents -> sentences -> token ids."""
+"""Documents -> sentences -> token ids, in several processes."""
 
 import json
-from collections.abc import Sequence
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.digests import tokenizer_definition
 from snugbert.data.documents import split_sentences
+from snugbert.files import hash_json
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Each process caches the tokens of words with up to this many characters in total, in about 100 MB. The words of 80
 # books have 2 million.
@@ -120,3 +130,68 @@ def _make_backend(definition: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(definition)
     tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three tokens, not the special token
     return tokenizer
+
+
+def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a digest of everything that affects how a fast tokenizer splits text, without padding and truncation."""
+    return hash_json(tokenizer_definition(tokenizer))
+
+
+def tokenizer_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns the definition of a fast tokenizer, as in `tokenizer.json`, without padding and truncation."""
+    return json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+
+
+def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_workers: int) -> Iterator[Result]:
+    """Like `map`, in several processes. A single item, or a call inside a data worker, starts no process.
+
+    Args:
+        function: must be picklable where processes are not forked.
+        items: read only a little ahead of the results, so they need not fit into memory. Never None.
+        num_workers: number of processes.
+
+    Raises:
+        BrokenProcessPool: a process was killed.
+    """
+    first, second = next(items, None), next(items, None)
+    if first is None:
+        return
+    if second is None or num_workers == 1 or multiprocessing.current_process().daemon:
+        yield from map(function, chain([first], [] if second is None else [second], items))
+        return
+    # Forking is fast and shares memory, but on macOS system libraries can crash in the child.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(function,)) as executor:
+        try:
+            pending: deque[Future[Result]] = deque()
+            for item in chain([first, second], items):
+                pending.append(executor.submit(_call_function, item))
+                if len(pending) > 2 * num_workers:  # enough to keep all processes busy
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+_function: Callable[[Any], Any]
+
+
+def _start_worker(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes already run in parallel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    # Without this, workers would wait forever after the main process was killed.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _call_function(item: Any) -> Any:
+    return _function(item)

@@ -14,7 +14,7 @@ from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
 from snugbert.checkpoints.loading import is_regression, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.checkpoints.reading import CLASSES, HEADS
+from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
@@ -59,12 +59,12 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
     if not config.architectures:
         known = ", ".join(model_class.__name__ for model_class in classes.values())
         raise InputError(f'{name}/config.json: no "architectures". Add one of {known}.')
-    if config.architectures[0] not in HEADS:
+    if config.architectures[0] not in HEADS_BY_CLASS:
         raise InputError(
             f"{name}/config.json: unsupported architecture {config.architectures[0]}. Supported: the BERT "
             f"family with the heads {', '.join(classes)}."
         )
-    head = HEADS[config.architectures[0]]
+    head = HEADS_BY_CLASS[config.architectures[0]]
     # Many checkpoints of the bare encoder have no pooler. The page does not need it.
     bare = {"add_pooling_layer": False} if head == "Model" else {}
     model = load_model(classes[head], args, config, trained=True, **bare)

@@ -22,7 +22,7 @@ from snugbert.evaluation.evaluation_arguments import (
 )
 from snugbert.evaluation.evaluation_report import (
     check_card,
-    check_output_dir,
+    check_report_dir,
     format_pairs,
     format_text,
     pairs_eval_results,
@@ -34,12 +34,12 @@ from snugbert.evaluation.evaluation_report import (
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs
+from snugbert.files import writing
+from snugbert.progress import format_duration
 from snugbert.reports.cards import package_versions
 from snugbert.reports.evaluation_plots import PLOT_NAME, draw_minimal_pairs
 from snugbert.reports.pretrained_card import metric_eval_results
-from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.pretraining.corpora import join_names
-from snugbert.writing import writing
 
 
 class _Section(NamedTuple):
@@ -71,7 +71,7 @@ def run(
         raise InputError("no data. Give --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
-        check_output_dir(output_dir, args.overwrite_output_dir)
+        check_report_dir(output_dir, args.overwrite_output_dir)
     card = check_card(model_args.model_name_or_path) if args.update_card else None
     files = match_files(pairs_args.pairs_file)
     pairs = read_pairs(files, pairs_args.good_column_name, pairs_args.bad_column_name)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
-from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 

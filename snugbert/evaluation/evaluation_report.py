@@ -12,16 +12,16 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from snugbert.errors import InputError, format_count
 from snugbert.evaluation.held_out_text import TextResults
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
+from snugbert.files import write_atomically
 from snugbert.reports.cards import eval_result, table
 from snugbert.reports.pretrained_card import format_results
-from snugbert.reports.results import write_atomically
 from snugbert.trainers.pretraining.baselines import format_comparison
 
 RESULTS_NAME = "results.json"
 VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}
 
 
-def check_output_dir(output_dir: Path, overwrite: bool) -> None:
+def check_report_dir(output_dir: Path, overwrite: bool) -> None:
     """Raises an [`InputError`] if the folder already contains results, unless they may be overwritten."""
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")

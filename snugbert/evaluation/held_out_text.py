@@ -15,7 +15,6 @@ from typing import Any, TypedDict
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import max_tokens
@@ -27,6 +26,7 @@ from snugbert.errors import InputError
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.masked_models import predicts_pairs
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
+from snugbert.progress import Progress
 from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, list_sources, load_corpora, make_dataset
@@ -175,14 +175,17 @@ def score_examples(
         batch_size = 1
     model.eval()
     sums = []
-    for start in tqdm(range(0, num_examples, batch_size), desc="held-out text", disable=None):
-        batch = collate([dataset[index] for index in range(start, min(start + batch_size, num_examples))])
-        if not isinstance(model, SnugBertPreTrainedModel):
-            batch = pad_batch(batch, tokenizer.pad_token_id)
-        if not takes_mask:
-            batch.pop("attention_mask", None)
-        batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
-        sums.append(_score_batch(model, batch).cpu())
+    with Progress("scoring", num_examples, "examples") as progress:
+        for start in range(0, num_examples, batch_size):
+            end = min(start + batch_size, num_examples)
+            batch = collate([dataset[index] for index in range(start, end)])
+            if not isinstance(model, SnugBertPreTrainedModel):
+                batch = pad_batch(batch, tokenizer.pad_token_id)
+            if not takes_mask:
+                batch.pop("attention_mask", None)
+            batch = {name: x.to(model.device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+            sums.append(_score_batch(model, batch).cpu())
+            progress.move_to(end)
     return average_sums(torch.cat(sums).numpy())
 
 

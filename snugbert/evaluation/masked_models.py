@@ -19,7 +19,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from snugbert.checkpoints.loading import SPECIAL_TOKEN_NAMES, MissingWeightsError, check_repository, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import (
+    SPECIAL_TOKEN_NAMES,
+    MissingWeightsError,
+    check_repository,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from snugbert.checkpoints.loading import max_tokens
 from snugbert.data.sources import describe_file, uncompressed_name
 from snugbert.data.tables import read_rows
-from snugbert.data.text_lines import content_error, read_numbered_lines
+from snugbert.data.text_lines import read_numbered_lines
 from snugbert.errors import InputError
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
-from snugbert.json_files import check_unicode
+from snugbert.files import check_unicode
 
 # BLiMP's columns.
 GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
@@ -67,7 +67,7 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
             paradigm = paradigm or name
             pairs.append(Pair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
         if len(pairs) == count:
-            raise content_error(file, ": no pairs.")
+            raise InputError(f"{file}: no pairs.")
     return pairs
 
 
@@ -84,8 +84,8 @@ def _read_rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     lines = [(number, line.strip()) for number, line in read_numbered_lines(file) if line.strip()]
     for (row, bad), (next_row, good) in zip_longest(lines[::2], lines[1::2], fillvalue=(0, "")):
         if next_row != row + 1:
-            raise content_error(
-                file, f", line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
+            raise InputError(
+                f"{file}, line {row}: the next line must be the other sentence of the pair. Write pairs as two lines."
             )
         yield row, {BAD: bad, GOOD: good, PHENOMENON: phenomenon}
 
@@ -107,13 +107,12 @@ def _name_files(files: Sequence[Path]) -> list[str]:
 
 def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, column: str) -> str:
     if column not in values and _is_text(file):
-        raise content_error(file, f": text files have the columns {BAD} and {GOOD}. Remove --{flag}_column_name.")
+        raise InputError(f"{file}: text files have the columns {BAD} and {GOOD}. Remove --{flag}_column_name.")
     if column not in values:
-        raise content_error(
-            file, f', row {row}: no column "{column}". Columns: {", ".join(values)}. Set --{flag}_column_name.'
-        )
+        columns = ", ".join(values)
+        raise InputError(f'{file}, row {row}: no column "{column}". Columns: {columns}. Set --{flag}_column_name.')
     if not isinstance(values[column], str) or not values[column].strip():
-        raise content_error(file, f", row {row}: {column} must be a sentence, not {values[column]!r}.")
+        raise InputError(f"{file}, row {row}: {column} must be a sentence, not {values[column]!r}.")
     return check_unicode(values[column], f"{file}, row {row}: {column}")
 
 

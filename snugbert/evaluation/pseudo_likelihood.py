@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.evaluation.masked_models import predict_tokens
+from snugbert.progress import Progress
 
 VARIANTS = ("original", "within_word_l2r")
 TOKENS_PER_BATCH = 4096
@@ -61,14 +61,14 @@ def score_sentences(
     """
     distinct = sorted(dict.fromkeys(sentences), key=lambda sentence: len(sentence.ids))
     scores: dict[Sentence, np.ndarray] = {}
-    with tqdm(total=len(distinct), unit=" sentences", disable=None) as progress:
+    with Progress("scoring", len(distinct), "sentences") as progress:
         for length, group in groupby(distinct, key=lambda sentence: len(sentence.ids)):
             same_length = list(group)
             size = max(1, INPUT_TOKENS_AT_ONCE // max(1, length**2))
             for start in range(0, len(same_length), size):
                 part = same_length[start : start + size]
                 scores.update(zip(part, _score_same_length(model, part, mask_token_id), strict=True))
-                progress.update(len(part))
+                progress.move_to(len(scores))
     table = np.array([scores[sentence] for sentence in sentences]).reshape(-1, len(VARIANTS))
     return dict(zip(VARIANTS, table.T, strict=True))
 

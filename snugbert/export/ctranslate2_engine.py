@@ -14,9 +14,10 @@ from ctranslate2.converters import TransformersConverter
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.errors import InputError
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
-from snugbert.json_files import read_json
+from snugbert.export.engine import Dtype, ExportSource
+from snugbert.files import read_json
 
 FOLDER = "ctranslate2"
 HEAD = "head.safetensors"

@@ -13,14 +13,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.comparing import TOLERANCE, find_difference, run_in_torch
-from snugbert.checkpoints.conversion import check_output_dir, convert, put_in_place
+from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
+from snugbert.checkpoints.conversion import check_new_model, convert, put_in_place
 from snugbert.checkpoints.loading import is_regression, max_tokens
 from snugbert.checkpoints.model_arguments import HubArguments, get_hub_arguments
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
-    SETTINGS,
+    SETTINGS_FILE,
     TRANSFORMER,
     find_model_folder,
     has_pooling,
@@ -29,13 +29,12 @@ from snugbert.checkpoints.sentence_transformers_files import (
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.errors import InputError
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.export.engine import Dtype, ExportSource
 from snugbert.export.export_arguments import ExportArguments
 from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
 from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
-from snugbert.json_files import read_json
+from snugbert.files import read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
-from snugbert.writing import writing
 
 # Target -> its module.
 ENGINES = {
@@ -122,13 +121,13 @@ def export(
 
     Raises:
         InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
-            finite, or in float32 the outputs differ by more than `TOLERANCE`, times the largest value of the output if
-            that exceeds 1. Nothing is written.
+            finite, or in float32 the outputs differ by more than `FLOAT32_TOLERANCE`, times the largest value of the
+            output if that exceeds 1. Nothing is written.
     """
     engine = _import_engine(to)
     files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     _check_arguments(to, dtype, files, data)
-    check_output_dir(source, output_dir, overwrite_output_dir)
+    check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
         checkpoint = keep_encoder(checkpoint)
@@ -167,11 +166,12 @@ def export(
         texts = make_texts(tokenizer, limit) + (read_texts(text_file) if text_file else [])
         model.set_attn_implementation("sdpa")  # what users run
         original, run = run_in_torch(model), engine.load(written)
-        difference, relative = find_difference(original, run, batches(texts), checkpoint.head)
-        if not difference < float("inf") or (dtype == "float32" and relative > TOLERANCE):
+        outputs = ((batch, original(batch), run(batch)) for batch in batches(texts))
+        difference, relative = find_difference(outputs, checkpoint.head)
+        if not difference < float("inf") or (dtype == "float32" and relative > FLOAT32_TOLERANCE):
             raise InputError(
                 f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}, and relative to the "
-                f"largest value by {relative:.1e}. The limit is {TOLERANCE:.0e}. Nothing was written."
+                f"largest value by {relative:.1e}. The limit is {FLOAT32_TOLERANCE:.0e}. Nothing was written."
             )
         before, after = (score(original), score(run)) if score else ({}, {})
         done = Export(
@@ -268,7 +268,7 @@ def _make_embed(
 ) -> Callable[[Run, list[str]], np.ndarray]:
     """Returns a function that embeds texts as sentence-transformers does: with its prompt, length and pooling."""
     pool = load_pooling(folder)
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    settings = read_json(folder / SETTINGS_FILE) if (folder / SETTINGS_FILE).is_file() else {}
     prompt = (settings.get("prompts") or {}).get(settings.get("default_prompt_name")) or ""
     transformer = read_json(folder / TRANSFORMER) if (folder / TRANSFORMER).is_file() else {}
     longest = min(limit, transformer.get("max_seq_length") or limit)

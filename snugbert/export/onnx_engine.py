@@ -13,7 +13,8 @@ import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.checkpoints.comparing import Batch, Run
+from snugbert.export.engine import Dtype, ExportSource
 from snugbert.export.graph import OPSET, write_graph
 
 FOLDER = "onnx"

@@ -13,7 +13,8 @@ import nncf
 import numpy as np
 import openvino
 
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.checkpoints.comparing import Batch, Run
+from snugbert.export.engine import Dtype, ExportSource
 from snugbert.export.graph import write_graph
 
 FOLDER = "openvino"

@@ -12,12 +12,12 @@ import numpy as np
 from scipy.stats import spearmanr
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.checkpoints.comparing import Run
 from snugbert.checkpoints.reading import Checkpoint
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
-from snugbert.export.engine import Run
 from snugbert.export.texts import pad
-from snugbert.json_files import check_unicode
+from snugbert.files import check_unicode
 from snugbert.tasks.base import FineTuningTask
 from snugbert.tasks.classification import make_task as make_glue_task
 from snugbert.tasks.classification_arguments import GlueDataArguments

@@ -5,9 +5,9 @@ from pathlib import Path
 import transformers
 from transformers import AutoConfig
 
-from snugbert.checkpoints.comparing import run_in_torch
+from snugbert.checkpoints.comparing import Batch, Run, run_in_torch
 from snugbert.checkpoints.reading import CLASSES
-from snugbert.export.engine import Batch, Dtype, ExportSource, Run
+from snugbert.export.engine import Dtype, ExportSource
 
 
 def describe() -> str:

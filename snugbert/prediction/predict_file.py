@@ -4,33 +4,29 @@ The output is complete when `output_file` exists. Until then, it is in `output_f
 second file records how much of it is done. Run the same command again to continue.
 """
 
-import fcntl
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.checkpoints.model_arguments import get_hub_arguments
+from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
+from snugbert.files import LockTaken, lock_file, write_atomically, writing
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Predictor, WordTagger, choose_device, find_kind, make_predictor
-from snugbert.reports.results import write_atomically
+from snugbert.progress import Progress
 from snugbert.shared_cores import share_cores
-from snugbert.trainers.log_lines import format_duration, set_up_logging
-from snugbert.trainers.run_lock import NO_LOCKS
-from snugbert.writing import writing
+from snugbert.trainers.log_lines import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +35,6 @@ logger = logging.getLogger(__name__)
 WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
 ROWS_TO_INSPECT = 100  # to find the columns of text
 MOST_REPORTED = 20  # bad rows
-PAUSE = 60  # seconds between progress lines in a log file
 
 PARTIAL = ".partial"
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
@@ -153,23 +148,15 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
     Raises:
         InputError: another process is writing it, or it cannot be written.
     """
-    partial = _partial(output)
-    with writing(output, "run the same command again"):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        stream = partial.open("ab")
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = not partial.exists() or not os.path.samestat(os.fstat(stream.fileno()), partial.stat())
-        except BlockingIOError:
-            taken = True
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            taken = False
-            logger.warning("%s: this file system has no locks. Make sure that no other process writes it.", partial)
-        if taken:
-            raise InputError(f"--output_file: another process is writing {partial}. Wait until it ends.")
+    with ExitStack() as stack:
+        with writing(output, "run the same command again"):
+            try:
+                stack.enter_context(lock_file(_partial(output, ".lock"), seconds=0))
+            except LockTaken as holder:
+                raise InputError(
+                    f"--output_file: {holder} is writing {_partial(output)}. Wait until it ends."
+                ) from holder
+            stream = stack.enter_context(_partial(output).open("ab"))
         yield stream
 
 
@@ -220,23 +207,22 @@ def _predict(
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
     rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
-    progress = _Progress(end - first, before)
-    for window in _split_into_windows(rows):
-        predictions = predictor.predict([example for _, example in window])
-        results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
-        # Only the first shard has a header, so that the shards can be joined.
-        head = data.write_head(results[0]) if first + state["rows"] == 0 else ""
-        lines = [head, *map(data.write, results)]
-        with writing(output, "run the same command again"):
-            # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
-            stream.write("".join(lines).encode("utf-8", "backslashreplace"))
-            stream.flush()
-            os.fsync(stream.fileno())
-            state["rows"] += len(window)
-            state["bytes"] = stream.tell()
-            write_atomically(_partial(output, ".json"), json.dumps(state))
-        progress.update(len(window))
-    progress.close()
+    with Progress("predicting", end - first, "rows", before) as progress:
+        for window in _split_into_windows(rows):
+            predictions = predictor.predict([example for _, example in window])
+            results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
+            # Only the first shard has a header, so that the shards can be joined.
+            head = data.write_head(results[0]) if first + state["rows"] == 0 else ""
+            lines = [head, *map(data.write, results)]
+            with writing(output, "run the same command again"):
+                # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
+                stream.write("".join(lines).encode("utf-8", "backslashreplace"))
+                stream.flush()
+                os.fsync(stream.fileno())
+                state["rows"] += len(window)
+                state["bytes"] = stream.tell()
+                write_atomically(_partial(output, ".json"), json.dumps(state))
+            progress.move_to(state["rows"])
     if state["rows"] != end - first:
         raise InputError(f"--input_file: {args.input_file} changed while it was read. Run the same command again.")
     return state["rows"] - before
@@ -272,24 +258,3 @@ def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:
             window, characters = [], 0
     if window:
         yield window
-
-
-class _Progress:
-    """A progress bar on a terminal, or a line per minute in a log file."""
-
-    def __init__(self, total: int, done: int):
-        self._bar = tqdm(desc="predicting", total=total, initial=done, unit=" rows", disable=None)
-        self._total, self._before, self._done = total, done, done
-        self._start = self._last = time.monotonic()
-
-    def update(self, rows: int) -> None:
-        self._bar.update(rows)
-        self._done += rows
-        now = time.monotonic()
-        if self._bar.disable and now - self._last >= PAUSE:
-            self._last = now
-            left = (now - self._start) * (self._total - self._done) / (self._done - self._before)
-            print(f"predicting: {self._done:,} of {self._total:,} rows, {format_duration(left)} left", file=sys.stderr)
-
-    def close(self) -> None:
-        self._bar.close()

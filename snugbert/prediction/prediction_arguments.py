@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch
 
-from snugbert.data.corpus_arguments import parse_shard
+from snugbert.data.data_arguments import OnBadText, parse_shard
 from snugbert.data.sources import uncompressed_name
-from snugbert.data.text_arguments import OnBadText
 from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
 from snugbert.tasks.tagging_arguments import NerDataArguments

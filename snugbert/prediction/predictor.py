@@ -17,15 +17,23 @@ import torch
 from scipy.special import softmax
 from transformers import AutoModel, PreTrainedModel
 
-from snugbert.checkpoints.loading import get_text_columns, is_regression, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.loading import (
+    get_text_columns,
+    is_regression,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_tokens,
+)
 from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.checkpoints.reading import CLASSES, HEADS
+from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.conll import NerSplit, Sentence
-from snugbert.data.packed_batches import choose_prediction_multiple, pack, pad_row
+from snugbert.data.packed_batches import pack
+from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.errors import InputError
-from snugbert.json_files import check_unicode, read_json
+from snugbert.files import check_unicode, read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.question_answerer import QuestionAnswerer
 from snugbert.tasks.classification import decode_logits, name_answers
@@ -111,7 +119,7 @@ def find_kind(folder: Path) -> type[Predictor]:
     if read_modules(folder):
         return Embedder
     name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
-    kind = PREDICTORS.get(HEADS.get(name, ""))
+    kind = PREDICTORS.get(HEADS_BY_CLASS.get(name, ""))
     if kind is None:
         raise InputError(
             f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
@@ -196,7 +204,7 @@ class HeadPredictor(Predictor):
         model_args = ModelArguments(model_name_or_path=str(folder))
         self.tokenizer = load_tokenizer(model_args)
         config = load_config(model_args, self.tokenizer)
-        head = HEADS[config.architectures[0]]  # type: ignore[index]  # see `make_predictor`
+        head = HEADS_BY_CLASS[config.architectures[0]]  # type: ignore[index]  # see `make_predictor`
         model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
         self.model: PreTrainedModel = model.to(choose_device(args)).eval()  # type: ignore[arg-type]
         limit = max_tokens(self.model, self.tokenizer)

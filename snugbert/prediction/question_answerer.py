@@ -28,7 +28,8 @@ from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, choose_prediction_multiple
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.data.row_sizes import choose_prediction_multiple
 from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
 from snugbert.tasks.spans import best_answers
 

@@ -1,12 +1,13 @@
 """The results of a run: `results.json` for programs, `results.md` and the printed summary for people."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from snugbert.card_snugbert import escape
 from snugbert.errors import format_count
+from snugbert.files import write_atomically
+from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD, Interval
 from snugbert.reports.score_plots import list_plots
 from snugbert.reports.score_tables import (
@@ -19,7 +20,6 @@ from snugbert.reports.score_tables import (
     split_name,
 )
 from snugbert.tasks.base import FineTuningTask
-from snugbert.trainers.log_lines import format_duration
 
 RESULTS = "results.json"  # in the output folder; it is written last
 
@@ -60,16 +60,6 @@ class RunResults(TypedDict):
     shortfalls: NotRequired[list[str]]
     sweep: NotRequired[dict[str, Any]]
     comparison: NotRequired[list[dict[str, Any]]]
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Writes the whole file or nothing, even if the power fails."""
-    unfinished = file.with_name(f"_{file.name}")
-    with unfinished.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(file)
 
 
 def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:

@@ -16,7 +16,7 @@ from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
 from snugbert.data.sources import SPLITS, choose_splits, load_dataset_splits
 from snugbert.data.tables import clean_label, read_rows
 from snugbert.errors import InputError, format_count, shorten
-from snugbert.json_files import check_unicode
+from snugbert.files import check_unicode
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.layout import NUMBER, Layout, describe_columns, make_layout
 

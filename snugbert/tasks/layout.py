@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from snugbert.data.tables import clean_label
 from snugbert.errors import InputError
-from snugbert.json_files import check_unicode, parse_json
+from snugbert.files import check_unicode, parse_json
 from snugbert.tasks.classification_arguments import GlueDataArguments
 
 logger = logging.getLogger(__name__)

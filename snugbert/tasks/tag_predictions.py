@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snugbert.data.conll import DOCUMENT_START, NerSplit, Tags, split_cells, tag_columns, tag_index
 from snugbert.data.sources import uncompressed_name
-from snugbert.json_files import locate_values
+from snugbert.files import locate_values
 from snugbert.tasks.tagging_arguments import NerDataArguments
 
 

@@ -1,13 +1,14 @@
-"""What a run prints: log lines, a progress bar or lines with the remaining time, and durations."""
+"""What a training run prints: log lines, and a progress bar or lines with the remaining time."""
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tqdm import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerState
+
+from snugbert.progress import Rhythm, estimate_seconds_left, format_duration, print_line
 
 # Metrics that log lines omit. Log files have them.
 NOT_PRINTED = (
@@ -30,10 +31,6 @@ LOG_NAMES = {
 }
 
 
-# Seconds. After the first, a log file gets another line if another 10 % is done. After the second, it gets one anyway.
-SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
-
-
 class LogHandler(logging.Handler):
     """Prints log records on standard error, above progress bars."""
 
@@ -49,25 +46,6 @@ def set_up_logging(level: int = logging.INFO) -> None:
     """Prints the log records of SnugBERT from `level` on, and the warnings of other packages, on standard error."""
     logging.basicConfig(format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("snugbert").setLevel(level)
-
-
-class Rhythm:
-    """Decides when a log file gets another line with the remaining time.
-
-    Args:
-        percentage: what is done at the start.
-    """
-
-    def __init__(self, percentage: int = 0):
-        self._last_time, self._last_percentage = time.monotonic(), percentage
-
-    def is_due(self, percentage: int) -> bool:
-        """Whether it is time for a line, now that `percentage` of the work is done."""
-        pause = time.monotonic() - self._last_time
-        is_due = pause >= LONGEST_PAUSE or (pause >= SHORTEST_PAUSE and percentage >= self._last_percentage + 10)
-        if is_due:
-            self._last_time, self._last_percentage = time.monotonic(), percentage
-        return is_due
 
 
 class LogLines(TrainerCallback):
@@ -132,24 +110,6 @@ class ProgressBar(ProgressCallback):
         """Prints nothing. [`LogLines`] does."""
 
 
-def print_line(line: str) -> None:
-    """Prints a line on standard error, above progress bars."""
-    tqdm.write(line, file=sys.stderr)
-    sys.stderr.flush()
-
-
-def estimate_seconds_left(start: float, done_before: int, done: int, total: int) -> float:
-    """Returns the seconds until all work is done.
-
-    Args:
-        start: when this work started, from `time.monotonic`.
-        done_before: what was done before the start. It does not count as speed.
-        done: what is done now.
-        total: the whole work.
-    """
-    return (time.monotonic() - start) * (total - done) / max(done - done_before, 1)
-
-
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
     """Formats the metrics of a step, or of an evaluation, whose names begin with `eval_`.
 
@@ -166,15 +126,6 @@ def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str
         if not f"_{name}".endswith(tuple(f"_{omitted}" for omitted in NOT_PRINTED)):
             parts.append(f"{_format_name(name)} {_format_metric(name, value)}")
     return "  ".join(parts)
-
-
-def format_duration(seconds: float) -> str:
-    """Returns a duration for people: "45 s", "12 min 5 s" or "3 h 7 min"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _format_name(name: str) -> str:

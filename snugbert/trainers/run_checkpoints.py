@@ -28,10 +28,9 @@ from transformers.utils import CONFIG_NAME
 
 from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json, writing
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
-from snugbert.writing import writing
 
 MANIFEST_NAME = "manifest.json"
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".

@@ -13,7 +13,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 
 SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting

@@ -23,9 +23,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, Trai
 from transformers.utils import CONFIG_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.packed_batches import OWN_MODELS, IgnorePadding, TokenBudgetDataset, pads_in_attention
-from snugbert.data.row_sizes import FillRows
+from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
+from snugbert.data.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.errors import InputError
+from snugbert.files import writing
 from snugbert.trainers.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -55,7 +56,6 @@ from snugbert.trainers.run_settings import (
 )
 from snugbert.trainers.stopping import StopSignal, start_worker
 from snugbert.trainers.uploads import HubUploads
-from snugbert.writing import writing
 
 logger = logging.getLogger(__name__)
 

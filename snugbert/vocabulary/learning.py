@@ -22,10 +22,10 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from snugbert.errors import InputError
+from snugbert.progress import Progress
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 
 Kind = Literal["wordpiece", "bpe", "byte-bpe"]
@@ -146,21 +146,22 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
         lines: lines of text, as [`read_lines`] yields them. They are streamed.
         tokenizer: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
             not used.
-        show_progress: whether to show a progress bar on a terminal, in lines.
+        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     characters = 0
-    for line in tqdm(lines, desc="counting words", unit=" lines", disable=None if show_progress else True):
-        # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
-        # enough to process each distinct chunk between such spaces once.
-        found = line.split()
-        chunks.update(found if " ".join(found) == line else _BETWEEN_CHUNKS.split(line))
-        characters += len(line)
-        if characters >= CHARACTERS_AT_ONCE:
-            _add_words(words, chunks, tokenizer)
-            chunks.clear()
-            characters = 0
+    with Progress("counting words", None, "lines", show=show_progress) as progress:
+        for line in progress.follow(lines):
+            # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
+            # enough to process each distinct chunk between such spaces once.
+            found = line.split()
+            chunks.update(found if " ".join(found) == line else _BETWEEN_CHUNKS.split(line))
+            characters += len(line)
+            if characters >= CHARACTERS_AT_ONCE:
+                _add_words(words, chunks, tokenizer)
+                chunks.clear()
+                characters = 0
     _add_words(words, chunks, tokenizer)
     return words
 

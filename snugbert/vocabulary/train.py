@@ -11,15 +11,15 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import check_ids, load_tokenizer
+from snugbert.checkpoints.loading import check_ids, load_tokenizer, write_vocab_txt
 from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
-from snugbert.checkpoints.vocab_txt import write_vocab_txt
+from snugbert.command_line import changed_flags, format_command
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
-from snugbert.data.text_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
-from snugbert.hints import changed_flags, format_command
+from snugbert.files import writing
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
 from snugbert.trainers.pretraining.electra import find_generator
@@ -36,7 +36,6 @@ from snugbert.vocabulary.extension import (
 )
 from snugbert.vocabulary.learning import Kind, count_words, learn_tokens, make_tokenizer
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
-from snugbert.writing import writing
 
 Flags = dict[str, Any]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snugbert.checkpoints.model_arguments import check_folder
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
-from snugbert.data.text_arguments import TextArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.vocabulary.learning import KINDS

@@ -10,14 +10,14 @@ import transformers
 from checkpoint_files import write_checkpoint
 from parity import CONFIG, ours_and_stock, ragged_batch
 from safetensors.torch import load_file, save_file
+from transformers import BertTokenizer
 
 import snugbert
+from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.conversion import convert
-from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer, write_vocab_txt
 from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.errors import InputError
-
-# --- what cannot be loaded --------------------------------------------------------------------------------------
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(CONFIG["vocab_size"] - 5))]
 VOCABULARY = {piece: index for index, piece in enumerate(PIECES)}
@@ -194,3 +194,19 @@ def test_weights_that_no_head_has_are_listed(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     snugbert.SnugBertForTokenClassification.from_pretrained(tmp_path)
     assert re.search(r"lstm\.\{0, 1, 2, 3, 4, 5, 6\}\.weight *\| UNEXPECTED", caplog.text)
+
+
+SPECIAL = {"[PAD]": 3, "[UNK]": 1, "[CLS]": 2, "[SEP]": 0, "[MASK]": 4}
+
+
+def test_a_token_is_on_the_line_of_its_id(tmp_path):
+    tokenizer = SnugBertTokenizer({"café": 5, **SPECIAL})
+    tokenizer.add_tokens(["added"])
+    write_vocab_txt(tokenizer, tmp_path)
+    assert (tmp_path / "vocab.txt").read_bytes() == "[SEP]\n[UNK]\n[CLS]\n[PAD]\n[MASK]\ncafé\n".encode()
+    assert BertTokenizer(vocab=str(tmp_path / "vocab.txt")).convert_tokens_to_ids("café") == 5
+
+
+def test_no_file_is_written_if_ids_have_gaps(tmp_path):
+    write_vocab_txt(SnugBertTokenizer({"far": 9, **SPECIAL}), tmp_path)
+    assert not (tmp_path / "vocab.txt").exists()

@@ -13,7 +13,7 @@ from parity import CONFIG, NUM_LABELS, ours_and_stock, ragged_batch
 from safetensors.torch import load_file, save_file
 
 import snugbert
-from snugbert.checkpoints.conversion import TARGETS, convert
+from snugbert.checkpoints.conversion import CONVERTED_TYPES, convert
 from snugbert.checkpoints.reading import CLASSES, MODEL_TYPES, STOCK_NAMES, read_checkpoint
 from snugbert.checkpoints.stock_models import express
 from snugbert.configuration_snugbert import LOADABLE_TYPES
@@ -341,7 +341,7 @@ def find_targets(folder: Path, kind: str, head: str) -> set[str]:
     else:
         write_stock(folder, kind, head, **{"embedding_size": 32} if kind == "electra" else {})
     targets = set()
-    for to in TARGETS[1:]:
+    for to in CONVERTED_TYPES[1:]:
         try:
             express(read_checkpoint(folder), to, torch.float32)
             targets.add(to)

@@ -4,13 +4,13 @@ import errno
 import os
 
 import pytest
-from filelock import FileLock
 from prepared import content, text_arguments
 
 from snugbert.data import preparation
 from snugbert.data.cache import prepare_in_cache
-from snugbert.data.text_arguments import TextArguments
+from snugbert.data.data_arguments import TextArguments
 from snugbert.errors import InputError
+from snugbert.files import lock_file
 from snugbert_cli import main as snugbert_command
 
 
@@ -45,14 +45,13 @@ def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer
         return prepare_in_cache(text, tokenizer, "en", cache, show_progress=False)[0]
 
     folder = prepared()
-    (folder / ".lock").unlink()
 
     def refuse(*_, **__):  # permissions do not stop root
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "utime", refuse)
     monkeypatch.setattr(os, "mkdir", refuse)
-    monkeypatch.setattr(preparation, "FileLock", refuse)
+    monkeypatch.setattr(preparation, "lock_file", refuse)
     assert prepared() == folder
     with pytest.raises(InputError, match="Read-only file system"):  # another setting, so another folder
         prepared("skip")
@@ -135,7 +134,7 @@ def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     (foreign_epochs / "notes.txt").write_text("precious")
     kept.add(foreign_epochs / "notes.txt")
     size = sum(file.stat().st_size for file in cache[0].iterdir() if file.is_file())
-    with FileLock(cache[1] / ".part-00000-of-00001.arrow.lock"):
+    with lock_file(cache[1] / ".part-00000-of-00001.arrow.lock"):
         assert snugbert_command([*clean, "all"]) == 2
     output = capsys.readouterr()
     assert not cache[0].exists() and list(cache[1].glob("*.partial"))

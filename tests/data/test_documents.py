@@ -56,24 +56,12 @@ def test_each_file_is_found_once(tmp_path):
         find_files([str(tmp_path)])
 
 
-def write_bad_rows(folder: Path, suffix: str) -> tuple[Path, list[str]]:
-    """Writes rows of which the first and the last are fine. Returns the file, and what is wrong with the others."""
-    file = folder / f"text{suffix}"
-    if suffix == ".parquet":
-        texts = [b"fine", b"b\xffd", None, b"end"]
-        strings = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
-        pa.parquet.write_table(pa.table({"text": strings}), file)
-        return file, ["row 2: not UTF-8"]
+def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path):
+    file = tmp_path / "text.jsonl"
     lines = [b'{"text": "fine"}', b'{"text": "b\xffd"}', b'{"text": "cut', b"[1]", b'{"body": "x"}', b'{"text": 5}']
     file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
     problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
     problems += ["row 5: no column 'text'. Columns: body", "row 6: expected text in column 'text', found int."]
-    return file, problems
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path, suffix):
-    file, problems = write_bad_rows(tmp_path, suffix)
     with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
         list(read_documents([file], log=ReadingLog("error")))
     log = ReadingLog("skip")
@@ -83,12 +71,19 @@ def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path, suffix):
     log = ReadingLog("replace")
     assert list(read_documents([file], log=log)) == [["fine"], ["b\ufffdd"], ["end"]]
     assert (log.left_out, log.repaired) == (len(problems) - 1, 1)
-    if suffix == ".jsonl":
-        rows = file.read_bytes().splitlines()
-        for number, problem in enumerate(problems, start=1):
-            file.write_bytes(b'{"text": ""}\n' * number + rows[number])
-            with pytest.raises(InputError, match=f"{problem}.*--on_bad_text skip"):
-                list(read_documents([file], log=ReadingLog("error")))
+    for number, problem in enumerate(problems, start=1):
+        file.write_bytes(b'{"text": ""}\n' * number + lines[number])
+        with pytest.raises(InputError, match=f"{problem}.*--on_bad_text skip"):
+            list(read_documents([file], log=ReadingLog("error")))
+
+
+@pytest.mark.parametrize("on_bad_text", ["error", "skip", "replace"])
+def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path, on_bad_text):
+    texts = [b"fine", b"b\xffd", None, b"end"]
+    strings = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
+    pa.parquet.write_table(pa.table({"text": strings}), tmp_path / "text.parquet")
+    with pytest.raises(InputError, match=r"text\.parquet, after row 0: not UTF-8 \(invalid start byte\)\. Convert"):
+        list(read_documents([tmp_path / "text.parquet"], log=ReadingLog(on_bad_text)))
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path):

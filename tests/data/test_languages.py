@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, BertConfig, BertTokenizer
 
 import snugbert
 from snugbert.data.corpus import open_corpus
-from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import split_sentences
 from snugbert.data.languages import (
     Stored,

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 import snugbert
+from snugbert.data.row_sizes import pad_row
 
 pack = snugbert.SnugBertDataCollatorWithPacking()
 
@@ -173,7 +174,7 @@ def test_a_filled_row_by_hand():
         "label_indices": [1, 2],
         "num_sequences": 2,
     }
-    batch = snugbert.data.packed_batches.pad_row(pack([{"input_ids": [5] * 6, "labels": [1, -100, 1, -100, 1, 1]}]), 1)
+    batch = pad_row(pack([{"input_ids": [5] * 6, "labels": [1, -100, 1, -100, 1, 1]}]), 1)
     assert batch["label_indices"].tolist() == [0, 2, 4, 5, 1, 3]  # all tokens, because most have a label
     collate = snugbert.SnugBertDataCollatorWithPacking(pad_to_multiple_of=8, max_sequences=2)
     batch = collate([{"input_ids": [[5], [6], [7]], "labels": 1}])  # three choices, and room for two examples
@@ -195,34 +196,17 @@ def test_filled_rows_of_one_size_have_the_same_shapes(data_dir, tokenizer, task)
     assert sizes[0] == sizes[1]
 
 
-def test_prediction_fills_rows_of_several_batches_on_cuda_only(monkeypatch):
-    class Other(snugbert.SnugBertModel):
-        pass
-
-    def choose(model_class=snugbert.SnugBertModel, batches=3, **fields):
-        with torch.device("meta"):
-            model = model_class(snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields))
-        return snugbert.data.packed_batches.choose_prediction_multiple(model, 4100, batches)
-
-    assert choose() is None
-    monkeypatch.setattr(snugbert.SnugBertModel, "device", torch.device("cuda"))
-    assert (choose(), choose(batches=2), choose(Other)) == (513, None, None)
-    assert choose(position_embedding_type="relative", position_buckets=8) is None
-    assert choose(attn_implementation="eager") is None
-
-
 def test_rows_that_cannot_be_filled_are_refused():
     batch = pack([{"input_ids": [5, 6]}, {"input_ids": [7]}])
-    fill = snugbert.data.packed_batches.pad_row
     for arguments, message in (
         ((batch, 0), "`pad_to_multiple_of` is 0. It must be at least 1."),
         (({"input_ids": batch["input_ids"]}, 8), "Only packed batches can be filled."),
-        ((fill(batch, 8), 8), "The batch is filled already."),
+        ((pad_row(batch, 8), 8), "The batch is filled already."),
         ((batch | {"replacement_keys": None}, 8), "does not support ELECTRA's batches"),
         ((batch, 8, 1), "The batch has 2 examples, more than `max_sequences` 1."),
     ):
         with pytest.raises(ValueError) as error:
-            fill(*arguments)
+            pad_row(*arguments)
         assert message in str(error.value)
     with pytest.raises(ValueError, match="`pad_to_multiple_of` is 0"):
         snugbert.SnugBertDataCollatorWithPacking(0)

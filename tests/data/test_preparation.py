@@ -7,18 +7,26 @@ import signal
 import time
 from itertools import chain
 
+import datasets
 import forked
 import numpy as np
 import psutil
 import pytest
-from filelock import FileLock
-from prepared import content, prepare
+from prepared import content, prepare, text_arguments
 
 import snugbert
+from snugbert import progress
 from snugbert.data import preparation
 from snugbert.data import tokenizing as document_tokenizer
+from snugbert.data.cache import prepare_in_cache
 from snugbert.data.corpus import open_corpus
+from snugbert.data.data_arguments import TextArguments
+from snugbert.data.documents import read_dataset_documents
+from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
+from snugbert.files import lock_file
+from snugbert.progress import format_bytes
 from snugbert_cli import main as snugbert_command
 
 
@@ -131,7 +139,7 @@ def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path):
     assert process.wait() == -signal.SIGKILL
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
-    with FileLock(tmp_path / ".part-00000-of-00001.arrow.lock", timeout=20):
+    with lock_file(tmp_path / ".part-00000-of-00001.arrow.lock", seconds=20):
         assert not list(tmp_path.glob("*.arrow"))
 
 
@@ -158,3 +166,61 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     assert content(open_corpus(tmp_path / "corpus", tokenizer)) == content(
         open_corpus(tmp_path / "straight", tokenizer)
     )
+
+
+def test_a_preparation_reports_the_bytes_of_its_files(tmp_path, words_tokenizer, small, monkeypatch, capsys):
+    """In two parts. The first is prepared already."""
+    other = tmp_path / "other.txt"
+    other.write_text(small.text.read_text())
+    monkeypatch.setattr(progress, "SHORTEST_PAUSE", 0)
+    parts = plan_parts(text_arguments(small.text, other), num_shards=2)
+    options = {"language": None, "num_workers": 1}
+    prepare_parts(tmp_path / "out", parts[:1], words_tokenizer, **options)
+    capsys.readouterr()
+    prepare_parts(tmp_path / "out", parts, words_tokenizer, **options)
+    lines = capsys.readouterr().err.splitlines()
+    percentages = [int(line.split()[1]) for line in lines]
+    assert percentages[0] > 50 and percentages[-1] > 90 and percentages == sorted(set(percentages))
+    # Text is read in blocks, ahead of the documents.
+    assert lines[-1].startswith(f"preparing: 100 % of {format_bytes(2 * small.text.stat().st_size)}, ")
+    prepare(tmp_path / "quiet", words_tokenizer, small.text, **options)
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):
+    rows = [f"Row {number}. It has two sentences." for number in range(10)]
+    data = tmp_path / "data"
+    datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
+    text = TextArguments(dataset_name=str(data), text_column_name="body")
+    _, corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
+        f"row {number}." for number in range(10)
+    ]
+    for part in plan_parts(text, num_shards=3):
+        prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
+    shards = content(open_corpus(tmp_path / "shards", tokenizer))
+    assert sorted(shards) == sorted(content(corpus))
+    assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
+    title = TextArguments(dataset_name=str(data), text_column_name="title")
+    with pytest.raises(InputError, match="with a different text"):
+        prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
+    datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
+    os.utime(data / "train.parquet", (1, 1))
+    _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    assert changed.num_documents == 5
+
+
+@pytest.mark.parametrize("row", [b'{"text": "b\xffd"}', b'{"te'])
+def test_bad_rows_of_a_dataset_are_one_error(tmp_path, row):
+    """The datasets library cannot skip them."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.jsonl").write_bytes(b'{"text": "fine"}\n' + row + b"\n")
+    text = TextArguments(dataset_name=str(tmp_path / "data"), on_bad_text="skip")
+    with pytest.raises(
+        InputError, match=r"dataset .*data, after row [01]: .* use --train_file with --on_bad_text skip\."
+    ):
+        list(read_dataset_documents(text, ReadingLog("skip")))
+    (tmp_path / "data/train.jsonl").write_bytes(b'{"text": 5}\n{"text": 6}\n')
+    log = ReadingLog("skip")
+    assert list(read_dataset_documents(text, log)) == []
+    assert (log.left_out, log.position) == (2, 2)

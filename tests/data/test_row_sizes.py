@@ -1,9 +1,16 @@
-"""Which sizes the trainers choose, and which runs fill their rows."""
+"""Which sizes the trainers and predictions choose, and which of them fill their rows."""
 
 import numpy as np
+import torch
 from synthetic import make_teacher, make_trainer
 
-from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple, choose_pretraining_multiple
+import snugbert
+from snugbert.data.row_sizes import (
+    FillRows,
+    choose_fine_tuning_multiple,
+    choose_prediction_multiple,
+    choose_pretraining_multiple,
+)
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 
 ON_CUDA = {"bf16": False, "tf32": False, "dataloader_num_workers": 0}
@@ -43,3 +50,19 @@ def test_other_batches_are_unchanged():
     filled = {"cu_seq_lens_q": 1, "num_sequences": 1}
     for batch in (padded, filled, [1]):
         assert FillRows(lambda features: features, 8)(batch) is batch
+
+
+def test_prediction_fills_rows_of_several_batches_on_cuda_only(monkeypatch):
+    class Other(snugbert.SnugBertModel):
+        pass
+
+    def choose(model_class=snugbert.SnugBertModel, batches=3, **fields):
+        with torch.device("meta"):
+            model = model_class(snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields))
+        return choose_prediction_multiple(model, 4100, batches)
+
+    assert choose() is None
+    monkeypatch.setattr(snugbert.SnugBertModel, "device", torch.device("cuda"))
+    assert (choose(), choose(batches=2), choose(Other)) == (513, None, None)
+    assert choose(position_embedding_type="relative", position_buckets=8) is None
+    assert choose(attn_implementation="eager") is None

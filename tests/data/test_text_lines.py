@@ -20,11 +20,11 @@ def compress_zstd(text: bytes) -> bytes:
     return frame + (xxhash.xxh64(text).intdigest() & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-@pytest.mark.parametrize("on_bad_text", ["error", "skip", "replace"])
+@pytest.mark.parametrize("on_bad_text", ["skip", "replace"])
 @pytest.mark.parametrize(("bit", "bad_text"), [(0x80, "not UTF-8"), (0x08, "not JSON")])
 @pytest.mark.parametrize(("suffix", "kind"), [(".gz", "gzip"), (".zst", "Zstandard")])
-def test_a_flipped_bit_is_reported_as_damage(tmp_path, suffix, kind, bit, bad_text, on_bad_text):
-    """The bit makes the text look wrong. The checksum, at the end of the file, shows that the text was right."""
+def test_bad_text_in_a_damaged_file_does_not_hide_the_damage(tmp_path, suffix, kind, bit, bad_text, on_bad_text):
+    """A flipped bit makes the text look wrong. The checksum, at the end of the file, shows that the text was right."""
     text = b'{"text": "fine"}\n' * 3
     content = bytearray(gzip.compress(text, compresslevel=0) if suffix == ".gz" else compress_zstd(text))
     file = tmp_path / f"text.jsonl{suffix}"

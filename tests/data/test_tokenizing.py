@@ -1,7 +1,9 @@
 """Documents are split into the same tokens as the tokenizer gives for whole sentences."""
 
 import gzip
+import multiprocessing
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 from family_checkpoints import write_tokenizer
@@ -10,7 +12,10 @@ from prepared import content, prepare
 import snugbert
 from snugbert.checkpoints.loading import load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.data import tokenizing
 from snugbert.data.documents import read_documents, split_sentences
+from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer
+from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 
 @pytest.mark.parametrize("cased", [False, True])
@@ -54,3 +59,38 @@ def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
     expected = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
     assert [list(chain.from_iterable(sentences)) for sentences in documents] == expected
     assert sum(map(len, documents)) > 3 * len(lines)
+
+
+def test_padding_and_truncation_do_not_matter_but_tokens_and_case_do(words_tokenizer):
+    vocabulary = words_tokenizer.get_vocab()
+    digest = hash_tokenizer(snugbert.SnugBertTokenizer(vocabulary))
+    padding = snugbert.SnugBertTokenizer(vocabulary)
+    padding("w1", padding="max_length", truncation=True, max_length=8)
+    assert padding.backend_tokenizer.padding is not None
+    assert hash_tokenizer(padding) == digest
+    others = [
+        snugbert.SnugBertTokenizer(vocabulary | {"new": len(vocabulary)}),
+        snugbert.SnugBertTokenizer(vocabulary, do_lower_case=False),
+    ]
+    assert digest not in [hash_tokenizer(other) for other in others]
+
+
+def test_spawned_processes_write_the_same_files_as_forked_ones(small, words_tokenizer, tmp_path, monkeypatch):
+    """On macOS and Windows processes are spawned, and their arguments are pickled.
+
+    Processes of a fork server get pickled arguments too, and import the package only once.
+    """
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([PretrainingDataset.__module__, DocumentTokenizer.__module__])
+    contexts = {"fork": multiprocessing.get_context("fork"), "spawn": server}
+    used, written = [], []
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: used.append(method) or contexts[method])
+    for system in ("linux", "darwin"):
+        monkeypatch.setattr(tokenizing, "sys", SimpleNamespace(platform=system))
+        folder = tmp_path / system
+        corpus = prepare(folder, words_tokenizer, small.text, language=None, num_workers=2)
+        PretrainingDataset(corpus, words_tokenizer, max_seq_length=16, epochs_dir=folder)
+        written.append([file.read_bytes() for file in sorted(folder.iterdir()) if "lock" not in file.name])
+    assert used == ["fork", "fork", "spawn", "spawn"]
+    assert len(written[0]) == 2 and written[0][1] == small.bytes
+    assert written[0] == written[1]

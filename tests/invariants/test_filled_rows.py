@@ -16,8 +16,8 @@ from synthetic import make_trainer
 from transformers import TrainerCallback
 
 import snugbert
-from snugbert.data.packed_batches import pad_row
-from snugbert.json_files import read_json
+from snugbert.data.row_sizes import pad_row
+from snugbert.files import read_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -79,7 +79,7 @@ def test_engines(models, data, tmp_path, monkeypatch, capsys):
         assert 0 < float(rows[3][-1]) < 1e-4 < float(rows[2][-1])
     assert (tmp_path / "plot.png").exists()
 
-    monkeypatch.setattr(engines, "TOLERANCE", 1e-12)
+    monkeypatch.setattr(engines, "FLOAT32_TOLERANCE", 1e-12)
     with pytest.raises(SystemExit, match=r"outputs differ from stock BERT's by .* Not measured\."):
         engines.main([*data, "--calibration_file", str(tmp_path / "text.txt"), *sizes])
 

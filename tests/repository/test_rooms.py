@@ -19,16 +19,12 @@ LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 # What is left to change. This list only gets shorter.
 TO_DO = {
-    "snugbert.checkpoints.comparing -> snugbert.export.engine",
     "snugbert.data.conll -> snugbert.tasks.entity_tags",
     "snugbert.data.conll -> snugbert.tasks.tagging_arguments",
     "snugbert.data.squad -> snugbert.tasks.question_answering_arguments",
     "snugbert.data.squad -> snugbert.tasks.question_windows",
-    "snugbert.progress -> snugbert.data.text_lines",
-    "snugbert.progress -> snugbert.trainers.log_lines",
     "snugbert.reports.finetuned_card -> snugbert.tasks.base",
     "snugbert.reports.results -> snugbert.tasks.base",
-    "snugbert.reports.results -> snugbert.trainers.log_lines",
     "snugbert.tasks.base -> snugbert.trainers.finetuning.finetuning_arguments",
     "snugbert.tasks.base -> snugbert.trainers.finetuning.soft_targets",
     "snugbert.tasks.classification -> snugbert.trainers.finetuning.fine_tune",

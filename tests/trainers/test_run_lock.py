@@ -16,6 +16,7 @@ import pytest
 from finetuning_examples import HEADS, make_tokenizer, new_trainer
 from synthetic import make_trainer
 
+from snugbert import files
 from snugbert.errors import InputError
 from snugbert.trainers import run_lock
 from snugbert.trainers.output_folder import check_disk_space
@@ -104,7 +105,7 @@ def test_a_living_worker_does_not_keep_the_lock(tmp_path):
 
 def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
     """A run ends between the moments when the next one opens its file and locks it. A third run makes a new file."""
-    flock, taken = run_lock.fcntl.flock, []
+    flock, taken = files.fcntl.flock, []
 
     def others_were_faster(descriptor, operation):
         if not taken:
@@ -113,7 +114,7 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
             flock(taken[0], operation)
         flock(descriptor, operation)
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", others_were_faster)
+    monkeypatch.setattr(files.fcntl, "flock", others_were_faster)
     monkeypatch.setattr(run_lock, "SECONDS", 0)
     with pytest.raises(InputError, match="is running in"), lock_output_dir(settings(tmp_path)):
         pass
@@ -143,7 +144,7 @@ def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch,
     def unsupported(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
     (tmp_path / "_lock").write_text("process 123456789 on another machine")  # a killed run
     with lock_output_dir(settings(tmp_path)), lock_output_dir(settings(tmp_path)):
         assert (tmp_path / "_lock").read_text() == f"process {os.getpid()} on {platform.node()}"

@@ -17,7 +17,7 @@ import numpy as np
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.students import hash_model
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.reports.results import RESULTS
 from snugbert.tasks.base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import make_trainer

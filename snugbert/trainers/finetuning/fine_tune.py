@@ -21,7 +21,7 @@ from transformers.trainer_utils import IntervalStrategy
 from snugbert.card_snugbert import find_base_model
 from snugbert.data.sources import describe_dataset
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json
 from snugbert.reports.cards import package_versions
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval

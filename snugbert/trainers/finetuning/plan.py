@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
-from snugbert.reports.results import write_atomically
+from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
 from snugbert.tasks.base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import OUTCOME_SETTINGS, collect_settings, digest_features

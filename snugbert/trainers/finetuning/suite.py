@@ -9,9 +9,9 @@ from pathlib import Path
 
 from snugbert.data.glue import TASKS
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json, write_atomically
 from snugbert.reports.intervals import METHOD_FOR_MEANS
-from snugbert.reports.results import RESULTS, write_atomically
+from snugbert.reports.results import RESULTS
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import make_task
 from snugbert.tasks.classification_arguments import GlueDataArguments

@@ -20,10 +20,10 @@ import numpy as np
 from huggingface_hub import HfApi
 
 from snugbert.errors import InputError
-from snugbert.json_files import read_json
+from snugbert.files import read_json, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval, estimate_mean_interval
-from snugbert.reports.results import RESULTS, RunResults, format_summary, write_atomically, write_results
+from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.tasks.base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import choose_metric, fine_tune

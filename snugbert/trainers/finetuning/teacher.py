@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from snugbert.data.cache import TEACHERS, cache_folder
-from snugbert.data.digests import hash_json
 from snugbert.data.packed_batches import count_tokens
+from snugbert.files import hash_json
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.tasks.base import Logits
 from snugbert.trainers.finetuning.fine_tune import digest_features

@@ -11,7 +11,8 @@ import torch
 from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.packed_batches import pack, pad_row
+from snugbert.data.packed_batches import pack
+from snugbert.data.row_sizes import pad_row
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.ranges import Range, check_ranges

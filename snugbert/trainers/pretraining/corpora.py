@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.cache import prepare_in_cache
 from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
 from snugbert.data.sources import describe_dataset
-from snugbert.data.text_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset

@@ -4,11 +4,9 @@ Memory does not grow with the corpus. The examples of an epoch are made block by
 processes and data workers of a machine map into memory. Their order is a function, not a list.
 """
 
-import errno
 import functools
 import hashlib
 import json
-import os
 import random
 import time
 import uuid
@@ -23,14 +21,13 @@ from typing import Any
 import joblib
 import numpy as np
 import torch
-from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.cache import EPOCHS_FOLDER
 from snugbert.data.corpus import Block, Corpus
-from snugbert.data.digests import hash_tokenizer
-from snugbert.data.parallel_map import map_in_order
+from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
+from snugbert.files import NO_SPACE, lock_file, replacing
 from snugbert.trainers.pretraining.objectives import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     LABELED_ROWS,
@@ -225,7 +222,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         file = self.epochs_dir / f"{name}-{epoch}.examples"
         try:
             self.epochs_dir.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.epochs_dir / f"{name}.lock"):
+            with lock_file(self.epochs_dir / f"{name}.lock"):
                 if not _is_table(file):
                     self._write_epoch(epoch, file)
                     # Epoch 0 gives the length of all epochs. Other workers may still need the epoch before this one.
@@ -240,7 +237,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
                                 old.unlink()
                 self._table = np.memmap(file, dtype=ROW, mode="r")
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            is_full = error.errno in NO_SPACE
             remedy = f" Each takes {ROW.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
             raise OSError(
                 f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}).{remedy}"
@@ -251,21 +248,16 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""
         # Machines may write the same table at once, because network file systems may ignore the lock.
         unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")
-        try:
+        with replacing(file, unfinished):
             with unfinished.open("wb") as stream:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, epoch)
                 for rows in map_in_order(encode_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
                     stream.write(rows)
                 if not stream.tell():
                     raise ValueError("The text is too short to make an example.")
-                stream.flush()
-                table = np.memmap(unfinished, dtype=ROW, mode="r+")
-                self._label_rows(table, epoch)
-                table.flush()
-                os.fsync(stream.fileno())  # some file systems report only now that they are full
-            unfinished.replace(file)
-        finally:
-            unfinished.unlink(missing_ok=True)
+            table = np.memmap(unfinished, dtype=ROW, mode="r+")
+            self._label_rows(table, epoch)
+            table.flush()
 
     def _encode_block(self, epoch: int, block_index: int) -> bytes:
         block, length = self.corpus.blocks[block_index], self.max_seq_length

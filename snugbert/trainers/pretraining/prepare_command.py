@@ -18,11 +18,10 @@ from typing import Any
 
 from snugbert.checkpoints.loading import check_ids, load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.command_line import parse_arguments
-from snugbert.data.corpus_arguments import CacheArguments, OutputArguments, PreparationArguments
+from snugbert.command_line import changed_flags, format_command, parse_arguments
+from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
 from snugbert.errors import InputError
-from snugbert.hints import changed_flags, format_command
 
 
 def main(argv: list[str]) -> None:
@@ -41,8 +40,7 @@ def main(argv: list[str]) -> None:
     # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
     from snugbert.data.cache import cache_folder, clean_cache, list_cache
     from snugbert.data.corpus import open_corpus
-    from snugbert.data.preparation import prepare_parts
-    from snugbert.data.text_parts import plan_parts
+    from snugbert.data.preparation import plan_parts, prepare_parts
     from snugbert.trainers.pretraining.pretraining_guidance import SUGGESTED_SIZE, recipe_flags
 
     if cache_args.clean or cache_args.list:

@@ -20,13 +20,13 @@ from transformers.trainer_utils import IntervalStrategy
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer
 from snugbert.checkpoints.students import hash_model
+from snugbert.command_line import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
 from snugbert.errors import InputError
-from snugbert.hints import changed_flags, format_command
+from snugbert.progress import format_duration
 from snugbert.reports.training_plots import PLOT_NAME
-from snugbert.trainers.log_lines import format_duration
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases

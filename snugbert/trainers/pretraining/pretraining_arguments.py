@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from snugbert.checkpoints.model_arguments import StudentArguments
-from snugbert.data.corpus_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments

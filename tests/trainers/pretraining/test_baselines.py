@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus import Block, Corpus
 from snugbert.trainers.pretraining.baselines import detection_baseline, unigram_baseline
 
 

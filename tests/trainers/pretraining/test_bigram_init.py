@@ -12,8 +12,7 @@ from pretraining_command import run
 from synthetic import make_corpus
 
 import snugbert
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus import Block, Corpus
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.bigram_init import initialize_from_bigrams, share_weights
 

@@ -8,9 +8,9 @@ import pytest
 from prepared import content, prepare
 
 import snugbert
+from snugbert.command_line import format_command
 from snugbert.data.corpus import open_corpus
 from snugbert.errors import InputError
-from snugbert.hints import format_command
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE_FLAGS
 from snugbert_cli import main as snugbert_command
 

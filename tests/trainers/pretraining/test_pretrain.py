@@ -30,7 +30,7 @@ import snugbert
 from snugbert.checkpoints.conversion import convert
 from snugbert.checkpoints.loading import HEAD_WEIGHTS
 from snugbert.data.cache import prepare_in_cache
-from snugbert.data.text_arguments import TextArguments
+from snugbert.data.data_arguments import TextArguments
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.modeling_snugbert import AUTO_CLASSES

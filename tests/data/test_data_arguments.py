@@ -1,8 +1,8 @@
-"""The arguments of `snugbert prepare`."""
+"""The arguments that select a text, and say where to write the corpus."""
 
 import pytest
 
-from snugbert.data.corpus_arguments import OutputArguments
+from snugbert.data.data_arguments import OutputArguments, TextArguments
 from snugbert.errors import InputError
 
 
@@ -15,3 +15,9 @@ def test_a_shard_is_read():
 def test_a_wrong_shard_is_refused(shard):
     with pytest.raises(InputError, match=f"--shard '{shard}' must be i/n with i from 1 to n, such as 1/4"):
         OutputArguments(shard=shard)
+
+
+def test_files_and_a_dataset_exclude_each_other():
+    with pytest.raises(InputError, match=r"--train_file and --dataset_name exclude each other\. Give one of them\."):
+        TextArguments(train_file=["text.txt"], dataset_name="wikitext")
+    assert TextArguments().dataset_split == "train"

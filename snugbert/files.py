@@ -1,0 +1,294 @@
+"""Files: JSON that may be damaged, digests, writing completely or not at all, and locks between processes."""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+from safetensors import SafetensorError
+
+from snugbert.errors import InputError
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = logging.getLogger(__name__)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON.
+
+    Raises:
+        ValueError: the text is not JSON, is nested too deeply, or has a number with more than 4,300 digits.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def check_unicode(text: str, name: str) -> str:
+    r"""Returns a text from JSON if it can be tokenized and written as UTF-8.
+
+    Args:
+        text: the text.
+        name: where it is, for the message.
+
+    Raises:
+        InputError: JSON contained half of a surrogate pair, such as "\ud83d".
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove it.") from error
+    return text
+
+
+def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
+    """Yields key, start and end of each value of a JSON object or list. The key is None in a list.
+
+    Args:
+        text: JSON that [`parse_json`] accepts, alone or as part of a longer text.
+        start: position of the opening bracket.
+    """
+    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
+
+    def skip_space(position: int) -> int:
+        return space.match(text, position).end()  # type: ignore[union-attr]
+
+    is_object = text[start] == "{"
+    key, position = None, skip_space(start + 1)
+    while text[position] not in "]}":
+        if is_object:
+            key, position = decoder.raw_decode(text, position)
+            position = skip_space(text.index(":", position) + 1)
+        _, end = decoder.raw_decode(text, position)
+        yield key, position, end
+        position = skip_space(end)
+        if text[position] == ",":
+            position = skip_space(position + 1)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Reads a JSON file that contains an object.
+
+    Raises:
+        InputError: the file is missing, is not JSON, or contains something else.
+    """
+    try:
+        values = parse_json(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{file.parent} contains no {file.name}.") from error
+    except ValueError as error:
+        raise InputError(f"{file} is not JSON ({error}).") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file} must contain a JSON object, not a {type(values).__name__}.")
+    return values
+
+
+# --- digests ----------------------------------------------------------------------------------------------------
+
+
+def hash_json(value: object) -> str:
+    """Returns a digest of a JSON value, as 32 hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def hash_file(file: Path) -> str:
+    """Returns the SHA-256 digest of a file, as 64 hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replacing(file: Path, unfinished: Path | None = None) -> Iterator[Path]:
+    """Writes the whole file or nothing, even if the power fails. After an error, the old file is unchanged.
+
+    Args:
+        file: the file to write or replace.
+        unfinished: a path in the same folder to write to. Default: the name after "_", which uploads skip. Processes
+            that may write the same file at once need different paths.
+
+    Yields:
+        The path to write to.
+    """
+    unfinished = unfinished or file.with_name(f"_{file.name}")
+    try:
+        yield unfinished
+        with unfinished.open("rb") as stream:
+            os.fsync(stream.fileno())  # some file systems report only now that they are full
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """Writes the whole file or nothing, see [`replacing`]."""
+    with replacing(file) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def writing(folder: Path, then: str) -> Iterator[None]:
+    """Turns an error while files are written into an [`InputError`].
+
+    Args:
+        folder: the folder or file, for the message.
+        then: what to do after fixing the cause, for the message.
+    """
+    try:
+        yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        # Other OSErrors have other causes, such as a tokenizer whose source file is missing.
+        is_full = not isinstance(error, OSError) or error.errno in NO_SPACE
+        if not isinstance(error, OSError | SafetensorError) and not _is_failed_write(error):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = "The disk is probably full. Free some space" if is_full else "Fix this"
+        raise InputError(f"{folder} could not be written: {reason}. {remedy} and {then}.") from error
+
+
+def _is_failed_write(error: Exception) -> bool:
+    """Whether a library reports a failed write with an exception of a general type."""
+    if type(error) is Exception:  # the tokenizers library
+        return "(os error " in str(error)
+    # torch gives no reason.
+    return isinstance(error, RuntimeError) and Path(extract_tb(error.__traceback__)[-1].filename).match(
+        "torch/serialization.py"
+    )
+
+
+# --- locks ------------------------------------------------------------------------------------------------------
+
+_held: dict[Path, int] = {}  # the files that this process has locked, and their descriptors
+
+
+class LockTaken(Exception):
+    """Another process holds a lock. The message names this process."""
+
+
+@contextmanager
+def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
+    """Keeps other processes out of the block. They must lock the same file.
+
+    The operating system releases the lock when the process ends, even if it is killed and its forked workers live on.
+    The file is removed at the end of the block. After a kill it stays, and the next process locks it. If the file
+    system has no locks, the block runs with a warning.
+
+    filelock has no such lock: version 3.20 stays locked while a forked worker lives, and without locks in the file
+    system, a killed process blocks the next one.
+
+    Args:
+        file: created with its folder. While it is locked, it contains the name of the process, for messages.
+        seconds: how long to wait for another process.
+
+    Raises:
+        LockTaken: another process still holds the lock.
+        OSError: the file cannot be written.
+    """
+    file = file.parent.resolve() / file.name
+    deadline = time.monotonic() + seconds
+    while (descriptor := _try_lock(file)) is None:
+        if time.monotonic() >= deadline:
+            raise LockTaken(_read_holder(file))
+        time.sleep(0.05)
+    with suppress(OSError):  # only for the message
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+    _held[file] = descriptor
+    try:
+        yield
+    finally:
+        del _held[file]
+        with suppress(OSError):
+            if _is_at(file, descriptor):
+                file.unlink()  # before the lock is released: afterwards, the file may be the lock of another process
+        os.close(descriptor)
+
+
+def holds_lock(file: Path) -> bool:
+    """Whether this process is in a block of [`lock_file`] for the file."""
+    return file.parent.resolve() / file.name in _held
+
+
+def _close_in_child() -> None:
+    """Closes the descriptors that a forked process, such as a data worker, shares with this one.
+
+    PyTorch's workers notice after 5 seconds that the run was killed, and never if it was killed while they started.
+    """
+    for descriptor in _held.values():
+        os.close(descriptor)
+    _held.clear()
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _read_holder(file: Path) -> str:
+    with suppress(FileNotFoundError):  # it has just ended
+        return file.read_text() or "another process"
+    return "another process"
+
+
+def _try_lock(file: Path) -> int | None:
+    """Opens and locks the file. None: another process holds the lock, or has just removed the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # A symbolic link could make this process overwrite another file.
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except FileNotFoundError:  # the process that ended has also removed the folder
+        return None
+    try:
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            _warn_of_no_locks(file.parent)
+            return descriptor
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    # A process that ends removes its file. A lock on it would not keep out a third one, which makes a new file.
+    if _is_at(file, descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+@cache  # one warning per folder
+def _warn_of_no_locks(folder: Path) -> None:
+    logger.warning("%s: this file system has no locks. Make sure that no other run uses the folder.", folder)
+
+
+def _is_at(file: Path, descriptor: int) -> bool:
+    """Whether an open file is still the one at this path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.lstat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,120 @@
+"""JSON that may be hostile, digests, errors while files are written, and locks."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors import SafetensorError
+
+from snugbert.data.squad import check_answers, read_questions
+from snugbert.data.tables import read_rows
+from snugbert.errors import InputError
+from snugbert.files import (
+    LockTaken,
+    hash_file,
+    hash_json,
+    holds_lock,
+    lock_file,
+    parse_json,
+    replacing,
+    write_atomically,
+    writing,
+)
+from snugbert.tasks.classification_data import GlueSplit
+from snugbert.tasks.labels import choose_labels, encode_labels
+from snugbert.tasks.layout import Layout
+
+NO_SPACE = os.strerror(errno.ENOSPC)
+HOSTILE_JSON = {
+    "[" * 100_000 + "]" * 100_000: "nested too deeply",
+    '{"a": ' * 100_000 + "1" + "}" * 100_000: "nested too deeply",
+    "9" * 5000: "Exceeds the limit .4300 digits.",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE_JSON, ids=["lists", "objects", "digits"])
+def test_hostile_json_gives_an_error_of_one_sentence(text, tmp_path):
+    message = HOSTILE_JSON[text]
+    with pytest.raises(ValueError, match=message):
+        parse_json(text)
+    for name, content in (("rows.jsonl", '{"a": 1}\n{"a": ' + text + "}"), ("list.json", '[{"a": ' + text + "}]")):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(InputError, match=f"{name}.*: not JSON \\({message}"):
+            list(read_rows(tmp_path / name))
+    with pytest.raises(InputError, match=f"list.json: not JSON \\({message}"):
+        read_questions(tmp_path / "list.json", "list.json")
+
+
+def test_long_numbers_are_read_or_give_an_error_of_one_sentence(tmp_path):
+    """Numbers in JSON may have up to 4,300 digits, and numbers in tables any number of digits."""
+    number, layout = "9" * 4000, Layout(("text",))
+    integers = GlueSplit("train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]}), layout)
+    assert choose_labels(None, {"train": integers}, []) == ["1", "20", "9" * 5000]
+    floats = GlueSplit("train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}), layout)
+    with pytest.raises(InputError, match=r"train\.csv, row 3: '9{50}' is not a finite number"):
+        encode_labels(floats, None)
+    row = f'{{"id": 1, "context": "a b", "question": "q", "answers": {{"text": ["a"], "answer_start": [{number}]}}}}'
+    (tmp_path / "train.json").write_text(row)
+    questions = read_questions(tmp_path / "train.json", "train.json")
+    with pytest.raises(InputError, match="Answers that are not at their position in the context: 1"):
+        check_answers(questions, "train.json", training=True, version_2=False, skip=False)
+
+
+def test_the_order_of_keys_does_not_matter():
+    assert hash_json({"a": 1, "b": [2]}) == hash_json({"b": [2], "a": 1}) != hash_json({"a": 1, "b": [3]})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, NO_SPACE), f"{NO_SPACE}. The disk is probably full. Free some space and try again."),
+        (OSError(errno.EROFS, "Read-only"), "Read-only. Fix this and try again."),
+        (Exception("No space (os error 28)"), "No space (os error 28). The disk is probably full."),  # of tokenizers
+        (SafetensorError("I/O error"), "I/O error. The disk is probably full."),
+    ],
+)
+def test_the_error_names_the_folder_and_the_reason(error, reason):
+    with pytest.raises(InputError) as caught, writing(Path("out"), "try again"):
+        raise error
+    assert str(caught.value).startswith("out could not be written: ") and reason in str(caught.value)
+
+
+def test_torch_reports_a_full_disk():
+    with pytest.raises(InputError, match=r"^out could not be written: .*The disk is probably full"):
+        with writing(Path("out"), "try again"):
+            torch.save({"x": torch.ones(10**6)}, "/dev/full")
+
+
+@pytest.mark.parametrize("error", [Exception("other"), RuntimeError("other"), InputError("other"), KeyError("other")])
+def test_other_errors_pass(error):
+    with pytest.raises(type(error), match="other"), writing(Path("out"), "try again"):
+        raise error
+
+
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
+    file = tmp_path / "results.json"
+    write_atomically(file, "old")
+    with pytest.raises(KeyError), replacing(file) as unfinished:
+        unfinished.write_text("half")
+        raise KeyError
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+    with replacing(file, tmp_path / "other") as unfinished:
+        unfinished.write_text("new")
+        assert file.read_text() == "old" and unfinished.name == "other"
+    assert file.read_text() == "new" and list(tmp_path.iterdir()) == [file]
+    assert hash_file(file) == "11507a0e2f5e69d5dfa40a62a1bd7b6ee57e6bcd85c67c9b8431b36fff21c437"
+
+
+def test_a_lock_is_released_and_removed_at_the_end(tmp_path):
+    """`trainers/test_run_lock.py` kills processes that hold it."""
+    file = tmp_path / "new" / ".lock"
+    with lock_file(file):
+        assert holds_lock(file) and not holds_lock(tmp_path / ".lock")
+        with pytest.raises(LockTaken, match=f"^process {os.getpid()} on "), lock_file(file, seconds=0):
+            pass
+    assert not file.exists() and not holds_lock(file)
+    with lock_file(file, seconds=0):
+        pass
