@@ -9,11 +9,11 @@ import os
 import re
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snugbert_arguments import did_you_mean, find_mistake, read_flags
+from snugbert_arguments import HELP_FLAGS, did_you_mean, find_mistake, read_flags
 
 
 class Command(NamedTuple):
@@ -71,7 +71,7 @@ COMMANDS = {
             "data.data_arguments.OutputArguments",
             "data.data_arguments.CacheArguments",
         ),
-        function="trainers.pretraining.prepare.run_preparation",
+        function="trainers.pretraining.prepare_command.run_preparation",
     ),
     "pretrain": Command(
         summary="pretrain a model on a corpus",
@@ -102,7 +102,8 @@ COMMANDS = {
     "ner": fine_tuning(
         summary="fine-tune and score named-entity recognition",
         description="Fine-tunes a model for named-entity recognition, evaluates it, and predicts.",
-        example="--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl --output_dir ner",
+        example="--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl "
+        "--output_dir ner",
         arguments="tasks.tagging_arguments.NerDataArguments",
         function="trainers.finetuning.ner_command.run_ner",
     ),
@@ -123,7 +124,7 @@ COMMANDS = {
             "evaluation.evaluation_arguments.HeldOutTextArguments",
             "evaluation.evaluation_arguments.EvaluationArguments",
         ),
-        function="evaluation.evaluate.run",
+        function="evaluation.evaluate_command.run_evaluation",
     ),
     "convert": Command(
         summary="convert checkpoints of BERT and its relatives, and back",
@@ -203,9 +204,13 @@ def main(argv: list[str] | None = None) -> int:
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete()
+    if argv is None:
+        argv = sys.argv[1:]
+        if "snugbert" not in sys.modules:
+            _make_package(argv)
     try:
         try:
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(argv)
         finally:
             if sys.stdout is not None:  # None if it was closed before the process started
                 sys.stdout.flush()
@@ -215,6 +220,20 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             return 141
         return _fail("snugbert", f"cannot write the output: {error.strerror}.")
+
+
+def _make_package(argv: list[str]) -> None:
+    """Makes the module of the package without running its `__init__`, which imports the models and takes seconds.
+
+    Modules with arguments can then be imported. [`run_command`] runs `__init__` after it has read the arguments. Only
+    for a process that ends with the command: after `--help` or an error, the module stays empty.
+    """
+    spec = find_spec("snugbert")
+    assert spec is not None
+    sys.modules["snugbert"] = module_from_spec(spec)
+    if HELP_FLAGS & set(argv):
+        # `TrainingArguments` imports peft if it is installed. That takes longer than all other imports of `--help`.
+        sys.modules["peft"] = None  # type: ignore[assignment]  # for Python: it is not installed
 
 
 def _complete() -> None:
@@ -306,7 +325,9 @@ def run_command(name: str, arguments: list[str]) -> None:
     types = [_import(dataclass_name) for dataclass_name in command.arguments]
     example = f"{program} {command.example}"
     instances = parse_arguments(types, arguments, program, command.description, example)
-    _run_package_init()
+    package = sys.modules["snugbert"]
+    if not hasattr(package, "__version__"):  # see `_make_package`
+        package.__spec__.loader.exec_module(package)  # type: ignore[union-attr]
     _import(command.function)(*instances, **command.options)
 
 

@@ -8,28 +8,9 @@ Any masked language model of transformers can be scored, so that models can be c
 
 from transformers.utils import logging as transformers_logging
 
-from snugbert.command_line import parse_arguments
-from snugbert.evaluation.evaluation_arguments import (
-    EvaluatedModelArguments,
-    EvaluationArguments,
-    HeldOutTextArguments,
-    PairsArguments,
-)
 
-
-def main(argv: list[str]) -> None:
-    """Runs `snugbert evaluate` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument, the model or the data cannot be used.
-    """
-    model_args, pairs_args, text_args, args = parse_arguments(
-        (EvaluatedModelArguments, PairsArguments, HeldOutTextArguments, EvaluationArguments),
-        argv,
-        prog="snugbert evaluate",
-        description="Scores a masked language model on minimal pairs and held-out text, without fine-tuning.",
-        example="snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
-    )
+def run_evaluation(model_args, pairs_args, text_args, args) -> None:
+    """Runs `snugbert evaluate`."""
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
     from snugbert.evaluation.evaluate import run
     from snugbert.shared_cores import share_cores

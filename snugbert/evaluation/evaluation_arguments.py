@@ -6,8 +6,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.configuration_snugbert import SIZES
+from snugbert.checkpoints.model_arguments import SIZE_NAMES, ModelArguments
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
@@ -26,7 +25,7 @@ class EvaluatedModelArguments(ModelArguments):
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Random weights instead: {', '.join(SIZES)}, or a config folder."},
+        metadata={"help": f"Random weights instead: {', '.join(SIZE_NAMES)}, or a config folder."},
     )
     bf16: bool = field(
         default=False, metadata={"help": "Compute in bfloat16 (autocast): faster, but the scores are less exact."}

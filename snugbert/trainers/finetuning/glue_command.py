@@ -6,24 +6,11 @@ Takes the flags of `TrainingArguments` and of transformers' `run_glue.py`. A com
 `--task_name all` fine-tunes on all tasks of GLUE, each in its own folder. To continue, run the same command again.
 """
 
-from snugbert.command_line import parse_arguments
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert glue` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument or the data cannot be used.
-    """
-    model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, GlueDataArguments, FineTuningArguments),
-        argv,
-        prog="snugbert glue",
-        description="Fine-tunes a text classifier on a GLUE task or on your own data, evaluates it, and predicts.",
-        example="snugbert glue --model_name_or_path pretrained --task_name sst2 --output_dir sst2",
-    )
+def run_glue(model_args, data_args: GlueDataArguments, training_args) -> None:
+    """Runs the command."""
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.tasks.classification import make_task
     from snugbert.trainers.finetuning.distillation import run_command

@@ -5,25 +5,11 @@
 Takes the flags of `TrainingArguments` and of transformers' `run_ner.py`. A command line for `run_ner.py` works here.
 """
 
-from snugbert.command_line import parse_arguments
 from snugbert.tasks.tagging_arguments import NerDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert ner` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument or the data cannot be used.
-    """
-    model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, NerDataArguments, FineTuningArguments),
-        argv,
-        prog="snugbert ner",
-        description="Fine-tunes a model for named-entity recognition, evaluates it, and predicts.",
-        example="snugbert ner --model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl "
-        "--output_dir ner",
-    )
+def run_ner(model_args, data_args: NerDataArguments, training_args) -> None:
+    """Runs the command."""
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.tasks.tagging import make_task
     from snugbert.trainers.finetuning.distillation import run_command

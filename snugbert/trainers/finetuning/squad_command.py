@@ -5,24 +5,11 @@
 Takes the flags of `TrainingArguments` and of transformers' `run_qa.py`. A command line for `run_qa.py` works here.
 """
 
-from snugbert.command_line import parse_arguments
-from snugbert.tasks.question_answering_arguments import SquadDataArguments, SquadTrainingArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert squad` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument or the data cannot be used.
-    """
-    model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, SquadDataArguments, SquadTrainingArguments),
-        argv,
-        prog="snugbert squad",
-        description="Fine-tunes a model for question answering, evaluates it, and predicts.",
-        example="snugbert squad --model_name_or_path pretrained --dataset_name squad --output_dir squad",
-    )
+def run_squad(model_args, data_args: SquadDataArguments, training_args) -> None:
+    """Runs the command."""
     # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets, evaluate and Trainer.
     from snugbert.tasks.question_answering import make_task
     from snugbert.trainers.finetuning.distillation import run_command
