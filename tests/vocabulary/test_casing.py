@@ -12,7 +12,7 @@ from snugbert.errors import InputError
 from snugbert.vocabulary import casing
 from snugbert.vocabulary.casing import MANY_ACCENTS, TextSample
 from snugbert.vocabulary.learning import KINDS
-from snugbert.vocabulary.vocabulary_command import main
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,7 +27,7 @@ def german(tmp_path):
 
 def learn(folder, file, *arguments):
     flags = ["--vocab_size", "600", "--overwrite_output_dir", *arguments]
-    main(["--train_file", str(file), "--output_dir", str(folder), *flags])
+    run_command("vocabulary", ["--train_file", str(file), "--output_dir", str(folder), *flags])
     return AutoTokenizer.from_pretrained(folder)
 
 

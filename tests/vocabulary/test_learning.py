@@ -24,7 +24,7 @@ from snugbert import (
 from snugbert.data.documents import read_lines
 from snugbert.vocabulary import learning
 from snugbert.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_tokens, make_tokenizer
-from snugbert.vocabulary.vocabulary_command import main
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -226,6 +226,9 @@ def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
     # Lowercasing is optional, and loses only the case.
     (tmp_path / "text.txt").write_text("Naïve\n", encoding="utf-8")
     lower_case = ["--model", "byte-bpe", "--do_lower_case", "--strip_accents", "false", "--vocab_size", "300"]
-    main([*lower_case, "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "lower")])
+    run_command(
+        "vocabulary",
+        [*lower_case, "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "lower")],
+    )
     lower = AutoTokenizer.from_pretrained(tmp_path / "lower")
     assert lower.decode(lower("A  NaÏve\tÉ")["input_ids"], skip_special_tokens=True) == "a  naïve\té"

@@ -9,7 +9,7 @@ from vocabularies import DOCUMENTS, train
 
 from snugbert import SnugBertTokenizer
 from snugbert.errors import InputError
-from snugbert.vocabulary.vocabulary_command import main
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,7 +70,10 @@ def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file:
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").splitlines() == first
     arguments = ("--train_file", text_file, "--vocab_size", "60", "--overwrite_output_dir")
     assert len(train(tmp_path / "tok", *arguments)) == 60
-    main([*map(str, arguments[:2]), "--model", "bpe", "--overwrite_output_dir", "--output_dir", str(tmp_path / "tok")])
+    run_command(
+        "vocabulary",
+        [*map(str, arguments[:2]), "--model", "bpe", "--overwrite_output_dir", "--output_dir", str(tmp_path / "tok")],
+    )
     assert not (tmp_path / "tok/vocab.txt").exists()  # otherwise the folder would open as WordPiece
     with pytest.raises(InputError, match="is a file, not a folder"):
         train(text_file, "--train_file", text_file)

@@ -15,8 +15,8 @@ from vocabularies import DOCUMENTS, many_ties, train
 from snugbert import QuestionAnswerer
 from snugbert.errors import InputError
 from snugbert.vocabulary.learning import KINDS
-from snugbert.vocabulary.vocabulary_command import main
 from snugbert_cli import main as snugbert_command
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,12 +38,12 @@ def test_two_processes_write_identical_files(tmp_path: Path):
             )
         ]
 
-    command = "from snugbert.vocabulary.vocabulary_command import main"
-    code = f"import json, sys; {command}; list(map(main, json.loads(sys.argv[1])))"
+    loop = "[run_command('vocabulary', arguments) for arguments in json.loads(sys.argv[1])]"
+    code = f"import json, sys; from snugbert_cli import run_command; {loop}"
     environment = os.environ | {"PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
     there = subprocess.Popen([sys.executable, "-c", code, json.dumps(runs(tmp_path / "there"))], env=environment)
     for arguments in runs(tmp_path / "here"):
-        main(arguments)
+        run_command("vocabulary", arguments)
     assert there.wait(timeout=120) == 0
     files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
     assert {path.name for path in files} >= set(FILES)
