@@ -7,7 +7,6 @@ is complete unless it is damaged later. The manifest is verified on resume.
 
 import errno
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from transformers.utils import CONFIG_NAME
 
 from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.files import read_json, writing
+from snugbert.files import hash_file, read_json, writing
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
@@ -309,8 +308,7 @@ def _digest(file: Path) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def _read_digest(file: Path, version: tuple[int, ...]) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return hash_file(file)
 
 
 def _sync(path: Path) -> None:

@@ -4,6 +4,7 @@
 """
 
 import functools
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
 from snugbert.data.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.errors import InputError
-from snugbert.files import writing
+from snugbert.files import read_json, write_atomically, writing
 from snugbert.trainers.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -331,6 +332,18 @@ class RunTrainer(Trainer):
             logger.warning("--pad_to_multiple_of has no effect: %s.", self._explain_unfilled_rows())
 
     # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """As in Trainer, but each file is written completely or not at all. It reads `all_results.json` again."""
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir or "")
+        contents = {folder / f"{split}_results.json": metrics}
+        if combined:
+            file = folder / "all_results.json"
+            contents[file] = (read_json(file) if file.exists() else {}) | metrics
+        for file, values in contents.items():
+            write_atomically(file, json.dumps(values, indent=4, sort_keys=True))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in Trainer, without `training_args.bin`. Files follow the umask. A full disk is a short error."""

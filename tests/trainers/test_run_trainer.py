@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from parity import CONFIG
 from torch.utils.data import TensorDataset
@@ -56,6 +57,28 @@ def test_a_resumed_run_prints_lines_and_no_false_warnings(tmp_path, capsys, capl
     assert {"loss", "grad_norm", "learning_rate", "epoch", "step"} <= trainer.state.log_history[-2].keys()
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert [line["step"] for line in state["log_history"]] == [1, 2, 3, 4]
+
+
+def test_metrics_are_written_completely_or_not_at_all(tmp_path, monkeypatch):
+    """A kill while `all_results.json` is written once left an empty file, and the next run could not read it."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    trainer = RunTrainer(snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig(**CONFIG)), args)
+    trainer.save_metrics("train", {"train_loss": 1.0})
+
+    def fail(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.save_metrics("train", {"train_loss": 2.0})
+    trainer.save_metrics("eval", {"eval_loss": 3.0})
+    files = {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()}
+    assert files == {
+        "train_results.json": {"train_loss": 1.0},
+        "eval_results.json": {"eval_loss": 3.0},
+        "all_results.json": {"train_loss": 1.0, "eval_loss": 3.0},
+    }
 
 
 def test_batches_without_token_labels_stay_as_they_are():
