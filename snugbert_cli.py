@@ -39,18 +39,24 @@ class Command(NamedTuple):
     extra: str = "train"
 
 
-def fine_tuning(
-    summary: str, description: str, example: str, arguments: str, function: str, **options: str
-) -> Command:
-    """Makes a command that fine-tunes on a task.
+def fine_tuning(head: str, what: str, example: str, arguments: str = "data.sources.ExampleArguments") -> Command:
+    """Makes the command of a task.
 
     Args:
+        head: the head of the models, such as "ForTokenClassification". It determines the task, see `tasks/`.
+        what: what the model is fine-tuned for.
+        example: see [`Command`].
         arguments: the dataclass that selects and reads the data.
-        function, options: see [`Command`].
     """
     module = "trainers.finetuning.finetuning_arguments"
-    dataclasses = (f"{module}.FineTunedModelArguments", arguments, f"{module}.FineTuningArguments")
-    return Command(summary, description, example, dataclasses, function, options)
+    return Command(
+        summary=f"fine-tune and score {what}",
+        description=f"Fine-tunes a model for {what}, evaluates it, and predicts.",
+        example=example,
+        arguments=(f"{module}.FineTunedModelArguments", arguments, f"{module}.FineTuningArguments"),
+        function="trainers.finetuning.distillation.run_fine_tuning",
+        options={"head": head},
+    )
 
 
 COMMANDS = {
@@ -59,7 +65,7 @@ COMMANDS = {
         description="Learns a tokenizer from text, or adds tokens to one.",
         example="--train_file 'corpus/*.txt.gz' --output_dir tokenizer",
         arguments=("vocabulary.vocabulary_arguments.VocabularyArguments",),
-        function="vocabulary.train.run",
+        function="vocabulary.train.train_vocabulary",
     ),
     "prepare": Command(
         summary="tokenize a corpus once, for many runs",
@@ -71,7 +77,7 @@ COMMANDS = {
             "data.data_arguments.OutputArguments",
             "data.data_arguments.CacheArguments",
         ),
-        function="trainers.pretraining.prepare_command.run_preparation",
+        function="trainers.pretraining.prepare.run_preparation",
     ),
     "pretrain": Command(
         summary="pretrain a model on a corpus",
@@ -83,29 +89,30 @@ COMMANDS = {
             "trainers.pretraining.pretraining_arguments.PretrainingDataArguments",
             "trainers.pretraining.pretraining_arguments.PretrainingArguments",
         ),
-        function="trainers.pretraining.pretrain.run",
+        function="trainers.pretraining.pretrain.pretrain",
     ),
-    "glue": fine_tuning(
+    "glue": Command(
         summary="fine-tune and score a classifier for texts or pairs",
         description="Fine-tunes a text classifier on a GLUE task or on your own data, evaluates it, and predicts.",
         example="--model_name_or_path pretrained --task_name sst2 --output_dir sst2",
-        arguments="tasks.classification_arguments.GlueDataArguments",
-        function="trainers.finetuning.glue_command.run_glue",
+        arguments=(
+            "trainers.finetuning.finetuning_arguments.FineTunedModelArguments",
+            "tasks.classification_arguments.GlueDataArguments",
+            "trainers.finetuning.finetuning_arguments.FineTuningArguments",
+        ),
+        function="trainers.finetuning.suite.run_glue",
     ),
     "squad": fine_tuning(
-        summary="fine-tune and score question answering",
-        description="Fine-tunes a model for question answering, evaluates it, and predicts.",
-        example="--model_name_or_path pretrained --dataset_name squad --output_dir squad",
-        arguments="tasks.question_answering_arguments.SquadDataArguments",
-        function="trainers.finetuning.squad_command.run_squad",
+        "ForQuestionAnswering",
+        "question answering",
+        "--model_name_or_path pretrained --dataset_name squad --output_dir squad",
+        "tasks.question_answering_arguments.SquadDataArguments",
     ),
     "ner": fine_tuning(
-        summary="fine-tune and score named-entity recognition",
-        description="Fine-tunes a model for named-entity recognition, evaluates it, and predicts.",
-        example="--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl "
-        "--output_dir ner",
-        arguments="tasks.tagging_arguments.NerDataArguments",
-        function="trainers.finetuning.ner_command.run_ner",
+        "ForTokenClassification",
+        "named-entity recognition",
+        "--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl --output_dir ner",
+        "tasks.tagging_arguments.NerDataArguments",
     ),
     "predict": Command(
         summary="predict every row of a file of any size",
@@ -124,7 +131,7 @@ COMMANDS = {
             "evaluation.evaluation_arguments.HeldOutTextArguments",
             "evaluation.evaluation_arguments.EvaluationArguments",
         ),
-        function="evaluation.evaluate_command.run_evaluation",
+        function="evaluation.evaluate.evaluate_model",
     ),
     "convert": Command(
         summary="convert checkpoints of BERT and its relatives, and back",

@@ -10,7 +10,7 @@ Recipes (`RECIPES`):
 - `electra`: examples/pretrain_electra_small_corpus.yaml
 
 The recipe `mlm+nsp` trains for `--share` passes over the text. `electra` trains for as many steps as the same FLOPs
-allow. The package's `throughput.py` counts the forward and backward passes, for ELECTRA of both models. It does not
+allow. The package's `training_log.py` counts the forward and backward passes, for ELECTRA of both models. It does not
 count the optimizer and the initial weights of `--bigram_init`, which takes seconds.
 
 Every pretrained model is then fine-tuned once per task, with the seed of its pretraining: batches of 32, 3 epochs
@@ -56,7 +56,7 @@ from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.electra import shrink_config
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
-from snugbert.trainers.pretraining.throughput import training_flops
+from snugbert.trainers.pretraining.training_log import training_flops
 from snugbert.trainers.run_checkpoints import list_checkpoints
 
 REPOSITORY = Path(__file__).parents[1]

@@ -35,8 +35,7 @@ from snugbert.checkpoints.reading import CLASSES, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
-from snugbert.export.export import ENGINES, export, list_model_files, load_pooling
-from snugbert.export.scores import make_score
+from snugbert.export.export import ENGINES, export, list_model_files, load_pooling, make_score
 from snugbert.export.texts import make_batches, tokenize
 from snugbert.reports.plots import COLORS, GREY, TITLE, new_figure, tidy
 
@@ -169,7 +168,7 @@ def measure(work: Work, args: argparse.Namespace, root: Path) -> dict[str, dict[
         return np.concatenate([pool(run(batch)["last_hidden_state"], batch) for batch in batches(texts)])
 
     embed_texts = embed if work.is_embedder else None
-    score = make_score(checkpoint, checkpoint.folder, work.validation, tokenizer, names, embed_texts, **work.data)
+    score = make_score(checkpoint, work.validation, tokenizer, names, embed_texts, **work.data)
     ordered = batches(sorted(work.texts[: args.max_texts], key=lambda text: len(tokenizer.tokenize(text))))
     results: dict[str, dict[str, Any]] = {}
     output = "last_hidden_state" if work.is_embedder else "logits"  # not the pooler, which embedders do not need

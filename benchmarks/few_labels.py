@@ -57,9 +57,7 @@ import snugbert
 from snugbert.data.glue import TASKS as GLUE_TASKS
 from snugbert.errors import InputError
 from snugbert.files import write_atomically
-from snugbert.tasks.classification import make_score, score_baseline
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
+from snugbert.tasks.classification import TextClassification
 
 FIRST_SEED = 42  # the default of --seed
 MAX_LENGTH = 128  # tokens of a text, as in `snugbert glue`
@@ -145,8 +143,8 @@ def read_examples(source: str, data_dir: str) -> tuple[Examples, Examples]:
     """Returns the training examples and the examples to score of a task of GLUE or of the articles."""
     if source == "articles":
         return read_articles(Path(data_dir) / "squad/dev-v1.1.jsonl.gz")
-    data_args = GlueDataArguments(task_name=source, data_dir=f"{data_dir}/glue")
-    splits = load_splits(data_args, ("train", "validation"))
+    classification = TextClassification(task_name=source, data_dir=f"{data_dir}/glue")
+    splits = classification.read_splits(classification.find_sources(("train", "validation")))
     columns = ["text", "text_pair"][: len(GLUE_TASKS[source].text_columns)]
     train, test = (
         Examples(
@@ -387,10 +385,13 @@ def score_labels(task: Task, predicted: np.ndarray, examples: Examples) -> dict[
         list(GLUE_TASKS[task.source].labels) if task.source in GLUE_TASKS else sorted({*examples.labels, *predicted})
     )
     ids = {label: i for i, label in enumerate(labels)}
-    score = make_score(task.source if task.source in GLUE_TASKS else None, labels, "single_label_classification")
-    references = np.array([ids[label] for label in examples.labels])
-    metrics = score(np.array([ids[label] for label in predicted]), references)
-    baseline = score_baseline(references, labels, score).metrics
+    classification = TextClassification(task_name=task.source if task.source in GLUE_TASKS else None)
+    classification.labels = labels
+    split, answers = classification.pair(
+        [ids[label] for label in examples.labels], [ids[label] for label in predicted]
+    )
+    metrics = classification.score(split, classification.measure(split, answers))
+    baseline = classification.baseline(split, None).metrics
     return {"score": 100 * metrics[task.metric], "baseline": 100 * baseline[task.metric]}
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import transformers
+from datasets import Dataset
 from side_by_side import (
     Batch,
     Work,
@@ -32,17 +32,14 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.data import conll as ner_data
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
-from snugbert.tasks import question_windows as squad_windows
-from snugbert.tasks import tag_windows as ner_windows
-from snugbert.tasks.classification import make_features
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
-from snugbert.tasks.labels import choose_labels
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.base import Task
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_windows import make_windows
+from snugbert.tasks.tagging import Tagging
 
 HEADS = {
     "sst2": "SequenceClassification",
@@ -109,15 +106,14 @@ def make_task_features(
     """Returns `number` random training features, and the number of labels."""
     num_labels = 2
     if task == "conll2003":
-        split = ner_data.load_splits(NerDataArguments(train_file=args.conll_file), ("train",))
-        labels = ner_data.choose_labels(split, [])
-        windows, num_labels = ner_windows.make_windows(split["train"], labels, tokenizer, MAX_LENGTH), len(labels)
-        features = windows.features.to_list()
+        tagging = Tagging(train_file=args.conll_file)
+        features = encode_split(tagging, "train", tokenizer).to_list()
+        num_labels = len(tagging.labels or ())
     elif task == "squad":
         file = args.squad_file
         questions = read_questions(Path(file), file)
         questions = check_answers(questions, file, training=True, version_2=True, skip=False)
-        features = squad_windows.make_windows(questions, tokenizer, training=True).features.to_list()
+        features = make_windows(questions, tokenizer, training=True).inputs.to_list()
     else:
         features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
     random.Random(args.seed).shuffle(features)  # spreads the windows of a paragraph over batches
@@ -130,13 +126,17 @@ def glue_features(
     task: str, folder: str, split: str, tokenizer: PreTrainedTokenizerBase, number: int | None, seed: int | None
 ) -> list[dict[str, Any]]:
     """Returns the first `number` features of a GLUE task (None: all), shuffled unless `seed` is None."""
-    splits = load_splits(GlueDataArguments(task_name=task, data_dir=folder), (split,))
-    labels = choose_labels(GlueDataArguments(task_name=task).task, splits, [])
-    examples = splits[split]
-    if seed is not None:
-        examples = examples._replace(data=examples.data.shuffle(seed=seed))
-    datasets.disable_progress_bars()
-    return make_features(examples, labels, tokenizer, MAX_LENGTH, number).to_list()
+    features = encode_split(TextClassification(task_name=task, data_dir=folder), split, tokenizer)
+    features = features if seed is None else features.shuffle(seed=seed)
+    return features.to_list()[:number]
+
+
+def encode_split(task: Task[Any, Any, Any], split: str, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+    """Returns the model inputs of a split, with labels."""
+    splits = task.read_splits(task.find_sources((split,)))
+    task.choose_labels(splits, SnugBertConfig())
+    task.use_tokenizer(tokenizer, MAX_LENGTH)
+    return task.encode(splits[split]).inputs
 
 
 def make_padding_collator(task: str, tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Any]], Batch]:

@@ -22,35 +22,31 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
     Trainer,
 )
 
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
-from snugbert.tasks import classification as glue
-from snugbert.tasks import question_answering as squad
-from snugbert.tasks import tagging as ner
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.question_answering_arguments import SquadDataArguments, SquadTrainingArguments
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_answering import QuestionAnswering
+from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.processes import set_up
 
 COMMANDS = {
-    "glue": (glue.make_task, GlueDataArguments, FineTuningArguments, BertForSequenceClassification),
-    "ner": (ner.make_task, NerDataArguments, FineTuningArguments, BertForTokenClassification),
-    "squad": (squad.make_task, SquadDataArguments, SquadTrainingArguments, BertForQuestionAnswering),
+    "glue": (TextClassification, BertForSequenceClassification),
+    "ner": (Tagging, BertForTokenClassification),
+    "squad": (QuestionAnswering, BertForQuestionAnswering),
 }
 
 
 def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
     """Trains and scores SnugBERT as the command does, then stock BERT. Returns each metric with both values."""
-    make_task, data_class, training_class, stock_class = COMMANDS[command]
+    task_class, stock_class = COMMANDS[command]
     model_args, data_args, training_args = parse_arguments(
-        (FineTunedModelArguments, data_class, training_class), argv, "finetuning_parity", __doc__ or ""
+        (FineTunedModelArguments, task_class.arguments, FineTuningArguments), argv, "finetuning_parity", __doc__ or ""
     )
     set_up(training_args)
     only_ours = ("class_weights", "early_stopping_patience", "unfreeze_after_steps")
@@ -63,23 +59,27 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
         )
     if training_args.eval_strategy != "no":
         raise InputError("--eval_strategy: omit it. Both sides are scored at the end only.")
-    task = make_task(model_args, data_args, training_args)
+    prepared = prepare_task(task_class(data_args), model_args, training_args)
+    task = prepared.task
     transformers.set_seed(training_args.seed)
-    ours = make_trainer(task, training_args)
+    ours = make_trainer(prepared, training_args)
     stock_model = stock_class(transformers.BertConfig(**{**ours.model.config.to_dict(), "model_type": "bert"}))
     stock_model.load_state_dict(ours.model.state_dict())
-    padding_class = DataCollatorForTokenClassification if command == "ner" else DataCollatorWithPadding
     stock = Trainer(
         model=stock_model,
         args=training_args,
-        train_dataset=task.train_features,
-        data_collator=task.data_collator if training_args.pad_to_max_length else padding_class(task.tokenizer),
+        train_dataset=prepared.train_features,
+        data_collator=(
+            prepared.make_collator(pad_to_max_length=True)
+            if training_args.pad_to_max_length
+            else task.output.padding_collator(task.tokenizer)
+        ),
     )
     results: list[dict[str, dict[str, float]]] = []
     for trainer in (ours, stock):
         trainer.train()
-        predictions = {s.name: s.decode(trainer.predict(s.features).predictions) for s in task.evaluation_sets}
-        results.append({s.name: s.score(predictions[s.name]) for s in task.evaluation_sets if s.score is not None})
+        sets = {s: trainer.predict(s.features.inputs).predictions for s in prepared.evaluation_sets}
+        results.append({s.name: s.score(s.decode(logits)) for s, logits in sets.items() if s.labeled})
     return [
         (f"{set_name} {name}", metrics[name], results[1][set_name][name])
         for set_name, metrics in results[0].items()

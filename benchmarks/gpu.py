@@ -83,7 +83,7 @@ from snugbert.cuda_graphs import CudaGraphs, note_waits
 from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple, pad_row
 from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kernels, ragged_attention
 from snugbert.trainers.compilation import compile_model
-from snugbert.trainers.pretraining.throughput import TRAINING_COST, peak_flops
+from snugbert.trainers.pretraining.training_log import TRAINING_COST, peak_flops
 
 Rows = Iterator[tuple[str, Callable[[], dict[str, Any]]]]  # names, and functions that measure
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.

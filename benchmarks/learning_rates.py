@@ -27,8 +27,8 @@ from typing import Any
 
 from side_by_side import describe_machine, positive
 
-from snugbert.tasks.question_answering_arguments import SquadTrainingArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.tasks.base import Task as SnugBertTask
+from snugbert.tasks.question_answering import QuestionAnswering
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Task:
     metric: str
     max_train_samples: int
     percent: float = 100.0
-    paper_rate: float = FineTuningArguments.paper_learning_rate
+    paper_rate: float = SnugBertTask.paper_learning_rate
 
 
 TASKS = {
@@ -71,7 +71,7 @@ TASKS = {
         "f1",
         300,
         percent=1.0,
-        paper_rate=SquadTrainingArguments.paper_learning_rate,
+        paper_rate=QuestionAnswering.paper_learning_rate,
     ),
 }
 

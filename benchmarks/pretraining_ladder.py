@@ -15,8 +15,8 @@ The same command continues after an interruption. Finished runs are kept in `lad
 from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table
 and the plot from the finished runs.
 
-FLOPs are the FLOPs that the recipe needs (`throughput.py`). Seconds are training time, without evaluation and saving.
-Compare them only if nothing else ran on the machine.
+FLOPs are the FLOPs that the recipe needs (`training_log.py`). Seconds are training time, without evaluation and
+saving. Compare them only if nothing else ran on the machine.
 """
 
 import argparse
@@ -46,12 +46,15 @@ from snugbert.command_line import parse_arguments as parse_command
 from snugbert.data.corpus import Corpus
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import score_examples
-from snugbert.trainers.pretraining.baselines import unigram_baseline
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    Objective,
+    PretrainingArguments,
+    PretrainingDataArguments,
+)
+from snugbert.trainers.pretraining.scores import unigram_baseline
 from snugbert.trainers.run_checkpoints import list_checkpoints, step_of
 
 POINTS = 5  # evaluated checkpoints per run

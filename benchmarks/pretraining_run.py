@@ -38,7 +38,7 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.pretraining.throughput import training_flops
+from snugbert.trainers.pretraining.training_log import training_flops
 
 NAMES = {"ours": "SnugBERT", "stock": "stock BERT"}
 COLORS = {"ours": "#d9480f", "stock": "#2b6cb0"}

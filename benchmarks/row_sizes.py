@@ -22,25 +22,20 @@ from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
-from finetuning import MAX_LENGTH
+from finetuning import encode_split
 from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.data import conll as ner_data
 from snugbert.data.glue import TASKS
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
 from snugbert.data.preparation import prepare_corpus
 from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.data.squad import check_answers, read_questions
-from snugbert.tasks import question_windows as squad_windows
-from snugbert.tasks import tag_windows as ner_windows
-from snugbert.tasks.classification import make_features
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
-from snugbert.tasks.labels import choose_labels
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_windows import make_windows
+from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
@@ -119,18 +114,13 @@ def list_task_features(
     for task in args.tasks if args.glue_dir else ():
         subset = Path(args.glue_dir) / TASKS[task].folder / "train_subset.tsv.gz"
         source = {"train_file": str(subset)} if subset.exists() else {"data_dir": args.glue_dir}
-        data_args = GlueDataArguments(task_name=task, **source)
-        splits = load_splits(data_args, ("train",))
-        labels = choose_labels(data_args.task, splits, [])
-        yield TASKS[task].folder, make_features(splits["train"], labels, tokenizer, MAX_LENGTH, None)
+        yield TASKS[task].folder, encode_split(TextClassification(task_name=task, **source), "train", tokenizer)
     if args.conll_file:
-        split = ner_data.load_splits(NerDataArguments(train_file=args.conll_file), ("train",))
-        labels = ner_data.choose_labels(split, [])
-        yield "CoNLL-2003", ner_windows.make_windows(split["train"], labels, tokenizer, MAX_LENGTH).features
+        yield "CoNLL-2003", encode_split(Tagging(train_file=args.conll_file), "train", tokenizer)
     if args.squad_file:
         questions = read_questions(Path(args.squad_file), args.squad_file)
         questions = check_answers(questions, args.squad_file, training=True, version_2=True, skip=False)
-        yield "SQuAD", squad_windows.make_windows(questions, tokenizer, training=True).features
+        yield "SQuAD", make_windows(questions, tokenizer, training=True).inputs
 
 
 def draw_batches(examples: int, batch_size: int) -> Iterator[list[int]]:

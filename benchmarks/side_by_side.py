@@ -44,7 +44,7 @@ from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.pretraining.throughput import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
+from snugbert.trainers.pretraining.training_log import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
 
 Batch = dict[str, Any]
 SIDES = ("ours", "stock")
@@ -353,7 +353,7 @@ def count_tokens(batches: Iterable[Batch]) -> int:
 def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: Batch) -> int:
     """Counts the FLOPs of a forward pass that computes only what the loss or the logits depend on.
 
-    Only matrix products count, as in the package's `throughput.py`. Padding is free, and the vocabulary projection
+    Only matrix products count, as in the package's `training_log.py`. Padding is free, and the vocabulary projection
     covers labeled tokens only.
     """
     lengths = batch["attention_mask"].sum(-1).long()

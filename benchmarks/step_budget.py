@@ -50,7 +50,7 @@ from torch.utils.flop_counter import flop_registry
 from transformers import BertConfig, BertForPreTraining, PreTrainedConfig, PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining, kernels_snugbert, modeling_snugbert
-from snugbert.trainers.pretraining.throughput import count_tokens
+from snugbert.trainers.pretraining.training_log import count_sequence_tokens
 
 SIDES = ("SnugBERT", "SnugBERT, compiled", "stock BERT, sdpa")
 SIZES = ((256, 128), (32, 128))  # pairs of at most 128 tokens
@@ -411,7 +411,7 @@ def count_attention(config: PreTrainedConfig, batch: Batch, is_stock: bool) -> i
         rows, length = batch["input_ids"].shape
         pairs = config.num_hidden_layers * rows * length**2
     else:
-        lengths, labeled = count_tokens(batch)
+        lengths, labeled = count_sequence_tokens(batch)
         # The last layer has queries for labeled and first tokens only.
         pairs = int((lengths * ((config.num_hidden_layers - 1) * lengths + labeled + 1)).sum())
     return (2 + 5) * 2 * config.hidden_size * pairs

@@ -45,7 +45,7 @@ from snugbert.vocabulary.learning import (
     ALPHABET_SIZE,
     KINDS,
     SPECIAL_TOKENS,
-    Kind,
+    TokenizerKind,
     count_words,
     learn_tokens,
     make_tokenizer,
@@ -75,14 +75,14 @@ def train(row: str, side: str, args: argparse.Namespace) -> PreTrainedTokenizerB
     lines = read_lines(find_files(args.train_file))
     if row == INIT:
         old = load_tokenizer(TokenizerArguments(tokenizer_name=args.init))
-        words = count_words(lines, old, show_progress=False)
-        extension = learn_extension(words, old, args.init_vocab_size - len(old), show_progress=False)
+        words = count_words(lines, old)
+        extension = learn_extension(words, old, args.init_vocab_size - len(old))
         return extend_tokenizer(old, extension, args.init)
-    kind: Kind = row  # type: ignore[assignment]
+    kind: TokenizerKind = row  # type: ignore[assignment]
     tokenizer = make_tokenizer(kind)
     if side == "ours":
-        words = count_words(lines, tokenizer, show_progress=False)
-        return make_tokenizer(kind, *learn_tokens(words, args.vocab_size, kind=kind, show_progress=False))
+        words = count_words(lines, tokenizer)
+        return make_tokenizer(kind, *learn_tokens(words, args.vocab_size, kind=kind))
     options: dict[str, Any] = {"special_tokens": list(SPECIAL_TOKENS), "vocab_size": args.vocab_size}
     options |= {"min_frequency": 2, "show_progress": False}
     if kind == "wordpiece":
@@ -103,7 +103,7 @@ def run(row: str, side: str, args: argparse.Namespace) -> dict[str, Any]:
     tokenizer = train(row, side, args)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-    held_out = count_words(read_lines(find_files(args.validation_file)), tokenizer, show_progress=False)
+    held_out = count_words(read_lines(find_files(args.validation_file)), tokenizer)
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
     pieces = tokens_per_word(held_out, tokenizer)
     result = {"seconds": seconds, "cpu_seconds": cpu_seconds, "memory": peak, "pieces": pieces}

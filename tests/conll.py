@@ -1,22 +1,52 @@
 """Helpers for the tests on CoNLL-2003."""
 
+from dataclasses import replace
+
 import pytest
 
-from snugbert.data.conll import NerSplit, Sentence, load_splits
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.data.conll import Sentence
+from snugbert.tasks.base import list_labels
+from snugbert.tasks.tagged_sentences import TagSplit
+from snugbert.tasks.tagging import Tagging
 
 PARTS = ("train", "validation", "test")
 FILES = dict(zip(PARTS, ("train", "valid", "test"), strict=True))
 
 
 @pytest.fixture(scope="session")
-def conll(data_dir) -> dict[str, NerSplit]:
+def conll(data_dir) -> dict[str, TagSplit]:
     """The sentences of CoNLL-2003."""
     files = {f"{part}_file": str(data_dir / "conll2003" / f"{name}.txt.gz") for part, name in FILES.items()}
-    return load_splits(NerDataArguments(**files), PARTS)
+    return load_splits(PARTS, **files)
 
 
-def all_tags(split: NerSplit) -> list[list[str]]:
+def load_splits(
+    parts: tuple[str, ...] | None = None, cache_dir: str | None = None, **arguments
+) -> dict[str, TagSplit]:
+    """Reads the parts that the arguments of the task select."""
+    tagging = Tagging(**arguments)
+    return tagging.read_splits(tagging.find_sources(parts, cache_dir=cache_dir))
+
+
+def choose_labels(splits: dict[str, TagSplit], known: list[str]) -> list[str]:
+    """Returns the labels that the task chooses for a checkpoint with the labels `known`."""
+    tagging, config = Tagging(), SnugBertConfig(id2label=dict(enumerate(known)))
+    tagging.choose_labels(splits, config)
+    assert list_labels(config) == tagging.labels
+    return tagging.labels
+
+
+def make_tagging(labels: list[str], tokenizer=None, max_length: int = 128, **arguments) -> Tagging:
+    """Returns the task for these labels and this tokenizer."""
+    tagging = Tagging(**arguments)
+    tagging.labels = labels
+    if tokenizer is not None:
+        tagging.use_tokenizer(tokenizer, max_length)
+    return tagging
+
+
+def all_tags(split: TagSplit) -> list[list[str]]:
     return [sentence.tags for sentence in split.sentences]
 
 
@@ -35,16 +65,17 @@ def convert_tags(tags: list[str], scheme: str) -> list[str]:
     return result
 
 
-def join_documents(split: NerSplit) -> NerSplit:
+def join_documents(split: TagSplit) -> TagSplit:
     """Joins the sentences of each document."""
     documents: dict[object, list[Sentence]] = {}
     for sentence in split.sentences:
         documents.setdefault(sentence.document, []).append(sentence)
-    return split._replace(
+    return replace(
+        split,
         sentences=[
             Sentence([word for s in ss for word in s.words], [tag for s in ss for tag in s.tags], ss[0].row, document)
             for document, ss in documents.items()
-        ]
+        ],
     )
 
 

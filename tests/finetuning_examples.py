@@ -1,7 +1,7 @@
 """A small task for tests of fine-tuning: whether a sequence has few, some or many high tokens."""
 
 import random
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,17 +11,22 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 
 import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
+from snugbert.card_heads_snugbert import HEADS as CARD_HEADS
+from snugbert.card_heads_snugbert import classifier
 from snugbert.checkpoints.students import hash_model
-from snugbert.data.sources import DataSource
+from snugbert.data.sources import DataArguments, DataSource
 from snugbert.reports.finetuned_card import write_finetuning_card
-from snugbert.tasks.base import Baseline, EvaluationSet, FineTuningTask
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.reports.results import TaskFacts
+from snugbert.tasks.base import Baseline, EvaluationSet, Features, Task
+from snugbert.tasks.outputs import SEQUENCE, SPAN, TOKENS
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.soft_targets import DistillationTrainer, SoftTargets
-from snugbert.trainers.finetuning.teacher import compute_items, count_items
+from snugbert.trainers.finetuning.teacher import compute_items
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-TAGS = dict(zip(HEADS, ("text-classification", "token-classification", "question-answering"), strict=True))
+OUTPUTS = dict(zip(HEADS, (SEQUENCE, TOKENS, SPAN), strict=True))
 LABELS = ["few", "some", "many"]
 WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
 
@@ -61,7 +66,7 @@ def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=Non
         model=new_model(head) if model is None else model,
         args=args,
         data_collator=padding_class(tokenizer) if args.pad_to_max_length else SnugBertDataCollatorWithPacking(),
-        token_outputs=head != "ForSequenceClassification",
+        output=OUTPUTS[head],
         class_weights=weights,
         train_dataset=examples(head, 45) if data is None else data,
     )
@@ -73,47 +78,110 @@ def new_distillation_trainer(
     """Returns a trainer with the soft targets of `teacher`."""
     data = examples(head, 45) if data is None else data
     plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
-    logits = compute_items(plain, data, hash_model(plain.model), TAGS[head], str(folder / "cache"))
-    first_items = np.concatenate([[0], np.cumsum(count_items(data, TAGS[head]))])
+    logits = compute_items(plain, data, hash_model(plain.model), str(folder / "cache"))
+    first_items = np.concatenate([[0], np.cumsum(OUTPUTS[head].count_items(data))])
     return DistillationTrainer(
         model=new_model(head),
         args=plain.args,
         targets=SoftTargets(logits, first_items, "single_label_classification"),
         train_dataset=data,
         data_collator=plain.data_collator.collate,
-        token_outputs=head != HEADS[0],
+        output=OUTPUTS[head],
         callbacks=[*callbacks],
     )
 
 
-def make_task(tokenizer, number: int = 60) -> FineTuningTask:
-    """Returns the task of classifying whether a sequence has few, some or many high tokens."""
-    train_features, eval_features = examples(HEADS[0], number), examples(HEADS[0], 30, seed=1)
-    references = np.array(eval_features["label"])
+@dataclass
+class CountingSplit:
+    """Sequences with labels in the order of `LABELS`."""
 
-    validation_set = EvaluationSet(
-        name="eval",
-        features=eval_features,
-        num_examples=30,
-        decode=lambda logits: logits.argmax(-1),
-        score=lambda predictions: {"accuracy": float((predictions == references).mean())},
-        write=lambda predictions, folder: np.savetxt(folder / "predictions.txt", predictions, fmt="%d"),
-        predictions_files=("predictions.txt",),
-        baseline=Baseline("always 'few'", {"accuracy": 0.25}),
-    )
-    return FineTuningTask(
-        name="counting",
-        make_model=lambda: snugbert.SnugBertForSequenceClassification(snugbert.SnugBertConfig(**CONFIG)),
-        tokenizer=tokenizer,
-        data_collator=SnugBertDataCollatorWithPacking(),
-        train_features=train_features,
-        evaluation_sets=[validation_set],
-        main_metric="accuracy",
-        metrics=("accuracy",),
-        pipeline_tag="text-classification",
+    name: str
+    inputs: Dataset
+    labeled: bool = True
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.inputs)
+
+
+class Counting(Task[CountingSplit, Features, np.ndarray]):
+    """Classifies whether a sequence has few, some or many high tokens. The answers are label ids."""
+
+    arguments, head, output = DataArguments, HEADS[0], SEQUENCE
+    name, main_metric, metrics, labels = "counting", "accuracy", ("accuracy",), LABELS
+    default_columns, predicted_columns = (), ()
+
+    def read_splits(self, sources, trained_columns=()):
+        raise NotImplementedError
+
+    def choose_labels(self, splits, config, teacher=None, is_teacher=False):
+        raise NotImplementedError
+
+    def text_columns(self, splits):
+        raise NotImplementedError
+
+    def encode(self, split):
+        return Features(split.inputs)
+
+    def decode(self, logits, split, features):
+        return logits.argmax(-1)
+
+    def measure(self, split, answers):
+        return (answers == np.array(split.inputs["label"]))[:, None]
+
+    def score(self, split, rows, counts=None):
+        return {"accuracy": float(rows.mean())} if counts is None else {}  # no intervals
+
+    def baseline(self, split, train):
+        return Baseline("always 'few'", {"accuracy": 0.25})
+
+    def describe_metric(self):
+        raise NotImplementedError
+
+    def pair(self, references, predictions):
+        raise NotImplementedError
+
+    def list_prediction_files(self, split):
+        return ["predictions.txt"]
+
+    def write(self, split, answers, folder):
+        np.savetxt(folder / "predictions.txt", answers, fmt="%d")
+
+    def read(self, values, columns):
+        raise NotImplementedError
+
+    def make_split(self, examples):
+        raise NotImplementedError
+
+    def to_columns(self, split, answers):
+        raise NotImplementedError
+
+
+class PreparedCounting(PreparedTask):
+    """A task with models from random weights."""
+
+    def make_model(self):
+        return snugbert.SnugBertForSequenceClassification(self.config)
+
+
+def prepare_counting(tokenizer, number: int = 60) -> PreparedTask:
+    """Returns the task of classifying whether a sequence has few, some or many high tokens."""
+    task = Counting()
+    task.use_tokenizer(tokenizer, 512)
+    return PreparedCounting(
+        task=task,
+        model_args=FineTunedModelArguments(config_name="tiny", tokenizer_name="."),
+        config=snugbert.SnugBertConfig(**CONFIG),
+        student_layers=None,
+        train_features=examples(HEADS[0], number),
+        evaluation_sets=[counting_set(task)],
         data={"train": [DataSource("train.csv", "train", number)], "eval": [DataSource("dev.csv", "validation", 30)]},
-        labels=LABELS,
     )
+
+
+def counting_set(task: Counting, name: str = "validation", number: int = 30, labeled: bool = True) -> EvaluationSet:
+    """Returns sequences to score."""
+    return EvaluationSet(task, CountingSplit(name, examples(HEADS[0], number, seed=1), labeled))
 
 
 def arguments(folder, **settings) -> FineTuningArguments:
@@ -125,5 +193,7 @@ def write_card(
     folder, *, task, pipeline_tag, labels, base_model, name, text_pairs=False, sweep_tables=None, **results
 ) -> None:
     """Writes a card without a run. `results` are keys of results.json."""
-    facts = SimpleNamespace(name=task, pipeline_tag=pipeline_tag, labels=labels, text_pairs=text_pairs)
-    write_finetuning_card(folder, facts, results, base_model, name, sweep_tables)
+    (head,) = {head for head in CARD_HEADS.values() if head.task == pipeline_tag}
+    if pipeline_tag == "text-classification":
+        head = classifier(is_regression=labels is None, text_pairs=text_pairs)
+    write_finetuning_card(folder, TaskFacts(task, head, labels, ()), results, base_model, name, sweep_tables)

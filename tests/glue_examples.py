@@ -4,6 +4,10 @@ import json
 import random
 from pathlib import Path
 
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.labeled_texts import TextSplit
+
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLER, *WORDS["cheerful"], *WORDS["gloomy"]]
@@ -54,3 +58,9 @@ def read_predictions(file: Path) -> list[dict]:
     """The rows of a file of predictions."""
     with file.open(encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
+
+
+def load_splits(args: GlueDataArguments, wanted: tuple[str, ...] | None, **download: object) -> dict[str, TextSplit]:
+    """Reads the splits that the arguments of `snugbert glue` select."""
+    task = TextClassification(args)
+    return task.read_splits(task.find_sources(wanted, **download))

@@ -50,8 +50,13 @@ def definition_2(predictions, golds, odds, threshold) -> dict[str, float]:
         ("HasAns_", [q for q in golds if golds[q]]),
         ("NoAns_", [q for q in golds if not golds[q]]),
     ):
+        if not questions:
+            continue
         for name in ("exact", "f1"):
-            metrics[prefix + name] = 100.0 * sum([counted[name][q] for q in questions]) / len(questions)
+            total = 0
+            for question in questions:  # the script calls `sum`, which rounds differently since Python 3.12
+                total += counted[name][question]
+            metrics[prefix + name] = 100.0 * total / len(questions)
         metrics[prefix + "total"] = len(questions)
     for name, scores in (("exact", exact), ("f1", f1)):
         best = now = sum([not answers for answers in golds.values()])

@@ -1,4 +1,19 @@
-"""The forms of SQuAD's files."""
+"""The forms of SQuAD's files, and questions read from them."""
+
+from typing import Any
+
+from snugbert.data.squad import Question
+from snugbert.tasks.question_answering import QuestionAnswering
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+
+
+def load_questions(
+    arguments: SquadDataArguments, wanted: tuple[str, ...] | None = None, **download: Any
+) -> dict[str, list[Question]]:
+    """The questions of each split that the arguments select."""
+    task = QuestionAnswering(arguments)
+    splits = task.read_splits(task.find_sources(wanted, **download))
+    return {name: split.questions for name, split in splits.items()}
 
 
 def flat(row: dict) -> dict:

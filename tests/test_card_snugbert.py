@@ -26,9 +26,9 @@ from snugbert.card_heads_snugbert import how_to_load
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.data.sources import DataSource
 from snugbert.reports.pretrained_card import write_pretraining_card
+from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.reports.results import write_results
 from snugbert.reports.score_plots import CAPTIONS
-from snugbert.reports.training_plots import PLOT_NAME
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -212,7 +212,11 @@ def test_only_plots_of_a_card_are_pushed(hub, trained, tmp_path):
 
 
 def test_the_plots_of_all_commands_are_pushed():
-    plots = {PLOT_NAME, *CAPTIONS, *(f"{set_name}_{name}" for set_name in ("eval", "predict_mm") for name in CAPTIONS)}
+    plots = {
+        TRAINING_PLOT,
+        *CAPTIONS,
+        *(f"{set_name}_{name}" for set_name in ("eval", "predict_mm") for name in CAPTIONS),
+    }
     assert all(PLOT.fullmatch(name) for name in plots)
 
 

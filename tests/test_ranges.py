@@ -6,12 +6,13 @@ from dataclasses import fields
 import pytest
 
 from snugbert.data.data_arguments import PreparationArguments
+from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.ranges import RANGES, check_ranges
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.tagging_arguments import NerDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
 
@@ -89,4 +90,4 @@ def test_values_with_a_meaning_of_their_own_are_allowed(arguments, tmp_path):
 
 def test_defaults_are_allowed(tmp_path):
     check_ranges(PretrainingArguments(str(tmp_path), use_cpu=True, max_steps=-1, save_total_limit=None))
-    check_ranges(ExampleLimits(max_eval_samples=None))
+    check_ranges(DataArguments(max_eval_samples=None))

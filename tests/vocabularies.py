@@ -19,7 +19,7 @@ def train(output_dir: Path, *arguments: str | Path) -> list[str]:
 
 
 def learn_wordpiece(words: Counter[str], vocab_size: int, min_frequency: int = 2) -> list[str]:
-    return learn_tokens(words, vocab_size, min_frequency, show_progress=False)[0]
+    return learn_tokens(words, vocab_size, min_frequency)[0]
 
 
 def many_ties() -> Counter[str]:

@@ -322,7 +322,7 @@ def load_model(
     """Loads a checkpoint, or builds a model with random weights if none is given. Weights are float32.
 
     Args:
-        auto_class: such as `AutoModelForPreTraining`.
+        auto_class: such as `AutoModelForPreTraining`, or the class of a model.
         model_args: which checkpoint.
         config: from [`load_config`].
         trained: require all weights in the checkpoint, because no training follows.
@@ -341,7 +341,8 @@ def load_model(
         # float32 even if the configuration or the file has 16 bits, because 16-bit weights would lose AdamW's small
         # steps.
         if name is None:
-            return auto_class.from_config(config, dtype=torch.float32)
+            build = getattr(auto_class, "from_config", None) or auto_class._from_config  # an Auto class, or a model's
+            return build(config, dtype=torch.float32)
         options = dict(config=config, dtype=torch.float32, output_loading_info=True, **kwargs, **model_args.hub)
         with _no_load_report():
             model, info = auto_class.from_pretrained(name, **options)

@@ -1,12 +1,14 @@
-"""The tasks of the GLUE benchmark: columns, labels, files and main metrics."""
+"""The tasks of the GLUE benchmark: columns, labels, files and metrics."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 GLUE_ON_THE_HUB = "nyu-mll/glue"
 # The splits of GLUE to train on, to score and to predict. MNLI has a second validation and test split from other
 # sources, and its model also predicts the diagnostic split.
 GLUE_SPLITS = {
-    "train": ("train", "unlabeled"),
+    "train": ("train",),
+    "unlabeled": ("unlabeled",),
     "validation": ("validation", "validation_mismatched"),
     "test": ("test", "test_mismatched", "diagnostic"),
 }
@@ -20,6 +22,7 @@ class GlueTask(NamedTuple):
         text_columns: one column of sentences or two columns of pairs, by their names in the datasets library.
         labels: in the order of their ids in the datasets library. Empty for regression.
         main_metric: the metric in table 1 of Devlin et al. (2018).
+        metrics: all metrics of the task, in table 1 of Wang et al. (2018).
         renamed_columns: column in the TSV files -> name in the datasets library, where the two differ.
         headerless_columns: the columns of TSV files without a header.
         skips_torn_rows: skip TSV rows with too few or too many columns.
@@ -32,6 +35,7 @@ class GlueTask(NamedTuple):
     text_columns: tuple[str, ...]
     labels: tuple[str, ...] = ()
     main_metric: str = "accuracy"
+    metrics: tuple[str, ...] = ("accuracy",)
     renamed_columns: dict[str, str] = {}
     headerless_columns: tuple[str, ...] = ()
     skips_torn_rows: bool = False
@@ -48,6 +52,7 @@ TASKS = {
         ("sentence",),
         ("unacceptable", "acceptable"),
         main_metric="matthews_correlation",
+        metrics=("matthews_correlation",),
         headerless_columns=("source", "label", "star", "sentence"),
         writes_label_ids=True,
     ),
@@ -78,6 +83,7 @@ TASKS = {
         ("sentence1", "sentence2"),
         ("not_equivalent", "equivalent"),
         main_metric="f1",
+        metrics=("accuracy", "f1"),
         renamed_columns={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
         writes_label_ids=True,
     ),
@@ -87,12 +93,37 @@ TASKS = {
         ("question1", "question2"),
         ("not_duplicate", "duplicate"),
         main_metric="f1",
+        metrics=("accuracy", "f1"),
         renamed_columns={"is_duplicate": "label"},
         skips_torn_rows=True,  # some questions contain a line break
         writes_label_ids=True,
     ),
     "rte": GlueTask("RTE", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
     "sst2": GlueTask("SST-2", ("sentence",), ("negative", "positive"), writes_label_ids=True),
-    "stsb": GlueTask("STS-B", ("sentence1", "sentence2"), main_metric="spearmanr", renamed_columns={"score": "label"}),
+    "stsb": GlueTask(
+        "STS-B",
+        ("sentence1", "sentence2"),
+        main_metric="spearmanr",
+        metrics=("pearson", "spearmanr"),
+        renamed_columns={"score": "label"},
+    ),
     "wnli": GlueTask("WNLI", ("sentence1", "sentence2"), ("not_entailment", "entailment"), writes_label_ids=True),
 }
+
+
+def find_task_files(folder: Path, task: GlueTask) -> dict[str, Path]:
+    """Returns the TSV file of each split of a task in its folder. Splits without a file are left out."""
+    found = {}
+    for name, stems in task.files.items():
+        candidates = [folder / f"{stem}.tsv{suffix}" for stem in stems for suffix in ("", ".gz")]
+        existing = [file for file in candidates if file.is_file()]
+        if existing:
+            found[name] = existing[0]
+    return found
+
+
+def missing_files(data_dir: str, task: GlueTask, wanted: tuple[str, ...]) -> list[Path]:
+    """Lists the files of the `wanted` splits that do not exist in the task's folder under `data_dir`."""
+    found = find_task_files(Path(data_dir) / task.folder, task)
+    missing = [split for split in wanted if not any(name in found for name in GLUE_SPLITS[split])]
+    return [Path(data_dir) / task.folder / f"{task.files[split][0]}.tsv" for split in missing]

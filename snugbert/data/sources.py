@@ -6,6 +6,7 @@ This module imports `datasets` only when a dataset is loaded, so that `--help` i
 import os
 import re
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,10 +18,48 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test")
 
 
+@dataclass
+class DataArguments:
+    """Arguments of every task: limits on the number of examples, and the files that subclasses name."""
+
+    if TYPE_CHECKING:  # fields of the subclasses, which choose their order in `--help`
+        dataset_name: str | None = None
+        dataset_config_name: str | None = None
+        train_file: str | list[str] | None = None
+        unlabeled_file: str | None = None
+        validation_file: str | None = None
+        test_file: str | None = None
+
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
+    )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
+    )
+    max_predict_samples: int | None = field(
+        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
+    )
+
+    @property
+    def max_samples(self) -> dict[str, int | None]:
+        """The maximum number of training, validation and test examples. None: all."""
+        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
+
+    @property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split that was given as files."""
+        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {
+            split: [Path(name) for name in ([given] if isinstance(given, str) else given)]
+            for split, given in names.items()
+            if given
+        }
+
+
 def check_sources(
     files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
 ) -> None:
-    """Checks that the user gave either existing files or a dataset.
+    """Checks that files exist, and that the user did not give both files and a dataset.
 
     Args:
         files: the files of each split.
@@ -28,7 +67,7 @@ def check_sources(
         unlabeled_file: more training examples, in addition to files or a dataset.
 
     Raises:
-        InputError: a file does not exist, or both files and a dataset were given, or neither.
+        InputError: a file does not exist, or both files and a dataset were given.
     """
     for split, split_files in files.items():
         for file in split_files:
@@ -38,8 +77,6 @@ def check_sources(
         raise InputError(f"--unlabeled_file: there is no file {unlabeled_file}.")
     if files and dataset_name is not None:
         raise InputError("--dataset_name cannot be combined with files. Give one of them.")
-    if not files and dataset_name is None and unlabeled_file is None:
-        raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":

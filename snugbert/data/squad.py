@@ -6,19 +6,16 @@ Questions are kept in memory. SQuAD v2.0 has 130,000 training questions.
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from datasets import Dataset
 
-from snugbert.data.sources import SPLITS, choose_splits, load_dataset_splits
 from snugbert.data.tables import read_json_rows, read_rows
 from snugbert.data.text_lines import LONGEST_LINE_OF_JSON, read_text_lines
 from snugbert.errors import InputError
 from snugbert.files import check_unicode, parse_json
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import Question
 
 logger = logging.getLogger(__name__)
 
@@ -27,52 +24,30 @@ BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True)
 BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "0", "0.0", ""), False)
 
 
-def load_questions(
-    data_args: SquadDataArguments, wanted: tuple[str, ...] | None, **download: Any
-) -> dict[str, list[Question]]:
-    """Reads the questions that the arguments select.
+class Question(NamedTuple):
+    """A question about a context.
 
-    Args:
-        data_args: the data to read.
-        wanted: which of "train", "validation" and "test" to read. None: all files, or train and validation of a
-            dataset. "train" includes "unlabeled", the questions that only a teacher answers.
-        download: passed on to `datasets.load_dataset`.
-
-    Raises:
-        InputError: a split or a dataset does not exist, or validation or test ids repeat; or see [`read_questions`]
-            and [`check_answers`].
+    Attributes:
+        id: the question's id.
+        question: its text.
+        context: the text to find the answer in.
+        answers: correct answers. Empty if there is no answer or it is unknown.
+        answer_starts: the first character of each answer in the context.
+        title: the title of the article; "" if there is none.
+        source: the file or dataset that it was read from.
+        row: the question's place in its source, for messages: "dev.jsonl, row 3".
+        is_impossible: the question is marked as having no answer.
     """
-    found: dict[str, Sequence[Path | Dataset]] = dict(data_args.files)
-    if not found and data_args.dataset_name is not None:
-        found.update(_load_dataset_splits(data_args, **download))
-    if data_args.unlabeled_file is not None:
-        found["unlabeled"] = [Path(data_args.unlabeled_file)]
-    wanted = choose_splits(wanted, found, bool(data_args.files), "questions")
-    splits = {}
-    for split in wanted:
-        names = [str(s) if isinstance(s, Path) else f"{data_args.dataset_name} ({split})" for s in found[split]]
-        sources = zip(found[split], names, strict=True)
-        answered = split != "unlabeled"
-        questions = [question for source, name in sources for question in read_questions(source, name, answered)]
-        questions = questions[: data_args.max_samples.get(split)]
-        if not answered:
-            splits[split] = questions
-            continue
-        if split != "train":
-            _check_ids(questions)
-        splits[split] = check_answers(
-            questions,
-            " and ".join(names),
-            training=split == "train",
-            version_2=data_args.version_2_with_negative,
-            skip=data_args.on_bad_answer == "skip",
-        )
-    return splits
 
-
-def _load_dataset_splits(data_args: SquadDataArguments, **download: Any) -> Mapping[str, Sequence[Path | Dataset]]:
-    splits = load_dataset_splits(str(data_args.dataset_name), data_args.dataset_config_name, **download)
-    return {split: [splits[split]] for split in SPLITS if split in splits}
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...] = ()
+    answer_starts: tuple[int, ...] = ()
+    title: str = ""
+    source: str = ""
+    row: str = ""
+    is_impossible: bool = False
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -218,16 +193,6 @@ def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
 # --- checking ---------------------------------------------------------------------------------------------------
 
 
-def _check_ids(questions: list[Question]) -> None:
-    rows: dict[str, str] = {}
-    for question in questions:
-        if question.id in rows:
-            raise InputError(
-                f"{question.row}: {rows[question.id]} has the same id, {question.id}. Ids must be unique."
-            )
-        rows[question.id] = question.row
-
-
 def check_answers(questions: list[Question], name: str, training: bool, version_2: bool, skip: bool) -> list[Question]:
     """Checks that answers exist and are in their context at the given position, ignoring white space.
 
@@ -244,11 +209,14 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
         The questions, with each answer written as in the context, without surrounding white space.
 
     Raises:
-        InputError: required answers are missing, or an answer is not at its position.
+        InputError: required answers are missing, an answer is not at its position, or ids of questions to predict
+            repeat.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
-    if training and len(unanswered) == len(questions):
+    if not training:
+        _check_ids(questions)
+    elif len(unanswered) == len(questions):
         raise InputError(f"{name}: no question has an answer. Training needs 'answers'.")
     if not can_be_scored(questions):
         logger.warning("%s: no reference answers. Predictions are not scored.", name)
@@ -283,6 +251,16 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     if training and not any(question.answers for question in checked):
         raise InputError(f"{name}: no answer is at its position in the context. Check 'answer_start'.")
     return checked
+
+
+def _check_ids(questions: list[Question]) -> None:
+    rows: dict[str, str] = {}
+    for question in questions:
+        if question.id in rows:
+            raise InputError(
+                f"{question.row}: {rows[question.id]} has the same id, {question.id}. Ids must be unique."
+            )
+        rows[question.id] = question.row
 
 
 def can_be_scored(questions: list[Question]) -> bool:

@@ -7,7 +7,7 @@ import csv
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from snugbert.data.text_lines import (
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count
-from snugbert.files import parse_json
+from snugbert.files import check_unicode, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,32 @@ def read_rows(
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
+
+
+def read_text(values: Mapping[str, Any], column: str) -> str:
+    """Returns the text in a column of a row.
+
+    Raises:
+        InputError: there is no such column, or it has no text. The message does not name the row.
+    """
+    if column not in values:
+        raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
+    value = values[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+        raise InputError(f"no text in column {column!r}.")
+    return check_unicode(str(value), f"column {column!r}")
+
+
+def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
+    """Returns the list of texts in a column of a row.
+
+    Raises:
+        InputError: the column has no list of texts. The message does not name the row.
+    """
+    texts = values.get(column)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"no list of texts in column {column!r}.")
+    return [read_text({column: text}, column) for text in texts]
 
 
 def clean_label(text: str) -> str:

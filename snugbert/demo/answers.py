@@ -6,20 +6,21 @@ Shapes: T tokens.
 """
 
 import sys
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
-from snugbert.checkpoints.loading import is_regression, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
+from snugbert.prediction.predictor import Predictor
 from snugbert.prediction.question_answerer import ExtractedAnswer, QuestionAnswerer
-from snugbert.tasks.entity_tags import TAG, decode_tags
 
 # Spans of a text with their labels (None: no label), as in Gradio's HighlightedText.
 Marked = list[tuple[str, str | None]]
@@ -152,7 +153,19 @@ def next_sentence(checkpoint: LoadedCheckpoint, first: str, second: str) -> dict
     return {"follows": follows, "is random": random}
 
 
-@torch.inference_mode()
+def predict(checkpoint: LoadedCheckpoint, *texts: str) -> dict[str, Any]:
+    """Predicts a text or a pair with a fine-tuned model, as `snugbert predict` does.
+
+    Raises:
+        InputError: see [`encode`].
+    """
+    encode(checkpoint, *texts)
+    predictor = Predictor(*checkpoint, cuda_graphs=False)
+    predictor.columns = next(names for names in predictor.task.default_columns if len(names) == len(texts))
+    (prediction,) = predictor.predict([dict(zip(predictor.columns, texts, strict=True))])
+    return prediction
+
+
 def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, float] | str:
     """Classifies a text or a pair.
 
@@ -168,22 +181,12 @@ def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, 
     Raises:
         InputError: see [`encode`].
     """
-    config = checkpoint.model.config
-    logits = checkpoint.model(**encode(checkpoint, text, second)).logits[0]
-    if is_regression(config):
-        return ", ".join(f"{value:.4g}" for value in logits.tolist())
-    several = config.problem_type == "multi_label_classification"
-    probabilities = logits.sigmoid() if several else logits.softmax(dim=-1)
-    return dict(zip(list_labels(checkpoint), probabilities.tolist(), strict=True))
+    prediction = predict(checkpoint, *((text, second) if second.strip() else (text,)))
+    if "probabilities" in prediction:
+        return prediction["probabilities"]
+    return ", ".join(f"{value:.4g}" for value in np.atleast_1d(prediction["predicted_label"]).tolist())
 
 
-def list_labels(checkpoint: LoadedCheckpoint) -> list[str]:
-    """Returns the model's labels in the order of its outputs."""
-    id2label: dict[int, str] = checkpoint.model.config.id2label  # type: ignore[assignment]
-    return [id2label[index] for index in range(len(id2label))]
-
-
-@torch.inference_mode()
 def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     """Tags the entities of a text. A word takes the label predicted for its first token, as in training.
 
@@ -195,20 +198,8 @@ def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     Raises:
         InputError: see [`encode`].
     """
-    encoding = encode(checkpoint, text)
-    labels = list_labels(checkpoint)
-    predicted = checkpoint.model(**encoding).logits[0].argmax(dim=-1).tolist()
-    words: dict[int, str] = {}
-    for label_id, word in zip(predicted, encoding.word_ids(), strict=True):
-        if word is not None:
-            words.setdefault(word, labels[label_id])
-    tags = list(words.values())
-    if all(TAG.fullmatch(label) for label in labels):
-        entities = decode_tags(tags)
-    else:
-        entities = [(label, word, word) for word, label in enumerate(tags) if label != "O"]
-    word_ids = list(words)
-    return _mark(text, encoding, [(kind, word_ids[first], word_ids[last]) for kind, first, last in entities])
+    entities = predict(checkpoint, text)["entities"]
+    return _mark(text, [(entity["type"], entity["start"], entity["end"]) for entity in entities])
 
 
 @torch.inference_mode()
@@ -222,15 +213,15 @@ def find_replaced(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     is_replaced = (checkpoint.model(**encoding).logits[0] > 0).tolist()
     pairs = zip(encoding.word_ids(), is_replaced, strict=True)
     found = sorted({word for word, replaced in pairs if replaced and word is not None})
-    return _mark(text, encoding, [("replaced", word, word) for word in found])
+    words = [encoding.word_to_chars(word) for word in found]
+    return _mark(text, [("replaced", word.start, word.end) for word in words])
 
 
-def _mark(text: str, encoding: BatchEncoding, spans: list[tuple[str, int, int]]) -> Marked:
-    """Marks spans of words, in their order: label, first and last word."""
+def _mark(text: str, spans: list[tuple[str, int, int]]) -> Marked:
+    """Marks spans of characters, in their order: label, start and end."""
     marked: Marked = []
     position = 0
-    for label, first, last in spans:
-        start, end = encoding.word_to_chars(first).start, encoding.word_to_chars(last).end
+    for label, start, end in spans:
         marked += [(text[position:start], None), (text[start:end], label)]
         position = end
     return [span for span in [*marked, (text[position:], None)] if span[0]]

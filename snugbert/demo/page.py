@@ -36,6 +36,7 @@ from snugbert.modeling_snugbert import (
 )
 from snugbert.prediction.question_answerer import QuestionAnswerer
 from snugbert.reports.plots import GREY, TITLE, new_figure
+from snugbert.tasks.base import list_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -217,7 +218,7 @@ def classify_tab(checkpoint: LoadedCheckpoint) -> None:
 
 def tag_tab(checkpoint: LoadedCheckpoint) -> None:
     """Highlights the entities of a text."""
-    kinds = sorted({label.split("-", 1)[-1] for label in answers.list_labels(checkpoint)} - {"O"})
+    kinds = sorted({label.split("-", 1)[-1] for label in list_labels(checkpoint.model.config)} - {"O"})
     colors = {kind: MARKS[index % len(MARKS)] for index, kind in enumerate(kinds)}
     text = gr.Textbox(label="Text", lines=3, max_lines=12)
     button = gr.Button("Tag", variant="primary")

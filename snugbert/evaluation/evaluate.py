@@ -1,45 +1,44 @@
-"""Runs `snugbert evaluate`: loads the model, scores it, prints and writes the results."""
+"""Runs `snugbert evaluate`: loads the model, scores it, prints tables, and writes results and metadata for cards."""
 
+import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub import EvalResult
-from transformers import PreTrainedModel, set_seed
+import yaml
+from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index
+from transformers import set_seed
+from transformers.utils import logging as transformers_logging
 
 from snugbert.card_snugbert import escape, find_base_model
 from snugbert.data.documents import match_files
 from snugbert.data.sources import describe_file
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.evaluation.evaluation_arguments import (
     EvaluatedModelArguments,
     EvaluationArguments,
     HeldOutTextArguments,
     PairsArguments,
 )
-from snugbert.evaluation.evaluation_report import (
-    check_card,
-    check_report_dir,
-    format_pairs,
-    format_text,
-    pairs_eval_results,
-    pairs_tables,
-    text_table,
-    update_card,
-    write_report,
-)
-from snugbert.evaluation.held_out_text import score_text
+from snugbert.evaluation.held_out_text import TextResults, score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs
-from snugbert.files import writing
+from snugbert.evaluation.pseudo_likelihood import VARIANTS
+from snugbert.files import write_atomically, writing
 from snugbert.progress import format_duration
-from snugbert.reports.cards import package_versions
-from snugbert.reports.evaluation_plots import PLOT_NAME, draw_minimal_pairs
-from snugbert.reports.pretrained_card import metric_eval_results
+from snugbert.reports.cards import eval_result, package_versions, table
+from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
+from snugbert.reports.pretraining_plots import PAIRS_PLOT, draw_minimal_pairs
+from snugbert.shared_cores import share_cores
+from snugbert.trainers.log_lines import set_up_logging
 from snugbert.trainers.pretraining.corpora import join_names
+from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
+
+RESULTS_NAME = "results.json"
+VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}
 
 
 class _Section(NamedTuple):
@@ -56,7 +55,7 @@ class _Section(NamedTuple):
     eval_results: list[EvalResult]
 
 
-def run(
+def evaluate_model(
     model_args: EvaluatedModelArguments,
     pairs_args: PairsArguments,
     text_args: HeldOutTextArguments,
@@ -67,12 +66,15 @@ def run(
     Raises:
         InputError: the model or the data cannot be used, or the output folder already contains results.
     """
+    set_up_logging()
+    transformers_logging.disable_progress_bar()  # for reading weights
+    share_cores()
     if not pairs_args.pairs_file and not text_args.validation_file:
         raise InputError("no data. Give --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
-        check_report_dir(output_dir, args.overwrite_output_dir)
-    card = check_card(model_args.model_name_or_path) if args.update_card else None
+        _check_output_dir(output_dir, args.overwrite_output_dir)
+    card = _check_card(model_args.model_name_or_path) if args.update_card else None
     files = match_files(pairs_args.pairs_file)
     pairs = read_pairs(files, pairs_args.good_column_name, pairs_args.bad_column_name)
     if output_dir is not None:
@@ -85,7 +87,7 @@ def run(
         sections["minimal_pairs"] = _evaluate_pairs(model_args, files, pairs, args.seed)
     eval_results = [result for section in sections.values() for result in section.eval_results]
     if output_dir is not None:
-        results = {
+        results: dict[str, Any] = {
             "model": find_base_model(model_args.model_name_or_path)[1],
             "config": model_args.config_name,
             "bf16": model_args.bf16,
@@ -93,37 +95,81 @@ def run(
             "versions": package_versions(),
         }
         with writing(output_dir, "run the same command again"):
-            plot = output_dir / PLOT_NAME
+            plot = output_dir / PAIRS_PLOT
             plot.unlink(missing_ok=True)
             if pairs:
                 draw_minimal_pairs(sections["minimal_pairs"].results, plot)
-            write_report(output_dir, results, [section.markdown for section in sections.values()], eval_results)
+            markdown = "\n\n".join(section.markdown for section in sections.values())
+            write_atomically(output_dir / "results.md", f"{markdown}\n")
+            metadata = {"model-index": eval_results_to_model_index(results["model"], eval_results)}
+            header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+            write_atomically(output_dir / "card_metadata.yaml", header)
+            write_atomically(output_dir / RESULTS_NAME, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(
             f"Written to {output_dir}: results.json, results.md, card_metadata.yaml"
-            + (f", {PLOT_NAME}" if pairs else "")
+            + (f", {PAIRS_PLOT}" if pairs else "")
         )
     if card is not None:
         with writing(card, "run the same command again"):
-            update_card(card, eval_results)
+            _update_card(card, eval_results)
         print(f"Updated {card}")
 
 
-def _precision(model: PreTrainedModel, bf16: bool) -> AbstractContextManager[Any]:
-    return torch.autocast(model.device.type, torch.bfloat16) if bf16 else nullcontext()
+def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
+    """Checks that the folder contains no results, unless they may be overwritten."""
+    if output_dir.exists() and not output_dir.is_dir():
+        raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+    if (output_dir / RESULTS_NAME).exists() and not overwrite:
+        raise InputError(
+            f"--output_dir: {output_dir} already contains results. Choose another folder, or replace them "
+            "(--overwrite_output_dir)."
+        )
+
+
+def _check_card(name: str | None) -> Path:
+    """Returns the card in the folder of the model `name`.
+
+    Raises:
+        InputError: there is no folder or no card, or the header of the card is invalid.
+    """
+    card = None if name is None else Path(name) / "README.md"
+    if card is None or not card.is_file():
+        raise InputError(
+            "--update_card: the model is not a folder with a README.md. Remove the flag, or create the card first."
+        )
+    try:
+        ModelCard.load(card)
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputError(f"--update_card: the header of {card} is invalid: {error}") from error
+    return card
 
 
 def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextArguments, seed: int) -> _Section:
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args, sentence_pairs=not text_args.no_nsp)
     start = time.perf_counter()
-    with _precision(model, model_args.bf16):
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
         scores = score_text(model, tokenizer, text_args, cache_dir=model_args.cache_dir)
     duration = time.perf_counter() - start
-    print(f"{format_text(scores)}\nTime: {format_duration(duration)}\n")
+    metrics, baselines, frequencies = scores["metrics"], scores["baselines"], scores["token_frequencies"]
+    description = _describe_text(scores)
+    print(f"Held-out text: {scores['dataset']}. {description}")
+    print(format_comparison(metrics, baselines, PAIR_TASKS.get(scores["objective"])))
+    print(f"The baseline predicts tokens by their frequency in the {frequencies}.")
+    print(f"Time: {format_duration(duration)}\n")
+    results = format_results(metrics, baselines, frequencies)
     return _Section(
         {**scores, "seconds": duration},
-        f"# Held-out text: {escape(scores['dataset'])}\n\n{text_table(scores)}",
-        metric_eval_results(scores["metrics"], scores["dataset"]),
+        f"# Held-out text: {escape(scores['dataset'])}\n\n{description}\n\n{results}",
+        metric_eval_results(metrics, scores["dataset"]),
+    )
+
+
+def _describe_text(results: TextResults) -> str:
+    examples = "pairs" if results["objective"] != "mlm" else "full sentences"
+    return (
+        f"{format_count(results['examples'], 'example')} ({examples}), {format_count(results['tokens'], 'token')} "
+        f"({results['unknown_tokens']:.2%} unknown), {format_count(results['characters'], 'character')}."
     )
 
 
@@ -133,15 +179,79 @@ def _evaluate_pairs(
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args, required=["mask_token"])
     start = time.perf_counter()
-    with _precision(model, model_args.bf16):
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=model_args.bf16):
         scores = score_pairs(model, tokenizer, pairs)
     duration = time.perf_counter() - start
-    print(f"{format_pairs(scores)}\nTime: {format_duration(duration)}\n")
+    print(f"{_format_pairs(scores)}\nTime: {format_duration(duration)}\n")
     # Several files are usually one benchmark in a folder of its own.
     folders = sorted({file.resolve().parent.name for file in files})
     dataset = describe_file(files[0]) if len(files) == 1 else join_names(folders)
     return _Section(
         {"dataset": dataset, **scores, "seconds": duration},
-        f"# Minimal pairs: {escape(dataset)}\n\n{pairs_tables(scores)}",
-        pairs_eval_results(scores, dataset),
+        f"# Minimal pairs: {escape(dataset)}\n\n{_make_pairs_tables(scores)}",
+        [
+            eval_result(
+                scores["accuracy"][variant],
+                task_type="fill-mask",
+                task_name="Minimal pairs",
+                dataset_name=dataset,
+                metric_type="accuracy",
+                metric_name=f"Accuracy, {title}",
+            )
+            for variant, title in VARIANT_TITLES.items()
+        ],
     )
+
+
+def _format_pairs(results: dict[str, Any]) -> str:
+    """Returns the table of phenomena that the command prints."""
+    lines = [("", "pairs", *VARIANT_TITLES.values())]
+    lines += [(name, f"{pairs:,}", *numbers) for name, _, pairs, *numbers in _list_phenomena(results)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = ["  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]) for name, *numbers in lines]
+    paradigms = format_count(len(results["paradigms"]), "paradigm")
+    title = f"Minimal pairs: percent correct in {paradigms}. Chance is 50. PLL: pseudo-log-likelihood."
+    return "\n".join([title, *rows])
+
+
+def _make_pairs_tables(results: dict[str, Any]) -> str:
+    """Returns Markdown tables of phenomena and paradigms."""
+    paradigms = [
+        (name, paradigm["phenomenon"].replace("_", " "), paradigm["pairs"], *_percent(paradigm))
+        for name, paradigm in results["paradigms"].items()
+    ]
+    titles = tuple(VARIANT_TITLES.values())
+    return (
+        "Percent of pairs in which the model finds the acceptable sentence more likely. Ties count as wrong. Chance "
+        "is 50. PLL: pseudo-log-likelihood.\n\n"
+        f"{table(('phenomenon', 'paradigms', 'pairs', *titles), _list_phenomena(results))}\n\n"
+        f"{table(('paradigm', 'phenomenon', 'pairs', *titles), paradigms)}"
+    )
+
+
+def _list_phenomena(results: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Lists the phenomena, and at last the mean: name, number of paradigms, number of pairs, and the percentages."""
+    phenomena = [
+        (name.replace("_", " "), group["paradigms"], group["pairs"], *_percent(group))
+        for name, group in results["phenomena"].items()
+    ]
+    return [*phenomena, ("mean over paradigms", len(results["paradigms"]), results["pairs"], *_percent(results))]
+
+
+def _percent(group: dict[str, Any]) -> list[str]:
+    return [f"{100 * group['accuracy'][variant]:.1f}" for variant in VARIANTS]
+
+
+def _update_card(file: Path, eval_results: list[EvalResult]) -> None:
+    """Adds results to the header of a model card. They replace earlier values of the same metrics."""
+    card: Any = ModelCard.load(file)
+    kept = [
+        old for old in card.data.eval_results or [] if not any(new.is_equal_except_value(old) for new in eval_results)
+    ]
+    card.data.eval_results = [*kept, *eval_results]
+    card.data.model_name = card.data.model_name or file.resolve().parent.name
+    old_metrics = card.data.metrics or []
+    if isinstance(old_metrics, str):  # YAML also allows a single name
+        old_metrics = [old_metrics]
+    card.data.metrics = sorted({*old_metrics, *(new.metric_type for new in eval_results)})
+    write_atomically(file, str(card))

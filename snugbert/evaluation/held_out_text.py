@@ -4,7 +4,6 @@ The examples and their masks are the same as in `snugbert pretrain --validation_
 metrics. SnugBERT models get packed batches. Other models get the same examples in padded batches.
 """
 
-import logging
 import math
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import max_tokens
-from snugbert.data.corpus import Corpus
 from snugbert.data.documents import find_files, read_documents
 from snugbert.data.languages import choose_language, stored_in_model
 from snugbert.data.text_lines import ReadingLog
@@ -27,15 +25,19 @@ from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.masked_models import predicts_pairs
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
 from snugbert.progress import Progress
-from snugbert.trainers.pretraining.baselines import compute_baselines, count_tokens
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, list_sources, load_corpora, make_dataset
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
-from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
-from snugbert.trainers.pretraining.scores import average_sums, get_mlm_logits, sum_per_sequence
+from snugbert.trainers.pretraining.pretraining_arguments import Objective, PretrainingDataArguments
+from snugbert.trainers.pretraining.scores import (
+    average_sums,
+    compute_baselines,
+    count_corpus_tokens,
+    get_mlm_logits,
+    sum_per_sequence,
+)
 
-logger = logging.getLogger(__name__)
+EXAMPLES_PER_BATCH = 8
 
 
 class TextResults(TypedDict):
@@ -70,7 +72,6 @@ def score_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     args: HeldOutTextArguments,
-    batch_size: int = 8,
     cache_dir: str | None = None,
 ) -> TextResults:
     """Scores a model on held-out text.
@@ -81,14 +82,17 @@ def score_text(
         tokenizer: its tokenizer.
         args: the text, and the length of the examples. The default language is the one that the checkpoint or the
             tokenizer stores, or English.
-        batch_size: examples per batch.
         cache_dir: see [`prepare_in_cache`].
 
     Raises:
         InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the
             model, or the loss is not finite.
     """
-    _check_length(args.max_seq_length, model, tokenizer)
+    limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
+    if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:
+        raise InputError(
+            f"--max_seq_length {args.max_seq_length} must be between {SHORTEST_EXAMPLE} and the limit ({limit})."
+        )
     data_args = _choose_examples(args, model)
     stored = stored_in_model(
         model.config, tokenizer, model.config.name_or_path or None, str(tokenizer.name_or_path) or None
@@ -102,12 +106,13 @@ def score_text(
             text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
-        metrics = score_examples(model, tokenizer, dataset, num_examples, batch_size)
+        metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
         baselines = compute_baselines(dataset, train or text)
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
+    counts = count_corpus_tokens(text, len(tokenizer))
     return {
         "dataset": list_sources(text),
         "metrics": metrics,
@@ -117,16 +122,8 @@ def score_text(
         "examples": num_examples,
         "tokens": text.num_tokens,
         "characters": characters,
-        "unknown_tokens": _share_of_unknown_tokens(text, tokenizer),
+        "unknown_tokens": float(counts[tokenizer.unk_token_id] / text.num_tokens),
     }
-
-
-def _check_length(max_seq_length: int, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
-    if not SHORTEST_EXAMPLE <= max_seq_length <= limit:
-        raise InputError(
-            f"--max_seq_length {max_seq_length} must be between {SHORTEST_EXAMPLE} and the limit ({limit})."
-        )
 
 
 def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
@@ -150,10 +147,6 @@ def count_characters(data_args: PretrainingDataArguments) -> int:
     log = ReadingLog(data_args.on_bad_text)
     documents = read_documents(find_files(data_args.validation_file), data_args.text_column_name, log)
     return sum(len(line) for document in documents for line in document)
-
-
-def _share_of_unknown_tokens(text: Corpus, tokenizer: PreTrainedTokenizerBase) -> float:
-    return float(count_tokens(text, len(tokenizer))[tokenizer.unk_token_id] / text.num_tokens)
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ SENTENCES_PER_CALL = 1000  # of the tokenizer
 INPUT_TOKENS_AT_ONCE = 2**18  # limits memory: a sentence of n tokens has about n masked copies of n tokens
 
 
-class Sentence(NamedTuple):
+class EncodedSentence(NamedTuple):
     """An encoded sentence.
 
     Attributes:
@@ -38,18 +38,18 @@ class Sentence(NamedTuple):
     words: tuple[int | None, ...]
 
 
-def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[Sentence]:
+def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedSentence]:
     """Tokenizes texts, which are not truncated."""
     for start in range(0, len(texts), SENTENCES_PER_CALL):
         # `verbose`: callers check the length.
         batch = tokenizer(list(texts[start : start + SENTENCES_PER_CALL]), verbose=False)
         for encoding in batch.encodings or []:
             words = zip(encoding.word_ids, encoding.special_tokens_mask, strict=True)
-            yield Sentence(tuple(encoding.ids), tuple(None if special else word for word, special in words))
+            yield EncodedSentence(tuple(encoding.ids), tuple(None if special else word for word, special in words))
 
 
 def score_sentences(
-    model: PreTrainedModel, sentences: Sequence[Sentence], mask_token_id: int
+    model: PreTrainedModel, sentences: Sequence[EncodedSentence], mask_token_id: int
 ) -> dict[str, np.ndarray]:
     """Computes pseudo-log-likelihoods in nats.
 
@@ -60,7 +60,7 @@ def score_sentences(
         Variant -> the score of each sentence, in float64.
     """
     distinct = sorted(dict.fromkeys(sentences), key=lambda sentence: len(sentence.ids))
-    scores: dict[Sentence, np.ndarray] = {}
+    scores: dict[EncodedSentence, np.ndarray] = {}
     with Progress("scoring", len(distinct), "sentences") as progress:
         for length, group in groupby(distinct, key=lambda sentence: len(sentence.ids)):
             same_length = list(group)
@@ -73,7 +73,7 @@ def score_sentences(
     return dict(zip(VARIANTS, table.T, strict=True))
 
 
-def _score_same_length(model: PreTrainedModel, sentences: Sequence[Sentence], mask_token_id: int) -> np.ndarray:
+def _score_same_length(model: PreTrainedModel, sentences: Sequence[EncodedSentence], mask_token_id: int) -> np.ndarray:
     """Scores sentences with the same number of tokens. *Shape:* (sentences, variants)"""
     copies: dict[tuple[int, tuple[int, ...]], int] = {}  # (scored position, masked ids) -> row
     rows, targets, cells = [], [], []

@@ -1,5 +1,6 @@
 """Exports a model: converts it, lets the engine's converter write it, runs it, and writes the card."""
 
+import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -28,13 +30,16 @@ from snugbert.checkpoints.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
+from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.engine import Dtype, ExportSource
 from snugbert.export.export_arguments import ExportArguments
-from snugbert.export.scores import BATCH_SIZE, SCORED_HEADS, make_score
-from snugbert.export.texts import make_batches, make_texts, read_texts, tokenize
-from snugbert.files import read_json, writing
+from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tokenize
+from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
+from snugbert.tasks import TASKS, find_task
+from snugbert.tasks.base import make_validation_set
+from snugbert.tasks.outputs import Logits, Output
 
 # Target -> its module.
 ENGINES = {
@@ -43,8 +48,11 @@ ENGINES = {
     "ctranslate2": "snugbert.export.ctranslate2_engine",
     "bert": "snugbert.export.stock_engine",
 }
+BATCH_SIZE = 32
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
+Embed = Callable[[Run, list[str]], np.ndarray]
+Score = Callable[[Run], dict[str, float]]
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
 # Arguments for reading the validation file.
 VALIDATION_ARGUMENTS = (
@@ -152,7 +160,7 @@ def export(
         score = None
         if validation_file is not None:
             embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
-            score = make_score(checkpoint, written, validation_file, tokenizer, names, embed, **data)
+            score = make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
         calibration: list[Batch] = []
         if calibration_file is not None:
             texts = read_texts(calibration_file, CALIBRATION_TEXTS)
@@ -223,7 +231,7 @@ def _check_head(head: str, to: str, engine: ModuleType, validation_file: Path | 
             f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
             "onnx or --to openvino."
         )
-    if validation_file is not None and head not in SCORED_HEADS:
+    if validation_file is not None and head not in ("Model", *TASKS):
         raise InputError(f"--validation_file: {head} cannot be scored. Remove this argument.")
 
 
@@ -311,6 +319,90 @@ def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
         return features["sentence_embedding"].numpy()
 
     return pool
+
+
+# --- scores -----------------------------------------------------------------------------------------------------
+
+
+def make_score(
+    checkpoint: Checkpoint,
+    file: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    names: list[str],
+    embed: Embed | None = None,
+    **data: Any,
+) -> Score:
+    """Returns a function that scores a model, run by any engine, as the fine-tuning commands do.
+
+    Args:
+        checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: the rank
+            correlation of cosine similarities with scores of pairs, as on STS-B.
+        file: labeled examples of the task; for encoders, rows with sentence1, sentence2 and score.
+        tokenizer: the model's tokenizer.
+        names: the inputs of the model.
+        embed: returns the embeddings of texts, *shape* (N, size). Only for encoders.
+        data: more data arguments of the task, such as `task_name`.
+
+    Raises:
+        InputError: the examples cannot be used, or have other labels than the model.
+    """
+    data = {name: value for name, value in data.items() if value}
+    task_class = find_task(checkpoint.head) if embed is None else None
+    known = set() if task_class is None else {each.name for each in dataclasses.fields(task_class.arguments)}
+    if unknown := [name for name in data if name not in known]:
+        raise InputError(f"--{unknown[0]} does not apply to {checkpoint.head}. Remove it.")
+    if task_class is None:
+        assert embed is not None
+        return _make_similarity_score(file, embed)
+    task = task_class(validation_file=str(file), **data)
+    validation = make_validation_set(task, checkpoint.config, tokenizer)
+
+    def score_run(run: Run) -> dict[str, float]:
+        logits = _compute_logits(run, validation.features.inputs, tokenizer, names, task.output)
+        return validation.score_in_training(logits)
+
+    return score_run
+
+
+def _compute_logits(
+    run: Run, features: Any, tokenizer: PreTrainedTokenizerBase, names: list[str], output: Output
+) -> Logits:
+    """Runs a model on features in batches of similar length. Returns logits in their order, as tasks decode them."""
+    rows = [{name: row[name] for name in names} for row in features]
+    order = np.argsort([-len(row["input_ids"]) for row in rows], kind="stable")
+    results: list[Any] = [None] * len(rows)
+    for chosen in np.split(order, range(BATCH_SIZE, len(order), BATCH_SIZE)):
+        outputs = run(pad([rows[index] for index in chosen], tokenizer, names))
+        logits = output.stack({name: torch.from_numpy(np.asarray(outputs[name])) for name in output.names}).numpy()
+        for index, values in zip(chosen, logits, strict=True):
+            results[index] = values[: len(rows[index]["input_ids"])] if output.per_token else values
+    return output.join_windows(results)
+
+
+def _make_similarity_score(file: Path, embed: Embed) -> Score:
+    columns: dict[str, list[Any]] = {"sentence1": [], "sentence2": [], "score": []}
+    for row, values in read_rows(file):
+        for name, column in columns.items():
+            if values.get(name) is None:
+                raise InputError(f"{file}, row {row}: no {name!r}. Expected sentence1, sentence2 and score.")
+            column.append(
+                values[name] if name == "score" else check_unicode(str(values[name]), f"{file}, row {row}: {name}")
+            )
+    try:
+        scores = [float(score) for score in columns["score"]]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: the scores must be numbers ({error}).") from error
+
+    def score(run: Run) -> dict[str, float]:
+        first, second = (embed(run, columns[name]) for name in ("sentence1", "sentence2"))
+        norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        cosines = (first * second).sum(axis=1) / np.maximum(norms, 1e-12)
+        return {"spearman": float(spearmanr(cosines, scores).statistic)}
+
+    return score
+
+
+# --- files ------------------------------------------------------------------------------------------------------
 
 
 def _complete_config(folder: Path, model: PreTrainedModel) -> None:

@@ -10,27 +10,23 @@ import logging
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from snugbert.data.conll import (
     ONLY_IDS,
-    NerSplit,
     Sentence,
-    count_invalid_tags,
+    has_only_ids,
+    parse_column_number,
     read_conll,
-    reads_ids,
     split_cells,
+    tag_lines,
 )
 from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator, read_rows
 from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
-from snugbert.errors import InputError
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags
-from snugbert.tasks.tag_predictions import tag_lines
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags, find_invalid_tags
 
 logger = logging.getLogger(__name__)
 
@@ -113,12 +109,9 @@ class ConllFormat(Format):
 
     def __init__(self, args: PredictionArguments):
         super().__init__(args)
-        column = args.text_column_names
-        if column is not None and (not column.isdecimal() or int(column) == 0):
-            raise InputError(f"--text_column_names {column}: columns of a CoNLL file have no names. Give a number.")
-        self.data_args = NerDataArguments(test_file=str(self.source), text_column_name=column)
+        self.word_column = parse_column_number("text_column_names", args.text_column_names)
         blocks = self._read_blocks(ReadingLog(args.on_bad_text))
-        if column is None and reads_ids(sentence for _, sentence, _ in blocks):
+        if self.word_column is None and has_only_ids(sentence for _, sentence, _ in blocks):
             logger.warning(ONLY_IDS, self.source, "--text_column_names")
 
     def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
@@ -146,7 +139,7 @@ class ConllFormat(Format):
                 yield line
 
         start, block = 0, None  # lines before the block
-        for sentence in read_conll(record(), str(self.source), self.data_args, labeled=False, reports=False):
+        for sentence in read_conll(record(), str(self.source), self.word_column, reports=False):
             if block is not None:
                 yield block
             end = sentence.row - 1 - start + len(sentence.words)
@@ -183,7 +176,7 @@ class TaggedConllFormat(ConllFormat):
                     logger.warning(message, self.source, number, tag)
                     return None
             for scheme in SCHEMES:
-                invalid[scheme] += count_invalid_tags(sentence.tags, scheme)
+                invalid[scheme] += len(find_invalid_tags(sentence.tags, scheme))
         return min(invalid, key=lambda scheme: invalid[scheme])
 
     def write_head(self, row: Values) -> str:
@@ -192,13 +185,13 @@ class TaggedConllFormat(ConllFormat):
 
     def write(self, row: Values) -> str:
         """Returns the lines of a sentence with its tags."""
-        tags, data_args, sentence = row["predicted_tags"], self.data_args, row["sentence"]
+        tags, sentence, tag_column = row["predicted_tags"], row["sentence"], None
         if self.scheme is None:
             columns = len(split_cells(row["lines"][sentence.row - 1].strip("\r\n "))[::2])
-            data_args, sentence = replace(data_args, label_column_name=str(columns + 1)), sentence._replace(tags=None)
+            tag_column, sentence = columns + 1, sentence._replace(tags=None)
         if all(TAG.fullmatch(tag) for tag in tags):
             tags = convert_tags(tags, self.scheme or "bio")
-        return tag_lines(NerSplit("", [sentence], True, lines=row["lines"]), [tags], data_args)
+        return tag_lines(row["lines"], [sentence], [tags], tag_column)
 
 
 def make_format(args: PredictionArguments) -> Format:

@@ -23,7 +23,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.files import LockTaken, lock_file, write_atomically, writing
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Predictor, WordTagger, choose_device, find_kind, make_predictor
+from snugbert.prediction.predictor import RowPredictor, choose_device, find_reader, make_predictor
 from snugbert.progress import Progress
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.log_lines import set_up_logging
@@ -67,7 +67,7 @@ def predict_file(args: PredictionArguments) -> None:
     share_cores()
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
-    if args.reads_conll and find_kind(folder) is not WordTagger:
+    if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:
         raise InputError(
             f"--input_file: only models that label tokens read {args.input_file}. Use .tsv, .csv, .json or .jsonl."
         )
@@ -84,7 +84,7 @@ def _check_output(args: PredictionArguments) -> None:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
 
 
-def write_predictions(args: PredictionArguments, data: Format, predictor: Predictor, folder: Path) -> None:
+def write_predictions(args: PredictionArguments, data: Format, predictor: RowPredictor, folder: Path) -> None:
     """Predicts the rows of the input, and prints how many per second.
 
     Args:
@@ -169,7 +169,7 @@ def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict
     }
 
 
-def _read(data: Format, predictor: Predictor, log: ReadingLog) -> Iterator[Row]:
+def _read(data: Format, predictor: RowPredictor, log: ReadingLog) -> Iterator[Row]:
     """Yields the rows that can be read."""
     for place, values in data.read(log):
         try:
@@ -184,7 +184,7 @@ def _predict(
     args: PredictionArguments,
     data: Format,
     stream: IO[bytes],
-    predictor: Predictor,
+    predictor: RowPredictor,
     shard: tuple[int, int],
     description: dict[str, Any],
 ) -> int:
@@ -209,7 +209,7 @@ def _predict(
     rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
     with Progress("predicting", end - first, "rows", before) as progress:
         for window in _split_into_windows(rows):
-            predictions = predictor.predict([example for _, example in window])
+            predictions = predictor.answer([example for _, example in window])
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + state["rows"] == 0 else ""

@@ -1,25 +1,27 @@
-"""One predictor for each kind of model: which columns it reads, and what it predicts.
+"""Predicts rows with a fine-tuned model, an embedding model or a reranker.
 
-A predictor reads examples from rows (`read`), and predicts many at once (`predict`), so that texts of similar length
-share batches.
+A predictor reads examples from rows (`read`), and predicts many at once (`answer`), so that texts of similar
+length share batches.
 
 Shapes: N sequences, T tokens in a batch.
 """
 
+import dataclasses
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 from scipy.special import softmax
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import (
     get_text_columns,
-    is_regression,
     load_config,
     load_model,
     load_tokenizer,
@@ -28,50 +30,52 @@ from snugbert.checkpoints.loading import (
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.conll import NerSplit, Sentence
 from snugbert.data.packed_batches import pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
+from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
-from snugbert.files import check_unicode, read_json
+from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.question_answerer import QuestionAnswerer
-from snugbert.tasks.classification import decode_logits, name_answers
-from snugbert.tasks.entity_tags import TAG, decode_tags
+from snugbert.tasks import TASKS, find_task
+from snugbert.tasks.base import Features, Task
 from snugbert.tasks.layout import describe_columns, find_text_columns
-from snugbert.tasks.tag_windows import make_windows, put_space_before_words
+from snugbert.tasks.outputs import SEQUENCE, Logits, Output
 
 logger = logging.getLogger(__name__)
 
 Prediction = dict[str, Any]
+TASK_SETTINGS = (
+    "max_seq_length",
+    "doc_stride",
+    "version_2_with_negative",
+)  # arguments of the command for tasks that have them
 BATCH_SIZE = 32  # of sentence-transformers, which does not take a token budget
-MOST_QUESTION_TOKENS = 64  # as in `QuestionAnswerer`
-FIRST_CHARACTERS = 100  # where to look for words
 
 
-class Predictor(ABC):
-    """Predicts rows.
-
-    Args:
-        args: the arguments of the command.
-        folder: folder of the model.
-        columns: the columns to read.
+class Reader(Protocol):
+    """How columns are chosen: a task, or a model of sentence-transformers.
 
     Attributes:
-        numbers_of_columns: how many columns it can read.
         default_columns: names of columns to look for, by priority.
         any_columns: whether it also reads other columns, if no more than it needs have text.
-        added_columns: the columns that it adds.
+        predicted_columns: the columns that it adds.
     """
 
-    numbers_of_columns: ClassVar[tuple[int, ...]] = (1,)
-    default_columns: ClassVar[tuple[tuple[str, ...], ...]] = (("text",), ("sentence",))
-    any_columns: ClassVar[bool] = True
-    added_columns: ClassVar[tuple[str, ...]]
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
+    any_columns: ClassVar[bool]
+    predicted_columns: ClassVar[tuple[str, ...]]
 
-    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
-        self.args = args
-        self.columns = columns
+
+class RowPredictor(ABC):
+    """Predicts rows.
+
+    Attributes:
+        columns: the columns to read.
+    """
+
+    columns: Sequence[str] = ()
 
     @abstractmethod
     def read(self, values: Mapping[str, Any]) -> Any:
@@ -82,11 +86,19 @@ class Predictor(ABC):
         """
 
     @abstractmethod
-    def predict(self, examples: list[Any]) -> list[Prediction]:
-        """Returns the prediction for each example: columns to add to its row."""
+    def answer(self, examples: list[Any]) -> list[Prediction]:
+        """Returns the prediction for each example from [`read`]: columns to add to its row."""
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
+        """Returns the prediction for each row, as columns to add to it.
+
+        Raises:
+            InputError: a row has no text in the columns to read.
+        """
+        return self.answer([self.read(values) for values in rows])
 
 
-def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> Predictor:
+def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> RowPredictor:
     """Returns the predictor of a model.
 
     Args:
@@ -99,17 +111,35 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
             missing.
     """
-    kind = find_kind(folder)
-    trained_columns = get_text_columns(read_json(folder / "config.json")) if issubclass(kind, HeadPredictor) else ()
-    columns = ("tokens",) if args.reads_conll else _choose_columns(kind, args, first_rows, trained_columns)
-    taken = sorted({name for values in first_rows for name in values} & set(kind.added_columns))
+    reader = find_reader(folder)
+    is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)
+    trained_columns = () if is_sentence_transformer else get_text_columns(read_json(folder / "config.json"))
+    columns = ("tokens",) if args.reads_conll else _choose_columns(reader, args, first_rows, trained_columns)
+    taken = sorted({name for values in first_rows for name in values} & set(reader.predicted_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
-    return kind(args, folder, columns)
+    if is_sentence_transformer:
+        return reader(args, folder, columns)
+    if args.prompt_name is not None:
+        raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
+    options: dict[str, Any] = {
+        "columns": columns,
+        "max_seq_length": args.max_seq_length,
+        "max_batch_tokens": args.max_batch_tokens,
+        "bf16": bool(args.bf16),
+        "cuda_graphs": args.cuda_graphs,
+        "device": choose_device(args),
+    }
+    if reader is ChoicePredictor:
+        return ChoicePredictor(folder, **options)
+    known = {each.name for each in dataclasses.fields(reader.arguments)}
+    settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
+    task = reader(**{name: value for name, value in settings.items() if value is not None})
+    return Predictor(folder, task=task, **options)
 
 
-def find_kind(folder: Path) -> type[Predictor]:
-    """Returns the kind of predictor of a model.
+def find_reader(folder: Path) -> Any:
+    """Returns the task of a fine-tuned model, or the class that predicts with another model: a [`Reader`].
 
     Raises:
         InputError: the model has no fine-tuned head.
@@ -119,22 +149,27 @@ def find_kind(folder: Path) -> type[Predictor]:
     if read_modules(folder):
         return Embedder
     name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
-    kind = PREDICTORS.get(HEADS_BY_CLASS.get(name, ""))
-    if kind is None:
-        raise InputError(
-            f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
-            "family, or an embedding model."
-        )
-    return kind
+    head = HEADS_BY_CLASS.get(name, "")
+    if head in TASKS:
+        return find_task(head)
+    if head == "ForMultipleChoice":
+        return ChoicePredictor
+    if head == "Model":
+        return Embedder
+    raise InputError(
+        f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
+        "family, or an embedding model."
+    )
 
 
 def _choose_columns(
-    kind: type[Predictor],
+    reader: Reader,
     args: PredictionArguments,
     first_rows: Sequence[Mapping[str, Any]],
     trained_columns: tuple[str, ...],
 ) -> Sequence[str]:
-    given, source, numbers = args.columns, str(args.input_file), kind.numbers_of_columns
+    given, source = args.columns, str(args.input_file)
+    numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
         if len(given) not in numbers:
@@ -146,7 +181,7 @@ def _choose_columns(
         return given
     if not first_rows:
         return ("text",) * numbers[0]
-    defaults, trained = kind.default_columns, ""
+    defaults, trained = reader.default_columns, ""
     if len(trained_columns) in numbers:
         trained = f" The model was trained on the {describe_columns(trained_columns)}."
         numbers = (len(trained_columns),)
@@ -154,7 +189,7 @@ def _choose_columns(
     for names in defaults:
         if all(name in first_rows[0] for name in names):
             return names
-    if not kind.any_columns:
+    if not reader.any_columns:
         expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
         raise InputError(f"{source}: no {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
     try:
@@ -169,76 +204,83 @@ def _choose_columns(
     return found
 
 
-def _read_text(values: Mapping[str, Any], column: str) -> str:
-    if column not in values:
-        raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
-    value = values[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise InputError(f"no text in column {column!r}.")
-    return check_unicode(str(value), f"column {column!r}")
-
-
-def _read_texts(values: Mapping[str, Any], column: str) -> list[str]:
-    texts = values.get(column)
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"no list of texts in column {column!r}.")
-    return [_read_text({column: text}, column) for text in texts]
-
-
 def choose_device(args: PredictionArguments) -> torch.device:
     """Returns the accelerator, if there is one and the user wants it, or the CPU."""
     accelerator = None if args.use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 
 
-# --- heads ------------------------------------------------------------------------------------------------------
+# --- fine-tuned models ------------------------------------------------------------------------------------------
 
 
-class HeadPredictor(Predictor):
-    """A predictor with a SnugBERT model that has a fine-tuned head."""
+class HeadPredictor(RowPredictor):
+    """Runs a model with a fine-tuned head. SnugBERT gets packed batches, without padding.
 
-    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
-        super().__init__(args, folder, columns)
-        if args.prompt_name is not None:
-            raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
-        model_args = ModelArguments(model_name_or_path=str(folder))
-        self.tokenizer = load_tokenizer(model_args)
-        config = load_config(model_args, self.tokenizer)
-        head = HEADS_BY_CLASS[config.architectures[0]]  # type: ignore[index]  # see `make_predictor`
-        model = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
-        self.model: PreTrainedModel = model.to(choose_device(args)).eval()  # type: ignore[arg-type]
-        limit = max_tokens(self.model, self.tokenizer)
-        self.max_length = min(limit, args.max_seq_length or max(512, self.model.config.max_position_embeddings))
-        self.labels = [label for _, label in sorted((config.id2label or {}).items())]
+    Args:
+        model: a folder, or a model on its device.
+        tokenizer: the tokenizer of a model that is not a folder.
+        columns: the columns to read.
+        max_seq_length: maximum tokens of a window. Default: the limit of the model.
+        max_batch_tokens: maximum tokens of a batch.
+        bf16: compute in bfloat16.
+        cuda_graphs: on a GPU, fill batches up to a few sizes, and record the kernels of each size once.
+        device: where to run a model from a folder. Default: the CPU.
+    """
+
+    def __init__(
+        self,
+        model: Path | str | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        columns: Sequence[str] = (),
+        max_seq_length: int | None = None,
+        max_batch_tokens: int = 4096,
+        bf16: bool = False,
+        cuda_graphs: bool = True,
+        device: torch.device | str = "cpu",
+    ):
+        if isinstance(model, PreTrainedModel):
+            self.model = model.eval()
+        else:
+            model_args = ModelArguments(model_name_or_path=str(model))
+            tokenizer = load_tokenizer(model_args)
+            config = load_config(model_args, tokenizer)
+            head = HEADS_BY_CLASS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
+            loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
+            self.model = loaded.to(device).eval()  # type: ignore[arg-type]
+        if tokenizer is None:
+            raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
+        self.tokenizer, self.columns = tokenizer, columns
+        self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
+        self.max_length = min(
+            max_tokens(self.model, tokenizer), max_seq_length or max(512, self.model.config.max_position_embeddings)
+        )
         self._graphs = CudaGraphs(self._forward, self.model)
 
-    def tokenize(self, texts: list[str], second: list[str] | None = None) -> dict[str, list[list[int]]]:
-        """Tokenizes texts or pairs. Longer ones are truncated."""
-        return dict(
-            self.tokenizer(
-                texts, second, truncation="longest_first", max_length=self.max_length, return_attention_mask=False
-            )
-        )
+    @property
+    @abstractmethod
+    def output(self) -> Output:
+        """The form of the logits."""
 
-    def compute_logits(self, features: Mapping[str, Sequence[Sequence[int]]], **extra: Any) -> list[np.ndarray]:
+    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], **extra: Any) -> list[np.ndarray]:
         """Computes the logits of each sequence.
 
         Args:
-            features: `input_ids` and any other columns with one value per token.
+            columns: `input_ids` and any other columns with one value per token.
             extra: more arguments of the model.
 
         Returns:
-            float32, *shape* (labels,) each, or (tokens, labels) for heads that label tokens.
+            float32, *shape* (labels,) each, or (tokens, labels) if the output is per token.
         """
-        columns = {name: [np.asarray(values) for values in column] for name, column in features.items()}
         lengths = np.array([len(ids) for ids in columns["input_ids"]])
         results: list[Any] = [None] * len(lengths)
-        batches = list(split_by_tokens(lengths, self.args.max_batch_tokens))
-        multiple = None
-        if self.args.cuda_graphs:
-            multiple = choose_prediction_multiple(self.model, self.args.max_batch_tokens, len(batches))
+        batches = list(split_by_tokens(lengths, self.max_batch_tokens))
+        packs, multiple = isinstance(self.model.config, SnugBertConfig), None
+        if self.cuda_graphs and packs:
+            multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
-            batch = pack({name: [column[index] for index in indices] for name, column in columns.items()}) | extra
+            rows = {name: [column[index] for index in indices] for name, column in columns.items()}
+            batch = pack(rows) | extra if packs else self._pad(rows)
             tokens, number = int(lengths[indices].sum()), len(indices)
             if multiple is not None:
                 # Rounding up to a power of two keeps the number of sizes small.
@@ -247,12 +289,19 @@ class HeadPredictor(Predictor):
             logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
-            per_token = logits.shape[0] == 1 and logits.ndim == 3
-            # Without the padding of filled rows.
-            parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1]) if per_token else logits[:number]
+            parts: Any = logits[:number]
+            if self.output.per_token and packs:  # without the padding of filled rows
+                parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])
+            elif self.output.per_token:
+                parts = [row[:length] for row, length in zip(logits, lengths[indices], strict=True)]
             for index, part in zip(indices.tolist(), parts, strict=True):
                 results[index] = part
         return results
+
+    def _pad(self, rows: Mapping[str, list[np.ndarray]]) -> dict[str, Any]:
+        """Makes a padded batch. Padding on the left would shift the tokens."""
+        lists = {name: [values.tolist() for values in column] for name, column in rows.items()}
+        return dict(self.tokenizer.pad(lists, padding_side="right", return_tensors="pt"))
 
     @torch.inference_mode()
     def _run(self, batch: dict[str, Any], forward: Callable[[dict[str, Any]], torch.Tensor]) -> np.ndarray:
@@ -261,8 +310,62 @@ class HeadPredictor(Predictor):
         return forward(batch).cpu().numpy()
 
     def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
-            return self.model(**batch).logits.float()
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.bf16):
+            return self.output.stack(self.model(**batch)).float()
+
+
+class Predictor(HeadPredictor):
+    """Predicts rows with a fine-tuned model. Its task reads them, and turns logits into columns.
+
+    Args:
+        model: a folder, or a model on its device.
+        tokenizer: the tokenizer of a model that is not a folder.
+        task: the task, with settings. Default: the task of the model's head.
+        kwargs: see [`HeadPredictor`].
+    """
+
+    def __init__(
+        self,
+        model: Path | str | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        task: Task[Any, Any, Any] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(model, tokenizer, **kwargs)
+        self.task = find_task(HEADS_BY_CLASS[type(self.model).__name__])() if task is None else task.copy()
+        self.task.use_checkpoint(self.model.config)
+        self.task.use_tokenizer(self.tokenizer, self.max_length)
+
+    @property
+    def output(self) -> Output:
+        """The form of the task's logits."""
+        return self.task.output
+
+    def read(self, values: Mapping[str, Any]) -> Any:
+        """Returns the example of a row, as the task reads it."""
+        return self.task.read(values, self.columns)
+
+    def answer(self, examples: list[Any]) -> list[Prediction]:
+        """Returns the task's columns for each example."""
+        split = self.task.make_split(examples)
+        features = self.task.encode(split)
+        return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
+
+    def run(self, features: Features) -> Logits:
+        """Returns the logits of model inputs, in the form that tasks decode."""
+        return self.output.join_windows(self.compute_logits(_list_rows(features.inputs)))
+
+
+def _list_rows(inputs: Dataset) -> dict[str, list[np.ndarray]]:
+    """Returns the values of each row. Packed batches need no attention mask."""
+    table = inputs.with_format("arrow")[:]
+    columns = {}
+    for name in ("input_ids", "token_type_ids"):
+        if name in table.column_names:
+            lists = table[name].combine_chunks()
+            ends = np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False))[:-1]
+            columns[name] = np.split(pc.list_flatten(lists).to_numpy().astype(np.int64), ends)
+    return columns
 
 
 def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
@@ -281,206 +384,65 @@ def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray
         yield order[start:]
 
 
-class TextClassifier(HeadPredictor):
-    """Predicts the label, the labels or the number of a text or a pair."""
-
-    numbers_of_columns = (1, 2)
-    default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
-    added_columns = ("predicted_label", "probabilities")
-
-    def read(self, values: Mapping[str, Any]) -> list[str]:
-        """Returns the text or the pair."""
-        return [_read_text(values, column) for column in self.columns]
-
-    def predict(self, examples: list[list[str]]) -> list[Prediction]:
-        """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""
-        logits = np.stack(self.compute_logits(self.tokenize(*map(list, zip(*examples, strict=True)))))
-        config: Any = self.model.config
-        if is_regression(config):  # one number, or a list of them
-            numbers = logits[:, 0] if logits.shape[1] == 1 else logits
-            return [{"predicted_label": number} for number in numbers.tolist()]
-        found = decode_logits(logits, config.problem_type or "single_label_classification")
-        answers = name_answers(found.answers, self.labels)
-        assert found.probabilities is not None
-        return [
-            {"predicted_label": answer, "probabilities": dict(zip(self.labels, row, strict=True))}
-            for answer, row in zip(answers, found.probabilities.tolist(), strict=True)
-        ]
-
-
-class WordTagger(HeadPredictor):
-    """Tags the words of a list, or the entities of a text."""
-
-    default_columns = (("tokens",), ("text",))
-    any_columns = False
-    added_columns = ("predicted_tags", "entities")
-
-    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
-        super().__init__(args, folder, columns)
-        put_space_before_words(self.tokenizer)
-        self.is_scheme = all(TAG.fullmatch(label) for label in self.labels)
-
-    def read(self, values: Mapping[str, Any]) -> list[str] | str:
-        """Returns the words, or the text."""
-        column = self.columns[0]
-        return _read_texts(values, column) if isinstance(values.get(column), list) else _read_text(values, column)
-
-    def predict(self, examples: list[list[str] | str]) -> list[Prediction]:
-        """Returns `predicted_tags` of words, or `entities` of a text: type, start and end character, text and score.
-
-        The score of an entity is the mean probability of the labels of its words, as in transformers' pipeline with
-        `aggregation_strategy="first"`.
-        """
-        spans = [None if isinstance(example, list) else self._find_words(example) for example in examples]
-        words = [
-            example if isinstance(example, list) else [example[start:end] for start, end in found or ()]
-            for example, found in zip(examples, spans, strict=True)
-        ]
-        probabilities = self._label(words)
-        results: list[Prediction] = []
-        for example, found, rows in zip(examples, spans, probabilities, strict=True):
-            tags = [self.labels[index] for index in rows.argmax(axis=-1)]
-            if found is None:
-                results.append({"predicted_tags": tags})
-            else:
-                scores = rows.max(axis=-1, initial=0)
-                results.append({"entities": self._list_entities(str(example), found, tags, scores)})
-        return results
-
-    def _find_words(self, text: str) -> list[tuple[int, int]]:
-        """Returns start and end character of each word, as the tokenizer separates them."""
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        words: dict[int, tuple[int, int]] = {}
-        for word, (start, end) in zip(encoding.word_ids(), encoding["offset_mapping"], strict=True):
-            if word is not None and end > start:
-                words[word] = (words.get(word, (start, end))[0], end)
-        # Some tokenizers count the space before a word.
-        return [(start + len(text[start:end]) - len(text[start:end].lstrip()), end) for start, end in words.values()]
-
-    def _label(self, words: list[list[str]]) -> list[np.ndarray]:
-        """Computes the probability of each label for the words of each example. *Shape:* (words, labels) each"""
-        sentences = [Sentence(each, None, row) for row, each in enumerate(words) if each]
-        results = [np.zeros((0, len(self.labels)))] * len(words)
-        if not sentences:
-            return results
-        split = NerSplit("", sentences, one_word_per_line=False)
-        windows = make_windows(split, self.labels, self.tokenizer, self.max_length)
-        features = {
-            name: windows.features[name][:] for name in windows.features.column_names if name != "attention_mask"
-        }
-        logits = self.compute_logits(features)
-        pairs = zip(windows.window_indices.tolist(), windows.token_indices.tolist(), strict=True)
-        probabilities = softmax(np.stack([logits[window][token] for window, token in pairs]), axis=-1)
-        ends = np.cumsum([len(sentence.words) for sentence in sentences])
-        for sentence, rows in zip(sentences, np.split(probabilities, ends[:-1]), strict=True):
-            results[sentence.row] = rows
-        return results
-
-    def _list_entities(
-        self, text: str, words: list[tuple[int, int]], tags: list[str], scores: np.ndarray
-    ) -> list[dict[str, Any]]:
-        if self.is_scheme:
-            found = decode_tags(tags)
-        else:  # each word by itself
-            found = [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
-        entities = []
-        for kind, first, last in found:
-            start, end = words[first][0], words[last][1]
-            score = float(scores[first : last + 1].mean())
-            entities.append({"type": kind, "start": start, "end": end, "text": text[start:end], "score": score})
-        return entities
-
-
 class ChoicePredictor(HeadPredictor):
     """Predicts which of several texts best fits a text."""
 
-    numbers_of_columns = (2,)
     default_columns = (("text", "choices"),)
     any_columns = False
-    added_columns = ("predicted_choice", "probabilities")
+    predicted_columns = ("predicted_choice", "probabilities")
+    output = SEQUENCE  # type: ignore[assignment]
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Returns the text and its choices."""
-        choices = _read_texts(values, self.columns[1])
+        choices = read_texts(values, self.columns[1])
         if not choices:
             raise InputError(f"no choices in column {self.columns[1]!r}.")
-        return _read_text(values, self.columns[0]), choices
+        return read_text(values, self.columns[0]), choices
 
-    def predict(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
+    def answer(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
         """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
         texts = [text for text, choices in examples for _ in choices]
-        features = self.tokenize(texts, [choice for _, choices in examples for choice in choices])
+        encoded = self.tokenizer(
+            texts,
+            [choice for _, choices in examples for choice in choices],
+            truncation="longest_first",
+            max_length=self.max_length,
+            return_attention_mask=False,
+        )
+        columns = {name: [np.asarray(values) for values in column] for name, column in encoded.items()}
         # One choice per example: the logit of a choice does not depend on the others.
-        logits = np.concatenate(self.compute_logits(features, num_choices=1))
+        logits = np.concatenate(self.compute_logits(columns, num_choices=1))
         ends = np.cumsum([len(choices) for _, choices in examples])
         rows = [softmax(part.astype(np.float64)) for part in np.split(logits, ends[:-1])]
         return [{"predicted_choice": int(row.argmax()), "probabilities": row.tolist()} for row in rows]
 
 
-class QuestionPredictor(HeadPredictor):
-    """Extracts the answers to questions from texts of any length."""
-
-    numbers_of_columns = (2,)
-    default_columns = (("question", "context"),)
-    any_columns = False
-    added_columns = ("answer", "score", "start", "end")
-
-    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
-        super().__init__(args, folder, columns)
-        length = min(self.max_length, args.max_seq_length or 384)
-        # A window has three or four special tokens, and needs room for more than the tokens it shares.
-        room = length - len(self.tokenizer("a", "b")["input_ids"]) + 2 - args.doc_stride - 1
-        self.max_query_length = min(MOST_QUESTION_TOKENS, room)
-        if self.max_query_length < 1:
-            raise InputError(f"--doc_stride {args.doc_stride} leaves no room in windows of {length} tokens. Lower it.")
-        self.answerer = QuestionAnswerer(
-            self.model,
-            self.tokenizer,
-            batch_size=max(1, args.max_batch_tokens // length),
-            max_seq_length=length,
-            doc_stride=args.doc_stride,
-            cuda_graphs=args.cuda_graphs,
-        )
-
-    def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
-        """Returns the question and the text."""
-        question, context = (_read_text(values, column) for column in self.columns)
-        tokens, limit = len(self.tokenizer.tokenize(question)), self.max_query_length
-        if not 0 < tokens <= limit:
-            raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
-        # The first characters are nearly always enough.
-        if not self.tokenizer.tokenize(context[:FIRST_CHARACTERS]) and not self.tokenizer.tokenize(context):
-            raise InputError(f"no words in column {self.columns[1]!r}.")
-        return question, context
-
-    def predict(self, examples: list[tuple[str, str]]) -> list[Prediction]:
-        """Returns `answer`, `score`, `start` and `end`, see [`QuestionAnswerer`]."""
-        questions, contexts = map(list, zip(*examples, strict=True))
-        device = self.model.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=bool(self.args.bf16)):
-            answers: Any = self.answerer(
-                questions, contexts, handle_impossible_answer=self.args.version_2_with_negative
-            )
-        return [dict(answer) for answer in answers]
-
-
 # --- sentence-transformers --------------------------------------------------------------------------------------
 
 
-class Embedder(Predictor):
-    """Embeds texts with sentence-transformers. Its encoder is a SnugBERT model, which drops padding."""
+class SentenceTransformerPredictor(RowPredictor):
+    """A predictor with a model of sentence-transformers. Its encoder is a SnugBERT model, which drops padding."""
 
-    added_columns = ("embedding",)
+    any_columns = True
+    kind: ClassVar[str]  # the class in sentence-transformers
 
     def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
-        super().__init__(args, folder, columns)
-        self.model = _load_sentence_transformer("SentenceTransformer", folder, args)
+        self.args, self.columns = args, columns
+        self.model = _load_sentence_transformer(self.kind, folder, args)
+
+
+class Embedder(SentenceTransformerPredictor):
+    """Embeds texts."""
+
+    kind = "SentenceTransformer"
+    default_columns = (("text",), ("sentence",))
+    predicted_columns = ("embedding",)
 
     def read(self, values: Mapping[str, Any]) -> str:
         """Returns the text."""
-        return _read_text(values, self.columns[0])
+        return read_text(values, self.columns[0])
 
-    def predict(self, examples: list[str]) -> list[Prediction]:
+    def answer(self, examples: list[str]) -> list[Prediction]:
         """Returns the `embedding`, a list of numbers in float32."""
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
             embeddings = self.model.encode(
@@ -491,23 +453,19 @@ class Embedder(Predictor):
         return [{"embedding": [float(number) for number in row]} for row in rows]
 
 
-class Reranker(Predictor):
-    """Scores pairs with a CrossEncoder of sentence-transformers. Its encoder is a SnugBERT model."""
+class Reranker(SentenceTransformerPredictor):
+    """Scores pairs with a CrossEncoder."""
 
-    numbers_of_columns = (2,)
+    kind = "CrossEncoder"
     default_columns = (("query", "text"), ("question", "context"), ("sentence1", "sentence2"))
-    added_columns = ("score",)
-
-    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
-        super().__init__(args, folder, columns)
-        self.model = _load_sentence_transformer("CrossEncoder", folder, args)
+    predicted_columns = ("score",)
 
     def read(self, values: Mapping[str, Any]) -> tuple[str, str]:
         """Returns the pair."""
-        first, second = (_read_text(values, column) for column in self.columns)
+        first, second = (read_text(values, column) for column in self.columns)
         return first, second
 
-    def predict(self, examples: list[tuple[str, str]]) -> list[Prediction]:
+    def answer(self, examples: list[tuple[str, str]]) -> list[Prediction]:
         """Returns the `score`, a number, or a list of numbers if the model has several labels."""
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=bool(self.args.bf16)):
             scores = self.model.predict(
@@ -540,13 +498,3 @@ def _load_sentence_transformer(name: str, folder: Path, args: PredictionArgument
     if args.max_seq_length is not None:
         model.max_seq_length = min(args.max_seq_length, model.max_seq_length or args.max_seq_length)
     return model
-
-
-# Head -> predictor.
-PREDICTORS: dict[str, type[Predictor]] = {
-    "ForSequenceClassification": TextClassifier,
-    "ForTokenClassification": WordTagger,
-    "ForQuestionAnswering": QuestionPredictor,
-    "ForMultipleChoice": ChoicePredictor,
-    "Model": Embedder,
-}

@@ -6,41 +6,21 @@
 
 A long text is read in overlapping windows. Windows of similar length share a batch. SnugBERT gets packed batches,
 without padding.
-
-Shapes in comments: N windows of at most L tokens.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, overload
+from typing import Literal, overload
 
-import numpy as np
 import torch
-from scipy.special import logsumexp
-from transformers import (
-    AutoModelForQuestionAnswering,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
-from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.data.row_sizes import choose_prediction_multiple
-from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
-from snugbert.tasks.spans import best_answers
-
-
-class ExtractedAnswer(TypedDict):
-    """An answer that [`QuestionAnswerer`] extracted from a context."""
-
-    score: float
-    start: int
-    end: int
-    answer: str
+from snugbert.data.squad import Question
+from snugbert.prediction.predictor import Predictor
+from snugbert.tasks.question_answering import QuestionAnswering
+from snugbert.tasks.spans import ExtractedAnswer
 
 
 class QuestionAnswerer:
@@ -51,7 +31,7 @@ class QuestionAnswerer:
             BERT checkpoint runs as SnugBERT, in float32. Or a model, which is switched to evaluation mode.
         tokenizer: a tokenizer, or its folder or Hub name. Default: the tokenizer in the model's folder.
         device: the device to run on. Default: an accelerator if there is one. A model object stays on its device.
-        batch_size: windows per batch.
+        batch_size: windows of `max_seq_length` tokens per batch. A batch of shorter windows has more.
         max_seq_length: maximum tokens of a window, limited by the model and the tokenizer.
         doc_stride: tokens that neighboring windows share. Default: 128, but at most a third of a window.
         max_query_length: maximum tokens of a question.
@@ -84,18 +64,27 @@ class QuestionAnswerer:
             raise ValueError(f"`model`: a {type(model).__name__} has no question answering head.")
         if tokenizer is None:
             raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
-        self.model = (model if device is None else model.to(device)).eval()  # type: ignore[arg-type]
-        self._graphs = CudaGraphs(self._forward, self.model) if cuda_graphs else None
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
-        self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
-        self.max_query_length = max_query_length
         if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:
             raise ValueError(
                 f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with [CLS], whose logits score "
                 '"no answer". Use the model\'s own tokenizer.'
             )
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
+        self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
+        self.max_query_length = max_query_length
+        self._predictor = Predictor(
+            model if device is None else model.to(device),  # type: ignore[arg-type]
+            tokenizer,
+            QuestionAnswering(
+                max_seq_length=self.max_seq_length, doc_stride=self.doc_stride, max_query_length=max_query_length
+            ),
+            max_seq_length=self.max_seq_length,
+            max_batch_tokens=batch_size * self.max_seq_length,
+            cuda_graphs=cuda_graphs,
+        )
+        self.model = self._predictor.model
 
     @overload
     def __call__(
@@ -170,86 +159,29 @@ class QuestionAnswerer:
         if not questions:
             return []
         self._check_questions(questions)
-        windows = self._make_windows(questions, contexts)
+        task = self._predictor.task.copy(
+            n_best_size=top_k, max_answer_length=max_answer_len, version_2_with_negative=handle_impossible_answer
+        )
+        task.use_tokenizer(self.tokenizer, self.max_seq_length)
+        pairs = zip(questions, contexts, strict=True)
+        split = task.make_split([Question(repr(question), question, context) for question, context in pairs])
+        windows = task.encode(split)
         for index, char_starts in zip(windows.question_indices.tolist(), windows.char_starts, strict=True):
             if not len(char_starts):
                 raise ValueError(f"The context of question {questions[index]!r} has no words: {contexts[index]!r}.")
-        start_logits, end_logits = self._compute_logits(windows)
-        answers = best_answers(
-            _make_questions(questions, contexts),
-            windows,
-            start_logits,
-            end_logits,
-            n_best_size=top_k,
-            max_answer_length=max_answer_len,
-            version_2=handle_impossible_answer,
-        )
-        totals = _log_sum_exp(windows, start_logits) + _log_sum_exp(windows, end_logits)
-        found: list[list[ExtractedAnswer]] = [
-            [
-                {
-                    "score": float(np.exp(candidate.score - total)),
-                    "start": candidate.start,
-                    "end": candidate.end,
-                    "answer": candidate.text,
-                }
-                for candidate in answer.n_best[:top_k]
-            ]
-            for answer, total in zip(answers, totals, strict=True)
-        ]
+        answers = task.decode(self._predictor.run(windows), split, windows)
+        found = [[answer.extract(candidate) for candidate in answer.n_best[:top_k]] for answer in answers]
         results = [candidates[0] for candidates in found] if top_k == 1 else found
         return results[0] if isinstance(question, str) else results
 
     def _check_questions(self, questions: list[str]) -> None:
-        encoded = self.tokenizer(questions, add_special_tokens=False, verbose=False)
+        encoded, limit = self.tokenizer(questions, add_special_tokens=False, verbose=False), self.max_query_length
         for question, ids in zip(questions, encoded["input_ids"], strict=True):
             if not ids:
                 raise ValueError(f"The question {question!r} has no words.")
-            if len(ids) > self.max_query_length:
-                limit = f"{self.max_query_length} (`max_query_length`)"
-                raise ValueError(f"The question {question!r} has {len(ids)} tokens. The limit is {limit}.")
-
-    def _make_windows(self, questions: list[str], contexts: list[str]) -> ContextWindows:
-        pairs = _make_questions(questions, contexts)
-        return make_windows(pairs, self.tokenizer, self.max_seq_length, self.doc_stride, self.max_query_length)
-
-    @torch.inference_mode()
-    def _compute_logits(self, windows: ContextWindows) -> tuple[np.ndarray, np.ndarray]:
-        """Computes start and end logits, with zeros after the end of a window. *Shape:* (N, L) each"""
-        packs = isinstance(self.model.config, SnugBertConfig)
-        # Padding on the left would shift the tokens.
-        pad = partial(self.tokenizer.pad, padding_side="right", return_tensors="pt")
-        collate: Callable[..., Any] = pad
-        lengths = np.array([len(ids) for ids in windows.features["input_ids"]])
-        all_logits = np.zeros((2, len(lengths), lengths.max()))
-        order = np.argsort(-lengths, kind="stable")
-        batches = np.split(order, range(self.batch_size, len(order), self.batch_size))
-        forward: Callable[..., torch.Tensor] = self._forward
-        if packs:
-            collate = SnugBertDataCollatorWithPacking()
-        if packs and self._graphs is not None:
-            multiple = choose_prediction_multiple(self.model, self.batch_size * self.max_seq_length, len(batches))
-            if self._graphs.model is not self.model:
-                self._graphs = CudaGraphs(self._forward, self.model)
-            if multiple is not None:
-                collate, forward = SnugBertDataCollatorWithPacking(multiple, self.batch_size), self._graphs
-        for batch in batches:
-            inputs = {
-                name: value.to(self.model.device) if isinstance(value, torch.Tensor) else value
-                for name, value in collate([windows.features[i] for i in batch.tolist()]).items()
-            }
-            logits = forward(inputs)
-            tokens = lengths[batch].sum()  # without the padding of filled rows
-            # [2, tokens of the batch]
-            packed = logits[:, 0, :tokens] if packs else logits[:, inputs["attention_mask"] != 0]
-            padded = np.zeros((2, len(batch), all_logits.shape[2]))
-            padded[:, np.arange(all_logits.shape[2]) < lengths[batch, None]] = packed.cpu().numpy()
-            all_logits[:, batch] = padded
-        return all_logits[0], all_logits[1]
-
-    def _forward(self, batch: dict[str, Any]) -> torch.Tensor:
-        outputs = self.model(**batch)
-        return torch.stack((outputs.start_logits, outputs.end_logits)).float()
+            if len(ids) > limit:
+                tokens = f"{len(ids)} tokens. The limit is {limit} (`max_query_length`)."
+                raise ValueError(f"The question {question!r} has {tokens}")
 
 
 def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -257,26 +189,3 @@ def _load(name: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[PreTrai
     tokenizer = tokenizer or load_tokenizer(args)
     config = load_config(args, tokenizer)
     return load_model(AutoModelForQuestionAnswering, args, config, trained=True), tokenizer
-
-
-def _make_questions(questions: list[str], contexts: list[str]) -> list[Question]:
-    pairs = zip(questions, contexts, strict=True)
-    return [Question(id=repr(question), question=question, context=context) for question, context in pairs]
-
-
-def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Computes the logarithm of each question's softmax denominator, over [CLS] and context tokens of all its windows.
-
-    Args:
-        windows: at least one for each question.
-        logits: start or end logits. *Shape:* (N, L)
-
-    Returns:
-        *Shape:* (questions,)
-    """
-    token_indices = np.arange(logits.shape[1])
-    first = windows.context_offsets
-    end = first + [len(char_starts) for char_starts in windows.char_starts]
-    included = (token_indices == 0) | ((token_indices >= first[:, None]) & (token_indices < end[:, None]))
-    by_window = logsumexp(np.where(included, logits, -np.inf), axis=1)
-    return np.logaddexp.reduceat(by_window, np.flatnonzero(np.diff(windows.question_indices, prepend=-1)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snugbert.card_heads_snugbert import HEADS, classifier, how_to_load
+from snugbert.card_heads_snugbert import how_to_load
 from snugbert.card_snugbert import (
     BIAS_WARNING,
     TAGS,
@@ -16,10 +16,9 @@ from snugbert.card_snugbert import (
 )
 from snugbert.errors import format_count
 from snugbert.reports.cards import eval_result, save_model_card, table
-from snugbert.reports.results import RunResults
+from snugbert.reports.results import RunResults, TaskFacts
 from snugbert.reports.score_plots import describe_plot, list_plots
 from snugbert.reports.score_tables import comparison_table, data_table, results_tables
-from snugbert.tasks.base import FineTuningTask
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {
@@ -36,12 +35,11 @@ HUB_METRICS = {
     "micro_f1": ("f1", "F1, micro average"),
     "macro_f1": ("f1", "F1, macro average"),
 }
-HEADS_BY_PIPELINE_TAG = {head.task: head for head in HEADS.values()}
 
 
 def write_finetuning_card(
     output_dir: Path,
-    task: FineTuningTask,
+    task: TaskFacts,
     results: RunResults,
     base_model: str | None,
     name: str | None = None,
@@ -61,9 +59,6 @@ def write_finetuning_card(
         sweep_tables: Markdown tables of the sweep that selected the model.
     """
     name = name or output_dir.resolve().name
-    head = HEADS_BY_PIPELINE_TAG[task.pipeline_tag]
-    if task.pipeline_tag == "text-classification":
-        head = classifier(is_regression=task.labels is None, text_pairs=task.text_pairs)
     base_id, base_name = find_base_model(base_model)
     # File names, folders and numbers of workers mean nothing to other users.
     settings = {
@@ -76,7 +71,7 @@ def write_finetuning_card(
     scored = {name: sources for name, sources in results["data"].items() if results["metrics"].get(name)}
     header = ModelCardData(
         library_name="transformers",
-        pipeline_tag=task.pipeline_tag,
+        pipeline_tag=task.head.task,
         base_model=base_id,
         datasets=sorted({source["hub_id"] for source in training_data} - {None}) or None,
         training_data=[{key: value for key, value in source.items() if value is not None} for source in training_data],
@@ -95,14 +90,14 @@ def write_finetuning_card(
     some_layers = "" if num_layers is None else f"{format_count(num_layers, 'layer')} of "
     sections = [
         f"# {escape(name)}",
-        f"A BERT encoder that {head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
+        f"A BERT encoder that {task.head.ability}. It was fine-tuned on {trained_on} with SnugBERT, starting from "
         f"{some_layers}{escape(base_name)}.",
     ]
     if "teacher" in results["settings"]:
         sections[-1] += f" It was distilled from {escape(results['settings']['teacher'])}."
     if task.labels is not None:
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
-    sections.append(how_to_load(name, head))
+    sections.append(how_to_load(name, task.head))
     sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
     if scored:
         tables = results_tables(
@@ -117,14 +112,14 @@ def write_finetuning_card(
     rows = [(key.replace("_", " "), value) for key, value in settings.items()]
     sections += [
         f"## Training\n\n{table(('setting', 'value'), rows)}",
-        f"## Limitations\n\n{head.limits} "
+        f"## Limitations\n\n{task.head.limits} "
         + (f"All scores were measured on {scored_on}. They may be lower on other text. " if scored else "")
         + BIAS_WARNING,
     ]
     save_model_card(output_dir, header, sections)
 
 
-def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:
+def _eval_results(task: TaskFacts, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:
     """Returns the metrics that the Hub has an id for."""
     # The header must show whether only the first examples were scored.
     limits = {kind: settings.get(f"max_{kind}_samples") for kind in ("eval", "predict")}
@@ -135,7 +130,7 @@ def _eval_results(task: FineTuningTask, results: RunResults, settings: dict[str,
         eval_results += [
             eval_result(
                 value,
-                task_type=task.pipeline_tag,
+                task_type=str(task.head.task),
                 task_name=task.name,
                 dataset_name=source["name"],
                 dataset_id=source["hub_id"],

@@ -9,10 +9,10 @@ from huggingface_hub import EvalResult, ModelCardData
 from snugbert.card_heads_snugbert import HEADS, how_to_load
 from snugbert.card_snugbert import BIAS_WARNING, TAGS, escape, find_base_model
 from snugbert.reports.cards import eval_result, save_model_card, table
-from snugbert.reports.training_plots import PLOT_NAME
+from snugbert.reports.pretraining_plots import TRAINING_PLOT
 
 # Metrics in the table of results.
-METRICS = {
+PRETRAINING_METRICS = {
     "mlm_loss": "masked token loss, nats",
     "mlm_accuracy": "masked token accuracy",
     "bits_per_character": "bits per character",
@@ -22,7 +22,7 @@ METRICS = {
     "disc_accuracy": "replaced token accuracy",
 }
 # Metrics in the header, for the Hub: task type, task name, metric type, metric name.
-HUB_METRICS = {
+PRETRAINING_HUB_METRICS = {
     "mlm_accuracy": ("fill-mask", "Masked tokens", "accuracy", "Masked token accuracy"),
     "mlm_loss": ("fill-mask", "Masked tokens", "loss", "Masked token loss (nats)"),
     "bits_per_character": ("fill-mask", "Masked tokens", "bits_per_character", "Bits per character (estimate)"),
@@ -57,7 +57,7 @@ def write_pretraining_card(
         language: language code of the text, or None. The example is in this language.
         data: rows of the table of training and validation text.
         settings: rows of the table of training settings.
-        metrics: metrics on the validation text. Only those in [`METRICS`] are used.
+        metrics: metrics on the validation text. Only those in [`PRETRAINING_METRICS`] are used.
         baselines: the same metrics for trivial predictions.
         validation_name: name of the validation text.
         dataset_name: id of the dataset on the Hub, for the header.
@@ -93,8 +93,8 @@ def write_pretraining_card(
     ]
     if metrics:
         sections.append(f"## Results\n\n{format_results(metrics, baselines or {})}")
-    if (output_dir / PLOT_NAME).exists():
-        sections.append(f"![Losses and accuracies over the tokens seen]({PLOT_NAME})")
+    if (output_dir / TRAINING_PLOT).exists():
+        sections.append(f"![Losses and accuracies over the tokens seen]({TRAINING_PLOT})")
     limits = [head.limits, BIAS_WARNING]
     if base_model is None and start_is_known:
         limits.insert(1, "The model was trained only on the text above.")
@@ -115,7 +115,7 @@ def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> l
             metric_type=metric_type,
             metric_name=metric_name,
         )
-        for name, (task_type, task_name, metric_type, metric_name) in HUB_METRICS.items()
+        for name, (task_type, task_name, metric_type, metric_name) in PRETRAINING_HUB_METRICS.items()
         if name in metrics and not (is_electra and name != "disc_accuracy")
     ]
 
@@ -126,7 +126,7 @@ def format_results(
     """Returns a Markdown table of the metrics on the validation text next to the baselines, and what they mean.
 
     Args:
-        metrics: only those in [`METRICS`] are used.
+        metrics: only those in [`PRETRAINING_METRICS`] are used.
         baselines: the same metrics for trivial predictions. Empty: leave out the column.
         token_frequencies: the text that gives the baseline its token frequencies.
     """
@@ -137,7 +137,7 @@ def format_results(
             format_pretraining_metric(metrics, name),
             format_pretraining_metric(baselines, name),
         )
-        for name, description in METRICS.items()
+        for name, description in PRETRAINING_METRICS.items()
         if name in metrics
     ]
     if not baselines:  # in a card that is pushed during training
@@ -148,6 +148,22 @@ def format_results(
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
         f"{token_frequencies}{pairs}.{tokens}\n\n{table(('', 'this model', 'baseline'), rows)}"
     )
+
+
+def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], pair_task: str | None) -> str:
+    """Formats a table of the metrics on the validation text next to the baselines, for the terminal.
+
+    Args:
+        metrics, baselines: as in [`format_results`].
+        pair_task: name of the task on sentence pairs. None: there are none.
+    """
+    lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
+    for name, description in PRETRAINING_METRICS.items():
+        if name in metrics and name != "nsp_loss":  # it has no baseline
+            text = description.removesuffix(", nats").replace("sentence pair", str(pair_task))
+            cells = [format_pretraining_metric(values, name) for values in (metrics, baselines)]
+            lines.append(f"{text:<26}{cells[0]:>12}{cells[1]:>12}".rstrip())
+    return "\n".join(lines)
 
 
 def format_pretraining_metric(metrics: Mapping[str, float], name: str) -> str:

@@ -2,8 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
+from snugbert.card_heads_snugbert import Head
 from snugbert.card_snugbert import escape
 from snugbert.errors import format_count
 from snugbert.files import write_atomically
@@ -19,9 +20,26 @@ from snugbert.reports.score_tables import (
     results_tables,
     split_name,
 )
-from snugbert.tasks.base import FineTuningTask
 
 RESULTS = "results.json"  # in the output folder; it is written last
+
+
+class TaskFacts(NamedTuple):
+    """What reports show about a task, besides the results of a run.
+
+    Attributes:
+        name: display name.
+        head: the card text about the head.
+        labels: in the order of their ids. None: the task has no classes.
+        metrics: the metrics that the summary shows.
+        prediction_files: names of the files of predictions.
+    """
+
+    name: str
+    head: Head
+    labels: list[str] | None
+    metrics: tuple[str, ...]
+    prediction_files: tuple[str, ...] = ()
 
 
 class RunResults(TypedDict):
@@ -82,7 +100,7 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
     write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
 
 
-def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) -> str:
+def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> str:
     """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are.
 
     Args:
@@ -97,23 +115,21 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
         epochs, steps = training["epoch"], format_count(int(training["train_steps"]), "step")
         amount = f"{epochs:g} epoch{'s' * (epochs != 1)} ({steps})"
         title = f"{task.name}: trained {amount} in {duration}"
-    lines, intervals = [], results.get("intervals", {})
-    for evaluation_set in task.evaluation_sets:
-        name = evaluation_set.name
-        metrics = results["metrics"][name]
+    lines, intervals, perfect_score = [], results.get("intervals", {}), results["perfect_score"]
+    for name, metrics in results["metrics"].items():
         shown = {metric: value for metric, value in metrics.items() if metric in task.metrics} or metrics
-        baseline = {} if evaluation_set.baseline is None else evaluation_set.baseline.metrics
+        baseline = results["baselines"].get(name, {})
         cells = []
         for metric, value in shown.items():
-            score, to_beat = (format_metric(metric, v, task.perfect_score) for v in (value, baseline.get(metric)))
-            interval = format_interval(metric, intervals.get(name, {}).get(metric), task.perfect_score)
+            score, to_beat = (format_metric(metric, v, perfect_score) for v in (value, baseline.get(metric)))
+            interval = format_interval(metric, intervals.get(name, {}).get(metric), perfect_score)
             # The correlation of a constant is undefined.
             details = [*([interval] if interval else []), *([] if to_beat == UNDEFINED else [f"baseline {to_beat}"])]
             cells.append(f"{metric} {score}" + (f" ({'; '.join(details)})" if details else ""))
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
-        examples = format_count(evaluation_set.num_examples, "example")
+        examples = format_count(results["examples"][name], "example")
         lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
-    answers = dict.fromkeys(s.baseline.answer for s in task.evaluation_sets if s.baseline is not None)
+    answers = dict.fromkeys(baseline["answer"] for baseline in results["baselines"].values())
     if answers:
         lines.append(("baseline", ", ".join(answers)))
     if any(intervals.values()):
@@ -121,7 +137,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
     lines.append(("folder", str(output_dir)))
     files = {
         "model": [file.name for file in sorted(output_dir.glob("model*.safetensors"))],
-        "predictions": [file for s in task.evaluation_sets for file in s.predictions_files],
+        "predictions": list(task.prediction_files),
         "plots": [plot.name for plot in list_plots(output_dir)],
         "model card": ["README.md"],
         "all results": ["results.md"],
@@ -134,7 +150,7 @@ def format_summary(task: FineTuningTask, results: RunResults, output_dir: Path) 
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    comparison = comparison_table(results.get("comparison", []), task.perfect_score)
+    comparison = comparison_table(results.get("comparison", []), perfect_score)
     parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
     return "\n\n".join(part for part in parts if part)
 

@@ -1,29 +1,49 @@
-"""The parts of a task that a run needs: model, examples, and functions to decode, score and write predictions."""
+"""What a task is: how rows become features, logits become answers, and answers become scores, columns and files.
+
+    find_sources -> read_splits -> choose_labels -> encode -> a model -> decode -> measure -> score
+                                                                         decode -> to_columns, write
+
+Fine-tuning, distillation, prediction, export, the web page and the benchmarks call these methods. None of them asks
+which task it is. A new task is a subclass of [`Task`] in a new module.
+
+Shapes: N examples, W windows (rows of model inputs; a long example has several), L tokens, C labels.
+"""
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from datasets import Dataset
-from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_model
-from snugbert.checkpoints.students import choose_student_layers, make_student
+from snugbert.card_heads_snugbert import HEADS, Head
+from snugbert.checkpoints.loading import get_text_columns, limit_length
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.sources import DataSource
+from snugbert.data.sources import (
+    SPLITS,
+    DataArguments,
+    DataSource,
+    choose_splits,
+    describe_source,
+    load_dataset_splits,
+)
 from snugbert.errors import InputError
-from snugbert.reports.intervals import Interval
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.soft_targets import SoftTargets
+from snugbert.reports.intervals import Interval, bootstrap
+from snugbert.tasks.outputs import Logits, Output
+
+if TYPE_CHECKING:
+    import evaluate
 
 logger = logging.getLogger(__name__)
 
-Logits = np.ndarray | tuple[np.ndarray, ...]
-Predictions = TypeVar("Predictions")
+Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
+Sources = Mapping[str, Sequence[Path | Dataset]]  # split -> the files or the dataset that contain its rows
 
 
 class Baseline(NamedTuple):
@@ -38,139 +58,384 @@ class Baseline(NamedTuple):
     metrics: dict[str, float]
 
 
-@dataclass
-class EvaluationSet(Generic[Predictions]):
-    """Examples to score or to predict.
-
-    `decode` runs once per evaluation. Its result goes to `score`, and at the end of a run to `write`.
-
-    Attributes:
-        name: prefix of metrics and files. It starts with "eval" for validation sets and "predict" for test sets.
-        features: inputs of the model. Columns that the model does not accept are dropped.
-        num_examples: number of sentences or questions.
-        decode: turns the logits for `features`, as [`FineTuningTrainer`] returns them, into predictions, such as
-            labels or answers.
-        score: returns the metrics of predictions, without a prefix. None: the examples have no labels.
-        write: writes predictions and plots into a folder.
-        predictions_files: the files of predictions that `write` creates.
-        baseline: metrics to compare with.
-        training_metrics: the metrics to log during training. None: all.
-        estimate_intervals: returns 95 % intervals of the overall metrics of predictions. None: there are none.
-    """
-
-    name: str
-    features: Dataset
-    num_examples: int
-    decode: Callable[[Logits], Predictions]
-    score: Callable[[Predictions], dict[str, float]] | None
-    write: Callable[[Predictions, Path], None]
-    predictions_files: tuple[str, ...] = ()
-    baseline: Baseline | None = None
-    training_metrics: tuple[str, ...] | None = None
-    estimate_intervals: Callable[[Predictions], dict[str, Interval]] | None = None
-    _decoded: tuple[Logits, Predictions] | None = field(default=None, init=False, repr=False, compare=False)
-
-    def decode_once(self, logits: Logits) -> Predictions:
-        """Returns the result of `decode`. Keeps the last one, because the last evaluation also scores the model."""
-        if self._decoded is None or self._decoded[0] is not logits:
-            self._decoded = None  # frees its memory first
-            self._decoded = logits, self.decode(logits)
-        return self._decoded[1]
-
-    def score_in_training(self, logits: Logits) -> dict[str, float]:
-        """Returns the metrics to log during training; none if the examples have no labels."""
-        metrics = {} if self.score is None else self.score(self.decode_once(logits))
-        return {name: metrics[name] for name in self.training_metrics or metrics if name in metrics}
-
-
-@dataclass
-class FineTuningTask:
-    """A task, its examples and how it is scored.
-
-    Attributes:
-        name: display name, such as "SST-2" or "Question answering".
-        make_model: returns a new model with a head. The initial head depends only on the seed.
-        tokenizer: the model's tokenizer.
-        data_collator: makes batches: packed ones, or padded ones if the user asked for them.
-        train_features: inputs to train on. None: the run only scores and predicts.
-        evaluation_sets: the first validation set is scored during training.
-        main_metric: the metric that selects the best model or setting.
-        metrics: all metrics that may select it, and that the summary shows.
-        pipeline_tag: the Hub's name for the task: "text-classification", "token-classification" or
-            "question-answering".
-        data: the files or splits that the examples come from, for "train" and for each evaluation set. Training
-            examples may come from several files.
-        labels: in the order of their ids. None: the task has no classes.
-        multi_label: whether an example may have several labels.
-        text_pairs: whether an example is a pair of texts.
-        perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
-        settings: data settings, by argument name, as JSON values.
-        soft_targets: a teacher's logits for the training examples. None: no teacher.
-        teacher_digest: a digest of the teacher.
-        compare: measures teacher and student. Every process must call it. Returns a function that makes the rows of a
-            table from the results of a run.
-    """
-
-    name: str
-    make_model: Callable[[], PreTrainedModel]
-    tokenizer: PreTrainedTokenizerBase
-    data_collator: DataCollator
-    train_features: Dataset | None
-    evaluation_sets: list[EvaluationSet[Any]]
-    main_metric: str
-    metrics: tuple[str, ...]
-    pipeline_tag: str
-    data: dict[str, list[DataSource]]
-    labels: list[str] | None = None
-    multi_label: bool = False
-    text_pairs: bool = False
-    perfect_score: int = 1
-    settings: dict[str, Any] = field(default_factory=dict)
-    soft_targets: SoftTargets | None = None
-    teacher_digest: str | None = None
-    compare: Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]] | None = None
+class Split(Protocol):
+    """The examples of a split, as a task stores them."""
 
     @property
-    def validation_set(self) -> EvaluationSet[Any] | None:
-        """The set that is scored during training and selects the best model. None: there is no validation set."""
-        return next((s for s in self.evaluation_sets if s.name.startswith("eval")), None)
+    def name(self) -> str:
+        """A split in `SPLITS`, another one in the task's `set_names`, or "unlabeled": only a teacher labels it."""
+
+    @property
+    def labeled(self) -> bool:
+        """Whether the examples can be scored."""
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples that are encoded. Limits such as `max_eval_samples` are applied."""
 
 
-def model_maker(
-    auto_class: Any, model_args: FineTunedModelArguments, config: SnugBertConfig, trained: bool
-) -> Callable[[], PreTrainedModel]:
-    """Returns a function that loads a new model, each with its own copy of the configuration.
+@dataclass
+class Features:
+    """Model inputs of the examples of a split. Subclasses add what `decode` needs to know about the windows.
 
-    With `num_student_layers`, the model has only these layers of the checkpoint.
+    Attributes:
+        inputs: W rows with input_ids and the other inputs of the tokenizer, one value per token. Also the label
+            columns of the task's output, if the split is labeled and a model can learn or report a loss from it.
+    """
+
+    inputs: Dataset
+
+
+SplitT = TypeVar("SplitT", bound=Split)
+FeaturesT = TypeVar("FeaturesT", bound=Features)
+Answers = TypeVar("Answers")
+
+
+class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
+    """A task: what is asked about each example.
+
+    `choose_labels` or `use_checkpoint` and then `use_tokenizer` connect a task with a model. Use a copy of the task
+    for each model.
 
     Args:
-        auto_class: the Auto class of the head.
-        model_args: the checkpoint.
-        config: the configuration from [`load_config`], with the task's labels.
-        trained: the checkpoint must contain all weights, because the run does not train.
+        args: how to read the data, and how to answer. Default: made from `settings`.
+        settings: the fields of `arguments`.
+
+    Attributes:
+        arguments: the class of `args`.
+        head: the head of the models, such as "ForTokenClassification".
+        output: the form of the logits.
+        noun: what messages call the examples.
+        set_names: split -> name of the evaluation set, which is the prefix of metrics and files. It begins with "eval"
+            for validation sets and with "predict" for test sets.
+        paper_learning_rate: the learning rate of BERT-base in the BERT paper.
+        perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
+        main_metric: the metric that selects the best model or setting.
+        metrics: the metrics that may select it. The summary shows them.
+        training_metrics: the metrics to log during training. None: all.
+        default_columns: the columns to predict from, by priority, if the user names none.
+        any_columns: whether to look for other columns with text if none of them exists.
+        predicted_columns: the columns that `to_columns` may return.
+        labels: in the order of their ids. None: the task has no classes.
+        problem: the kind of loss.
+        tokenizer: the model's tokenizer.
+        max_length: maximum tokens of a window.
+    """
+
+    arguments: ClassVar[type[DataArguments]]
+    head: ClassVar[str]
+    output: ClassVar[Output]
+    noun: ClassVar[str] = "examples"
+    set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
+    paper_learning_rate: ClassVar[float] = 3e-5
+    perfect_score: ClassVar[int] = 1
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
+    any_columns: ClassVar[bool] = False
+    predicted_columns: ClassVar[tuple[str, ...]]
+
+    main_metric: str
+    metrics: tuple[str, ...]
+    training_metrics: tuple[str, ...] | None = None
+    labels: list[str] | None = None
+    problem: Problem = "single_label_classification"
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+
+    def __init__(self, args: DataArguments | None = None, **settings: Any):
+        self.args: Any = self.arguments(**settings) if args is None else args
+
+    def copy(self, **settings: Any) -> Self:
+        """Returns a task with the same arguments, except for `settings`, that is not connected with a model."""
+        return type(self)(replace(self.args, **settings))
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The display name, such as "SST-2". Needs labels."""
+
+    @property
+    def card_head(self) -> Head:
+        """The text about the head in model cards. Needs labels."""
+        return HEADS[self.head]
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def find_sources(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
+        """Finds the data that the arguments select.
+
+        Args:
+            wanted: which of "train", "validation" and "test" to use. None: all files, or train and validation of a
+                dataset.
+            download: passed on to `datasets.load_dataset`.
+
+        Returns:
+            The data of each split, in the order train, unlabeled, validation, test.
+
+        Raises:
+            InputError: there are no data, or a split or a dataset does not exist.
+        """
+        args = self.args
+        found: dict[str, Sequence[Path | Dataset]] = dict(args.files)
+        if not found and args.dataset_name is not None:
+            splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, **download)
+            found = {split: [splits[split]] for split in SPLITS if split in splits}
+        if args.unlabeled_file is not None:
+            found["unlabeled"] = [Path(args.unlabeled_file)]
+        if not found:
+            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
+        return {split: found[split] for split in choose_splits(wanted, found, "test" in args.files, self.noun)}
+
+    def describe_place(self, data: Path | Dataset, split: str) -> str:
+        """Returns the name of a file or dataset in messages."""
+        return str(data) if isinstance(data, Path) else f"{self.args.dataset_name or 'the dataset'} ({split})"
+
+    @abstractmethod
+    def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, SplitT]:
+        """Reads and checks the examples of all splits.
+
+        Args:
+            sources: from [`find_sources`], or datasets in memory.
+            trained_columns: the text columns that the checkpoint was trained on; empty if it stores none.
+
+        Raises:
+            InputError: an example cannot be used. The message names the source and the row.
+        """
+
+    @abstractmethod
+    def choose_labels(
+        self,
+        splits: Mapping[str, SplitT],
+        config: PreTrainedConfig,
+        teacher: "Task[Any, Any, Any] | None" = None,
+        is_teacher: bool = False,
+    ) -> None:
+        """Sets `labels`, `problem` and metrics for the data, and stores labels and problem in the configuration.
+
+        Args:
+            splits: the splits from [`read_splits`].
+            config: the configuration of the checkpoint. If its labels are the same, their order is kept.
+            teacher: the task of a teacher. Its labels replace the checkpoint's, and the data may lack some of them.
+            is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
+
+        Raises:
+            InputError: the labels of data, checkpoint and teacher do not match.
+        """
+
+    def describe_sources(self, split: SplitT) -> list[DataSource]:
+        """Names the files or datasets of a split as results and cards do. Empty ones are left out."""
+        args = self.args
+        (source, *_) = args.files.get(split.name, [args.dataset_name])
+        if split.name == "unlabeled" and args.unlabeled_file is not None:
+            source = Path(args.unlabeled_file)
+        if source is None:  # in memory
+            return [DataSource("dataset", split.name, split.num_examples)]
+        return [describe_source(source, args.dataset_config_name, split.name, split.num_examples)]
+
+    @abstractmethod
+    def text_columns(self, splits: Mapping[str, SplitT]) -> tuple[str, ...]:
+        """Returns the text columns, which the configuration of a fine-tuned model stores."""
+
+    # --- model inputs and outputs -------------------------------------------------------------------------------
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """Sets `tokenizer` and `max_length`.
+
+        Raises:
+            InputError: they do not fit the task.
+        """
+        self.tokenizer, self.max_length = tokenizer, max_length
+
+    @abstractmethod
+    def encode(self, split: SplitT) -> FeaturesT:
+        """Returns the model inputs of the examples.
+
+        The label columns of an "unlabeled" split contain `UNLABELED`, or NaN for numbers and several labels.
+        """
+
+    @abstractmethod
+    def decode(self, logits: Logits, split: SplitT, features: FeaturesT) -> Answers:
+        """Returns the answers to all examples.
+
+        Args:
+            logits: one row per window, in the form of the task's output. Padding can hold anything.
+            split: the examples.
+            features: their model inputs.
+        """
+
+    # --- scores -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def measure(self, split: SplitT, answers: Answers) -> np.ndarray:
+        """Returns what the metrics need to know about each example, such as counts of correct answers.
+
+        Args:
+            split: labeled examples.
+            answers: the answers to all of them.
+
+        Returns:
+            *Shape:* (N, K)
+        """
+
+    @abstractmethod
+    def score(self, split: SplitT, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
+        """Returns the metrics. Undefined ones are NaN.
+
+        The same function gives the scores of a run and, on resampled examples, their intervals.
+
+        Args:
+            split: the examples. Only facts about the whole split are used.
+            rows: from [`measure`], of all examples in their order, or distinct rows in ascending order.
+            counts: how often each row counts. None: once. With counts, metrics without an interval may be left out.
+                *Shape:* (rows,)
+        """
+
+    @abstractmethod
+    def baseline(self, split: SplitT, train: SplitT | None) -> Baseline | None:
+        """Scores a simple answer to every example.
+
+        Args:
+            split: labeled examples.
+            train: training examples, to derive the answer from. None: there are none.
+
+        Returns:
+            The metrics to compare with. None: there is no baseline.
+        """
+
+    @abstractmethod
+    def describe_metric(self) -> "evaluate.MetricInfo":
+        """Returns description, input types and references of the metrics, for [`TaskMetric`]."""
+
+    @abstractmethod
+    def pair(self, references: list[Any], predictions: list[Any]) -> tuple[SplitT, Answers]:
+        """Returns labeled examples and answers made from the inputs of [`TaskMetric`]. Texts are not needed."""
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def list_prediction_files(self, split: SplitT) -> list[str]:
+        """Returns the names of the files of predictions that [`write`] creates for an evaluation set."""
+
+    @abstractmethod
+    def write(self, split: SplitT, answers: Answers, folder: Path) -> None:
+        """Writes the predictions for an evaluation set, and plots if it is labeled."""
+
+    # --- prediction ---------------------------------------------------------------------------------------------
+
+    def use_checkpoint(self, config: PreTrainedConfig) -> None:
+        """Sets labels and problem from the configuration of a fine-tuned model."""
+        self.labels = list_labels(config)
+
+    @abstractmethod
+    def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Any:
+        """Returns the inputs of an example from a row, without its label.
+
+        Args:
+            values: the row.
+            columns: the names of the columns to read.
+
+        Raises:
+            InputError: a column is missing or cannot be used. The message does not name the row.
+        """
+
+    @abstractmethod
+    def make_split(self, examples: list[Any]) -> SplitT:
+        """Returns a split without labels, named "test", of examples from [`read`]."""
+
+    @abstractmethod
+    def to_columns(self, split: SplitT, answers: Answers) -> list[dict[str, Any]]:
+        """Returns the answer to each example as columns to add to its row, with values that JSON has."""
+
+
+class EvaluationSet(Generic[Answers]):
+    """Examples to predict, and to score if they are labeled.
+
+    Args:
+        task: the task, connected with a model.
+        split: the examples.
+        train: training examples, for the baseline. None: there are none.
+
+    Attributes:
+        name: prefix of metrics and files, such as "eval".
+        features: the model inputs of the examples.
+    """
+
+    def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):
+        self.task, self.split, self._train = task, split, train
+        self.name = task.set_names[split.name]
+        self.features = task.encode(split)
+        self._decoded: tuple[Logits, Answers] | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples. A long example has several windows."""
+        return self.split.num_examples
+
+    @property
+    def labeled(self) -> bool:
+        """Whether the examples can be scored."""
+        return self.split.labeled
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """Metrics to compare with. None: there is no baseline, or the examples have no labels."""
+        return self.task.baseline(self.split, self._train) if self.labeled else None
+
+    def decode(self, logits: Logits) -> Answers:
+        """Returns the answers. Keeps the last ones, because the last evaluation also scores the model."""
+        if self._decoded is None or self._decoded[0] is not logits:
+            self._decoded = None  # frees its memory first
+            self._decoded = logits, self.task.decode(logits, self.split, self.features)
+        return self._decoded[1]
+
+    def score(self, answers: Answers) -> dict[str, float]:
+        """Returns the metrics of answers, without a prefix. Empty if the examples have no labels."""
+        return self.task.score(self.split, self.task.measure(self.split, answers)) if self.labeled else {}
+
+    def score_in_training(self, logits: Logits) -> dict[str, float]:
+        """Returns the metrics to log during training. Empty if the examples have no labels."""
+        metrics = self.score(self.decode(logits))
+        return {name: metrics[name] for name in self.task.training_metrics or metrics if name in metrics}
+
+    def estimate_intervals(self, answers: Answers) -> dict[str, Interval]:
+        """Returns 95 % intervals of the metrics. Empty if the examples have no labels."""
+        if not self.labeled:
+            return {}
+        return bootstrap(self.task.measure(self.split, answers), partial(self.task.score, self.split))
+
+    def write(self, answers: Answers, folder: Path) -> None:
+        """Writes predictions and plots into a folder."""
+        self.task.write(self.split, answers, folder)
+
+
+def make_validation_set(
+    task: Task[Any, Any, Answers],
+    config: SnugBertConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sources | None = None,
+) -> EvaluationSet[Answers]:
+    """Returns labeled examples on which a fine-tuned model is scored, by any engine.
+
+    Args:
+        task: the task. It does not change.
+        config: the configuration of the model.
+        tokenizer: the tokenizer of the model.
+        sources: the data of the split "validation". None: the arguments of the task select them.
 
     Raises:
-        InputError: the checkpoint does not have these layers, or the run does not train.
+        InputError: the examples cannot be used, have no labels, or have other labels than the model.
     """
-    layers = None
-    if model_args.num_student_layers is not None:
-        if trained:
-            raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
-        layers = choose_student_layers(
-            config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers
-        )
-
-    def make_model() -> PreTrainedModel:
-        model = load_model(
-            auto_class,
-            model_args,
-            copy.deepcopy(config),
-            trained=trained,
-            ignore_mismatched_sizes=model_args.ignore_mismatched_sizes,
-        )
-        return model if layers is None else make_student(model, layers)
-
-    return make_model
+    task, config = task.copy(), copy.deepcopy(config)
+    sources = task.find_sources(("validation",)) if sources is None else sources
+    split = task.read_splits(sources, get_text_columns(config.to_dict()))["validation"]
+    place = task.describe_place(sources["validation"][0], "validation")
+    if not split.labeled:
+        raise InputError(f"--validation_file: {place} has no labels.")
+    number = config.num_labels
+    task.choose_labels({"validation": split}, config)
+    if config.num_labels != number:
+        raise InputError(f"--validation_file: {place} has {config.num_labels} labels, the model {number}.")
+    task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    return EvaluationSet(task, split)
 
 
 def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_case: bool = True) -> None:
@@ -197,3 +462,14 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_ca
         f"--teacher_name_or_path: the labels do not match. The teacher predicts {', '.join(found)}. The data contain "
         f"{needed}. Choose a teacher that was fine-tuned for this task."
     )
+
+
+def list_labels(config: PreTrainedConfig) -> list[str]:
+    """Returns the labels in a model's configuration, in the order of their ids."""
+    return [label for _, label in sorted((config.id2label or {}).items())]
+
+
+def store_labels(config: PreTrainedConfig, labels: list[str]) -> None:
+    """Stores the labels in a model's configuration."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: i for i, label in enumerate(labels)}

@@ -1,498 +1,478 @@
-"""The task of `snugbert glue`: features, predictions, scores and the files of a run."""
+"""Classification of texts and pairs of texts: one label, several labels, or a number. GLUE's tasks and your own data.
+
+Shapes: N examples, C labels.
+"""
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from datasets import Dataset, concatenate_datasets
+import pyarrow as pa
+from datasets import Dataset, List, Value
+from datasets import Features as DatasetFeatures
 from scipy.special import expit, softmax
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
+from tqdm import tqdm
+from transformers import PreTrainedConfig
 
-from snugbert.checkpoints.loading import (
-    get_text_columns,
-    limit_length,
-    load_config,
-    load_tokenizer,
-    remember_text_columns,
+from snugbert.card_heads_snugbert import Head, classifier
+from snugbert.checkpoints.loading import is_regression
+from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, find_task_files
+from snugbert.data.sources import (
+    SPLITS,
+    DataArguments,
+    DataSource,
+    choose_splits,
+    load_dataset_splits,
 )
-from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, TASKS
-from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.data.sources import DataSource, describe_source
-from snugbert.reports.intervals import Interval, bootstrap
+from snugbert.data.tables import read_rows, read_text
+from snugbert.errors import InputError
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import (
     Baseline,
-    EvaluationSet,
-    FineTuningTask,
-    Logits,
+    Features,
+    Problem,
+    Sources,
+    Task,
     check_teacher_labels,
-    model_maker,
+    list_labels,
+    store_labels,
 )
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import GlueSplit, load_splits
-from snugbert.tasks.glue_metric import (
-    GlueMetric,
-    score_drawn_classes,
-    score_drawn_label_sets,
-    score_drawn_numbers,
-)
-from snugbert.tasks.labels import Problem, choose_labels, choose_problem, encode_labels
-from snugbert.trainers.finetuning.fine_tune import check_early, collect_data_settings
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
-from snugbert.trainers.finetuning.soft_targets import UNLABELED
+from snugbert.tasks.labeled_texts import TextSplit, list_class_names, read_examples
+from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
+from snugbert.tasks.layout import Layout, make_layout
+from snugbert.tasks.metrics import score_classes, score_label_sets, score_numbers
+from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
+
+if TYPE_CHECKING:
+    import evaluate
 
 logger = logging.getLogger(__name__)
 
-Score = Callable[[np.ndarray, np.ndarray], dict[str, float]]
-
-# Split -> prefix of metrics and files.
-NAMES = {
-    "validation": "eval",
-    "validation_mismatched": "eval_mm",
-    "test": "predict",
-    "test_mismatched": "predict_mm",
-    "diagnostic": "predict_ax",
+SCORES = {
+    "regression": score_numbers,
+    "single_label_classification": score_classes,
+    "multi_label_classification": score_label_sets,
 }
-SCORE_DRAWN = {
-    "regression": score_drawn_numbers,
-    "single_label_classification": score_drawn_classes,
-    "multi_label_classification": score_drawn_label_sets,
+# Of your own data. The first is the main metric.
+METRICS = {
+    "regression": ("mse",),
+    "single_label_classification": ("accuracy",),
+    "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-MAIN_METRICS = {
-    "regression": "mse",
-    "single_label_classification": "accuracy",
-    "multi_label_classification": "micro_f1",
-}
+ROWS_PER_CALL = 1000  # of the tokenizer
+# The integer types of features, as in `Dataset.map`. Digests of features depend on them.
+TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask": pa.int8()}
+
+METRIC_DESCRIPTION = """\
+The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
+qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
+Metrics of other data: accuracy (one label per example), mean squared error (numbers), and micro F1, macro F1 and
+subset accuracy (several labels per example). Subset accuracy is the fraction of examples whose labels are all
+correct."""
+METRIC_INPUTS = """
+Args:
+    predictions: label id (int) of each example, shape [N]; for numbers a float. For several labels per example, shape
+        [N, labels]: 1 for each label of the example, 0 for the others.
+    references: the correct values, with the same shape.
+
+Returns:
+    dict of float, depending on the task: accuracy, f1, matthews_correlation, pearson, spearmanr, combined_score (the
+    mean of two metrics), mse, micro_f1, macro_f1, subset_accuracy. A correlation with a constant is undefined and
+    returned as NaN, as in SciPy. The F1 of a label without references and predictions is 0."""
+METRIC_CITATION = """\
+@inproceedings{wang2019glue,
+  title={{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
+  author={Wang, Alex and Singh, Amanpreet and Michael, Julian and Hill, Felix and Levy, Omer and Bowman, Samuel R.},
+  booktitle={International Conference on Learning Representations},
+  year={2019}
+}"""
 
 
-def make_task(
-    model_args: FineTunedModelArguments,
-    data_args: GlueDataArguments,
-    training_args: FineTuningArguments,
-    teacher: FineTuningTask | None = None,
-) -> FineTuningTask:
-    """Returns the task that the arguments describe: a task of GLUE, or the user's own data.
-
-    Args:
-        model_args: the model. With `is_teacher`, it is not trained.
-        data_args: the data.
-        training_args: the settings.
-        teacher: the task with the teacher's model. The labels get its order.
-
-    Raises:
-        InputError: an argument or the data cannot be used.
-    """
-    download = {"cache_dir": model_args.cache_dir, "token": model_args.token}
-    tokenizer = load_tokenizer(model_args)
-    config = load_config(model_args, tokenizer)
-    splits = load_splits(data_args, training_args.wanted_splits, get_text_columns(config.to_dict()), **download)
-    trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
-    if trains:
-        choose_learning_rate(config, training_args)
-        check_early(model_args, training_args)
-    checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
-    if teacher is not None:
-        checkpoint_labels = teacher.labels or ["LABEL_0"]
-    distills = model_args.is_teacher or teacher is not None
-    labels = choose_labels(data_args.task, splits, checkpoint_labels, data_args.do_regression, distills)
-    if model_args.is_teacher:
-        check_teacher_labels(checkpoint_labels, labels)
-    logger.info("labels: %s", "numbers (regression)" if labels is None else ", ".join(labels))
-    known_problem = config.problem_type
-    if teacher is not None:
-        known_problem = "multi_label_classification" if teacher.multi_label else None
-    problem = choose_problem(splits, labels, known_problem)
-    config.problem_type = problem
-    if trains:
-        remember_text_columns(config, next(iter(splits.values())).layout.text_columns)
-    config.id2label = dict(enumerate(labels or ["LABEL_0"]))
-    config.label2id = {label: i for i, label in config.id2label.items()}
-
-    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
-    features = {
-        name: make_features(splits[name], labels, tokenizer, max_length, max_samples)
-        for part, max_samples in data_args.max_samples.items()
-        for name in GLUE_SPLITS[part]
-        if name in splits and name != "unlabeled"
-    }
-    training = [features["train"]] if "train" in features else []
-    if "unlabeled" in splits:
-        training.append(make_unlabeled_features(splits["unlabeled"], labels, problem, tokenizer, max_length))
-    evaluation_sets = [
-        make_evaluation_set(name, splits[name], features[name], labels, problem, data_args)
-        for name in features
-        if name != "train"
-    ]
-    main_metric = data_args.task.main_metric if data_args.task else MAIN_METRICS[problem]
-    scored = [s.baseline.metrics for s in evaluation_sets if s.name.startswith("eval") and s.baseline is not None]
-    return FineTuningTask(
-        name=describe_task(data_args, labels),
-        make_model=model_maker(AutoModelForSequenceClassification, model_args, config, trained=not trains),
-        tokenizer=tokenizer,
-        data_collator=(
-            DataCollatorWithPadding(tokenizer, padding="max_length", max_length=max_length)
-            if training_args.pad_to_max_length
-            else SnugBertDataCollatorWithPacking()
-        ),
-        train_features=concatenate_datasets(training) if training else None,
-        evaluation_sets=evaluation_sets,
-        main_metric=main_metric,
-        metrics=tuple(dict.fromkeys([main_metric, *(metric for metrics in scored for metric in metrics)])),
-        pipeline_tag="text-classification",
-        labels=labels,
-        text_pairs="text_pair" in next(iter(splits.values())).data.column_names,
-        multi_label=problem == "multi_label_classification",
-        data=describe_sets(data_args, splits, features),
-        settings=collect_data_settings(data_args),
-    )
-
-
-def describe_task(data_args: GlueDataArguments, labels: list[str] | None) -> str:
-    """Returns the display name of the task."""
-    if data_args.task is not None:
-        return data_args.task.folder
-    return "Regression" if labels is None else "Text classification"
-
-
-def describe_sets(
-    data_args: GlueDataArguments, splits: dict[str, GlueSplit], features: dict[str, Dataset]
-) -> dict[str, list[DataSource]]:
-    """Names the examples of each set as results and cards do. Unlabeled examples are training examples.
-
-    Args:
-        data_args: the data that were read.
-        splits: the splits.
-        features: the features of all splits but the unlabeled one.
-    """
-    sets = {
-        NAMES.get(name, name): [describe_split(data_args, name, splits[name], len(features[name]))]
-        for name in features
-    }
-    if "unlabeled" in splits:
-        unlabeled = describe_split(data_args, "unlabeled", splits["unlabeled"], len(splits["unlabeled"].data))
-        sets["train"] = [*sets.get("train", []), unlabeled]
-    return sets
-
-
-def describe_split(data_args: GlueDataArguments, name: str, split: GlueSplit, num_examples: int) -> DataSource:
-    """Names the examples of a split as results and cards do. Files in `data_dir` are named as the dataset on the Hub.
-
-    Args:
-        data_args: the data that were read.
-        name: "train", "unlabeled" or a key of `NAMES`.
-        split: the split.
-        num_examples: number of examples used.
-    """
-    task = data_args.task
-    unlabeled = Path(data_args.unlabeled_file) if name == "unlabeled" and data_args.unlabeled_file else None
-    source = unlabeled or data_args.files.get(name) or data_args.dataset_name
-    if source is not None:
-        return describe_source(source, data_args.dataset_config_name, split.name or name, num_examples)
-    assert task is not None  # see `load_splits`
-    if name == "diagnostic":
-        return DataSource("GLUE diagnostic", "test", num_examples, GLUE_ON_THE_HUB, "ax")
-    on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
-    return DataSource(f"GLUE {task.folder}", on_the_hub, num_examples, GLUE_ON_THE_HUB, data_args.task_name)
-
-
-# --- features ---------------------------------------------------------------------------------------------------
-
-
-def make_features(
-    split: GlueSplit,
-    labels: list[str] | None,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    max_samples: int | None,
-) -> Dataset:
-    """Tokenizes the examples of a split and encodes their labels.
-
-    Args:
-        split: the examples.
-        labels: in the order of their ids. None: regression.
-        tokenizer: the model's tokenizer.
-        max_length: longer examples are truncated to this many tokens, the longer text of a pair first.
-        max_samples: maximum number of examples, from the start of the split. None: all.
-
-    Returns:
-        Columns input_ids, token_type_ids and attention_mask, and label if the split is labeled.
-
-    Raises:
-        InputError: see [`encode_labels`].
-    """
-    examples = split.data.remove_columns("label")
-    if split.labeled:
-        examples = examples.add_column("label", encode_labels(split, labels))
-    examples = examples.select(range(min(max_samples or len(examples), len(examples))))
-
-    def tokenize(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
-        return tokenizer(batch["text"], batch.get("text_pair"), truncation="longest_first", max_length=max_length)
-
-    unneeded = [name for name in examples.column_names if name != "label"]
-    return examples.map(tokenize, batched=True, remove_columns=unneeded, desc=f"tokenizing {split.source}")
-
-
-def make_unlabeled_features(
-    split: GlueSplit,
-    labels: list[str] | None,
-    problem: Problem,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-) -> Dataset:
-    """Tokenizes all examples of a split, with labels that [`distillation_loss`] ignores. See [`make_features`]."""
-    nothing: Any = {
-        "single_label_classification": UNLABELED,
-        "multi_label_classification": [np.nan] * len(labels or ()),
-        "regression": np.nan,
-    }[problem]
-    features = make_features(split, labels, tokenizer, max_length, None)
-    return features.add_column("label", [nothing] * len(features))
-
-
-# --- predictions ------------------------------------------------------------------------------------------------
-
-
-class GluePredictions(NamedTuple):
-    """The predictions for all examples of a set.
+class TextAnswers(NamedTuple):
+    """The answers to all examples of a split.
 
     Attributes:
-        answers: regression: the number, *shape* (N,). One label: its id, *shape* (N,). Several labels: 1 for labels
-            with a probability above 0.5, else 0, *shape* (N, labels).
-        probabilities: the probability of each label. None: regression. *Shape:* (N, labels)
+        values: regression: the number, *shape* (N,), or (N, C) if the model predicts several. One label: its id,
+            *shape* (N,). Several labels: 1 for labels with a probability above 0.5, else 0, *shape* (N, C).
+        probabilities: the probability of each label. None: regression. *Shape:* (N, C)
     """
 
-    answers: np.ndarray
-    probabilities: np.ndarray | None
+    values: np.ndarray
+    probabilities: np.ndarray | None = None
 
 
-def decode_logits(logits: Logits, problem: Problem) -> GluePredictions:
-    """Returns the prediction for each example.
+class TextClassification(Task[TextSplit, Features, TextAnswers]):
+    """Predicts a label, several labels or a number for each text or pair of texts.
 
-    Args:
-        logits: *Shape:* (N, labels)
-        problem: the kind of problem.
+    A task of GLUE has its own columns, labels, metrics and files. For your own data, labels and the kind of problem
+    come from the training examples. [`GlueDataArguments`] describes the settings.
     """
-    scores = logits[0] if isinstance(logits, tuple) else logits
-    if problem == "regression":
-        return GluePredictions(scores.squeeze(-1), None)
-    exact = scores.astype(np.float64)  # in float32, different logits can give equal probabilities
-    if problem == "single_label_classification":
-        return GluePredictions(scores.argmax(axis=-1), softmax(exact, axis=-1))
-    return GluePredictions((scores > 0).astype(np.int64), expit(exact))
 
+    arguments = GlueDataArguments
+    head = "ForSequenceClassification"
+    output = SEQUENCE
+    set_names = {
+        "validation": "eval",
+        "validation_mismatched": "eval_mm",
+        "test": "predict",
+        "test_mismatched": "predict_mm",
+        "diagnostic": "predict_ax",
+    }
+    default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
+    any_columns = True
+    predicted_columns = ("predicted_label", "probabilities")
 
-def make_score(task_name: str | None, labels: list[str] | None, problem: Problem) -> Score:
-    """Returns a function that scores answers against references, both in the form of [`GluePredictions`].
+    def __init__(self, args: DataArguments | None = None, **settings: Any):
+        super().__init__(args, **settings)
+        self.text_pairs: bool | None = None
+        is_number = self.args.do_regression or (self.args.task is not None and not self.args.task.labels)
+        self.set_problem("multi_label_classification" if self.args.label_separator else "single_label_classification")
+        if is_number:
+            self.set_problem("regression")
 
-    [`GlueMetric`] computes the metrics. A GLUE task with several metrics also gets their mean, `combined_score`.
+    def set_problem(self, problem: Problem) -> None:
+        """Sets the kind of problem, and with it the metrics."""
+        self.problem = problem
+        task = self.args.task
+        names = task.metrics if task else METRICS[problem]
+        self.main_metric = task.main_metric if task else names[0]
+        combined = ("combined_score",) if task and len(names) > 1 else ()
+        self.metrics = tuple(dict.fromkeys((self.main_metric, *names, *combined)))
 
-    Args:
-        task_name: a task of GLUE, or "ax". None: the user's own data.
-        labels: in the order of their ids in this checkpoint.
-        problem: the kind of problem.
-    """
-    own = {"single_label_classification": "classification", "multi_label_classification": "multi_label"}
-    metric = GlueMetric(task_name or own.get(problem, problem), keep_in_memory=True)
-    task_ids = _task_ids(task_name, labels)
+    @property
+    def name(self) -> str:
+        """The name of the GLUE task, or the kind of problem."""
+        if self.args.task is not None:
+            return self.args.task.folder
+        return "Regression" if self.labels is None else "Text classification"
 
-    def score(predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
-        if task_ids is not None:
-            predictions, references = task_ids[predictions], task_ids[references]
-        metrics = metric.compute(predictions=predictions, references=references)
-        if task_name is not None and len(metrics) > 1:
+    @property
+    def card_head(self) -> Head:
+        """The text about classifiers, or about models that predict numbers."""
+        return classifier(is_regression=self.labels is None, text_pairs=self.text_pairs)
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def find_sources(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
+        """As in [`Task`], and finds GLUE's files and datasets. MNLI has more than one validation and test split."""
+        args, task = self.args, self.args.task
+        found: dict[str, Sequence[Path | Dataset]] = {}
+        if args.data_dir is not None and task is not None:
+            folder = Path(args.data_dir)
+            folder = folder / task.folder if (folder / task.folder).is_dir() else folder
+            found = {name: [file] for name, file in find_task_files(folder, task).items()}
+            if not found:
+                expected = ", ".join(f"{task.files[split][0]}.tsv" for split in SPLITS)
+                raise InputError(f"--data_dir: no {task.folder} files in {folder}. Expected {expected}.")
+        found |= args.files
+        if not found and (args.dataset_name or args.task_name):
+            found = self._find_datasets(wanted, **download)
+        if args.unlabeled_file is not None:
+            found["unlabeled"] = [Path(args.unlabeled_file)]
+        if not found:
+            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
+        available = [split for split, names in GLUE_SPLITS.items() if any(name in found for name in names)]
+        chosen = choose_splits(wanted, available, "test" in args.files, self.noun)
+        return {name: found[name] for split in chosen for name in GLUE_SPLITS[split] if name in found}
+
+    def _find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Sequence[Path | Dataset]]:
+        args = self.args
+        if args.dataset_name is not None:
+            splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, **download)
+        else:
+            splits = load_dataset_splits(GLUE_ON_THE_HUB, args.task_name, **download)
+        names = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
+        found = {name: [splits[n]] for name in names for n in (f"{name}_matched", name) if n in splits}
+        if args.dataset_name is None and args.task_name == "mnli" and "test" in (wanted or ()):
+            found["diagnostic"] = [load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]]
+        return dict(found)
+
+    def describe_place(self, data: Path | Dataset, split: str) -> str:
+        """As in [`Task`], with the name of GLUE's dataset."""
+        if isinstance(data, Dataset) and self.args.dataset_name is None and self.args.task is not None:
+            return f"{GLUE_ON_THE_HUB} ({split})"
+        return super().describe_place(data, split)
+
+    def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TextSplit]:
+        """As in [`Task`]. All splits use the text columns of the first one; without training, the trained columns."""
+        splits = {}
+        layout: Layout | None = None
+        for name, (data,) in sources.items():
+            source = self.describe_place(data, name)
+            class_names = list_class_names(data, self.args.label_column_name or "label")
+            if layout is None:
+                preferred = () if name in ("train", "unlabeled") else trained_columns
+                layout = make_layout(self.args, self._read_rows(data), class_names, source, preferred)
+            # A column of labels in an unlabeled file is not read.
+            used = layout._replace(label_column="") if name == "unlabeled" else layout
+            labeled = name.startswith(("train", "validation"))
+            examples, used = read_examples(self._read_rows(data), source, used, labeled)
+            splits[name] = TextSplit(
+                name=name,
+                source=source,
+                data=examples,
+                layout=used,
+                labeled=labeled or None not in examples["label"][:],
+                class_names=class_names,
+                split_in_dataset=str(data.split) if isinstance(data, Dataset) and data.split else None,
+                limit=self.args.max_samples.get(name.partition("_")[0] if name != "diagnostic" else "test"),
+            )
+            # The first labels decide whether all are vectors.
+            layout = layout._replace(vector_size=used.vector_size)
+        return splits
+
+    def _read_rows(self, data: Path | Dataset) -> Iterator[tuple[int, Mapping[str, object]]]:
+        task = self.args.task
+        return read_rows(data) if task is None else read_rows(data, task.headerless_columns, task.skips_torn_rows)
+
+    def choose_labels(
+        self,
+        splits: Mapping[str, TextSplit],
+        config: PreTrainedConfig,
+        teacher: Task[Any, Any, Any] | None = None,
+        is_teacher: bool = False,
+    ) -> None:
+        """As in [`Task`]. Also encodes the labels of the splits."""
+        known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
+        distills = is_teacher or teacher is not None
+        self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
+        if is_teacher:
+            check_teacher_labels(known, self.labels)
+        logger.info("labels: %s", "numbers (regression)" if self.labels is None else ", ".join(self.labels))
+        known_problem = config.problem_type if teacher is None else teacher.problem
+        self.set_problem(choose_problem(splits, self.labels, known_problem))
+        for split in splits.values():
+            if split.labeled:
+                split.references = np.array(encode_labels(split, self.labels)[: split.num_examples])
+        self.text_pairs = len(self.text_columns(splits)) == 2
+        config.problem_type = self.problem
+        store_labels(config, self.labels or ["LABEL_0"])
+
+    def describe_sources(self, split: TextSplit) -> list[DataSource]:
+        """As in [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
+        args, task, name = self.args, self.args.task, split.name
+        if task is None or name == "unlabeled" or name in args.files or args.dataset_name is not None:
+            (source,) = super().describe_sources(split)
+            return [source if split.split_in_dataset is None else source._replace(split=split.split_in_dataset)]
+        if name == "diagnostic":
+            return [DataSource("GLUE diagnostic", "test", split.num_examples, GLUE_ON_THE_HUB, "ax")]
+        on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
+        return [DataSource(f"GLUE {task.folder}", on_the_hub, split.num_examples, GLUE_ON_THE_HUB, args.task_name)]
+
+    def text_columns(self, splits: Mapping[str, TextSplit]) -> tuple[str, ...]:
+        """Returns the column of texts, or the two columns of pairs."""
+        return next(iter(splits.values())).layout.text_columns
+
+    # --- model inputs and outputs -------------------------------------------------------------------------------
+
+    def encode(self, split: TextSplit) -> Features:
+        """Tokenizes the examples. Longer ones are truncated, the longer text of a pair first.
+
+        Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number.
+        """
+        number = split.num_examples
+        texts = [split.data[name][:number] for name in ("text", "text_pair") if name in split.data.column_names]
+        names = self.tokenizer.model_input_names
+        parts: dict[str, list[pa.Array]] = {name: [] for name in names}
+        shows = bool(split.source)  # on a terminal
+        for start in tqdm(range(0, number, ROWS_PER_CALL), f"tokenizing {split.source}", disable=not shows or None):
+            rows = [column[start : start + ROWS_PER_CALL] for column in texts]
+            encoded = self.tokenizer(*rows, truncation="longest_first", max_length=self.max_length)
+            for name in names:
+                parts[name].append(pa.array(encoded[name], pa.list_(TYPES[name])))
+        columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
+        if split.name == "unlabeled":
+            nothing: Any = {
+                "single_label_classification": UNLABELED,
+                "multi_label_classification": [np.nan] * len(self.labels or ()),
+                "regression": np.nan,
+            }[self.problem]
+            columns["label"] = pa.chunked_array([pa.array([nothing] * number)])
+        elif split.references is not None:
+            columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
+        return Features(Dataset(pa.table(columns)))
+
+    def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
+        """Returns the label, the labels or the number with the highest probability for each example."""
+        scores = logits[0] if isinstance(logits, tuple) else logits
+        if self.problem == "regression":
+            return TextAnswers(scores.squeeze(-1) if scores.shape[-1] == 1 else scores)
+        exact = scores.astype(np.float64)  # in float32, different logits can give equal probabilities
+        if self.problem == "single_label_classification":
+            return TextAnswers(scores.argmax(axis=-1), softmax(exact, axis=-1))
+        return TextAnswers((scores > 0).astype(np.int64), expit(exact))
+
+    # --- scores -------------------------------------------------------------------------------------------------
+
+    def measure(self, split: TextSplit, answers: TextAnswers) -> np.ndarray:
+        """Returns the correct and the predicted value of each example. *Shape:* (N, 2), or (N, 2 x C)"""
+        references, predictions = split.references, answers.values
+        assert references is not None
+        task = self.args.task
+        if self.problem != "regression":
+            references = references.astype(np.int64)
+        if task is not None and task.labels and self.labels:
+            # F1 is the F1 of label 1 of the task, which may have another id in this checkpoint.
+            task_ids = np.array([task.labels.index(label) for label in self.labels])
+            references, predictions = task_ids[references], task_ids[predictions]
+        return np.column_stack((references, predictions))
+
+    def score(self, split: TextSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
+        """Returns the metrics. A GLUE task with two metrics also gets their mean, `combined_score`."""
+        counts = np.ones(len(rows), np.int64) if counts is None else counts
+        values, task = SCORES[self.problem](rows, counts), self.args.task
+        names = task.metrics if task else METRICS[self.problem]
+        if split.name == "diagnostic":
+            names = ("matthews_correlation",)  # Wang et al. (2018), section 4
+        metrics = {name: values[name] for name in names}
+        if task is not None and len(metrics) > 1:
             metrics["combined_score"] = sum(metrics.values()) / len(metrics)
         return metrics
 
-    return score
+    def baseline(self, split: TextSplit, train: TextSplit | None) -> Baseline:
+        """Scores the best answer that is the same for every example.
 
+        It is the mean of numbers, the most frequent label, or the set of labels with the highest micro F1.
+        """
+        references, labels = split.references, self.labels
+        assert references is not None
+        if labels is None:
+            answer = references.mean(keepdims=True)
+        elif references.ndim == 1:
+            values, counts = np.unique(references, return_counts=True)
+            answer = values[[counts.argmax()]]
+        else:
+            # The best set of k labels are the k most frequent ones.
+            # F1 = 2 * correct / (predicted + labels in the data).
+            counts = references.sum(axis=0)
+            order = np.argsort(-counts, kind="stable")
+            sizes = np.arange(1, len(labels) + 1)
+            f1 = 2 * counts[order].cumsum() / (sizes * len(references) + counts.sum())
+            answer = np.zeros((1, len(labels)), dtype=np.int64)
+            answer[0, order[: f1.argmax() + 1]] = 1
+        rows = self.measure(split, TextAnswers(np.broadcast_to(answer, references.shape)))
+        shown = f"{answer[0]:.3f}" if labels is None else repr(self.format_answers(answer, labels, ", ")[0])
+        return Baseline(f"always {shown}", self.score(split, rows))
 
-def _task_ids(task_name: str | None, labels: list[str] | None) -> np.ndarray | None:
-    """Returns the task's id of each label. F1 is the F1 of label 1, which may have another id in this checkpoint."""
-    task_labels = TASKS[task_name].labels if task_name in TASKS else ()
-    return np.array([task_labels.index(label) for label in labels]) if labels and task_labels else None
+    def describe_metric(self) -> "evaluate.MetricInfo":
+        """Returns what `evaluate` shows about GLUE's metrics."""
+        import evaluate
 
+        value: Any = Value("float64" if self.problem == "regression" else "int64")
+        value = List(value) if self.problem == "multi_label_classification" else value
+        return evaluate.MetricInfo(
+            description=METRIC_DESCRIPTION,
+            citation=METRIC_CITATION,
+            inputs_description=METRIC_INPUTS,
+            features=DatasetFeatures({"predictions": value, "references": value}),
+            reference_urls=["https://gluebenchmark.com"],
+        )
 
-def estimate_intervals(
-    predictions: np.ndarray,
-    references: np.ndarray,
-    metrics: Collection[str],
-    task_name: str | None,
-    labels: list[str] | None,
-    problem: Problem,
-) -> dict[str, Interval]:
-    """Returns the interval of each of `metrics`, from a bootstrap over the examples.
+    def pair(self, references: list[Any], predictions: list[Any]) -> tuple[TextSplit, TextAnswers]:
+        """Returns examples and answers from label ids, or numbers."""
+        split = self.make_split([[""]] * len(references))
+        split.references = np.array(references)
+        return split, TextAnswers(np.array(predictions))
 
-    Args:
-        predictions, references, task_name, labels, problem: as in [`make_score`].
-        metrics: the metrics that it computes.
-    """
-    task_ids = _task_ids(task_name, labels)
-    if task_ids is not None:
-        predictions, references = task_ids[predictions], task_ids[references]
+    # --- files --------------------------------------------------------------------------------------------------
 
-    def score(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-        drawn = SCORE_DRAWN[problem](rows, counts)
-        chosen = {metric: drawn[metric] for metric in metrics if metric in drawn}
-        if "combined_score" in metrics:
-            chosen["combined_score"] = sum(chosen.values()) / len(chosen)
-        return chosen
+    def list_prediction_files(self, split: TextSplit) -> list[str]:
+        """Returns the file of all predictions. Test splits also have one in the format of gluebenchmark.com."""
+        name, task = self.set_names[split.name], self.args.task
+        files = ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
+        if name.startswith("predict"):
+            files.append(f"{task.leaderboard.get(split.name, task.folder)}.tsv" if task else "predict_results.txt")
+        return files
 
-    return bootstrap(np.column_stack((references, predictions)), score)
+    def write(self, split: TextSplit, answers: TextAnswers, folder: Path) -> None:
+        """Writes a JSON object for each example, and for test splits also a table for gluebenchmark.com.
 
+        The keys of an object are the text columns, "label" (if the split is labeled, whatever the name of its label
+        column), "predicted_label", and "probabilities", an object with the probability of each label (not for
+        regression). The table has the columns index and prediction, GLUE's example numbers and label names, and
+        scores of STS-B between 0 and 5. For your own data it is predict_results.txt, as in `run_glue.py`.
+        """
+        number = len(answers.values)
+        columns = {
+            column: split.data[name][:number]
+            for column, name in zip(split.layout.text_columns, ("text", "text_pair"), strict=False)
+        }
+        if split.references is not None:
+            columns["label"] = self.name_answers(split.references, self.labels)
+        first, *tables = self.list_prediction_files(split)
+        with (folder / first).open("w", encoding="utf-8") as stream:
+            for values, predicted in zip(
+                zip(*columns.values(), strict=True), self.to_columns(split, answers), strict=True
+            ):
+                example = dict(zip(columns, values, strict=True)) | predicted
+                stream.write(json.dumps(example, ensure_ascii=False) + "\n")
+        for table in tables:
+            self._write_table(folder / table, split.data["index"][:number], answers.values)
+        if split.references is not None and self.problem == "single_label_classification":
+            plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
+            draw_confusion_matrix(split.references, answers.values, self.labels or [], plot)
 
-def make_evaluation_set(
-    split_name: str,
-    split: GlueSplit,
-    features: Dataset,
-    labels: list[str] | None,
-    problem: Problem,
-    data_args: GlueDataArguments,
-) -> EvaluationSet[GluePredictions]:
-    """Returns examples to predict, and to score if they are labeled.
+    def _write_table(self, file: Path, indices: list[str], values: np.ndarray) -> None:
+        task, labels = self.args.task, self.labels
+        if task is not None and self.problem == "regression":
+            values = values.clip(0, 5)
+        if task is not None and task.writes_label_ids and labels is not None:
+            labels = [str(task.labels.index(label)) for label in labels]
+        answers = self.format_answers(values, labels, self.args.label_separator or ",")
+        lines = [f"{index}\t{answer}\n" for index, answer in zip(indices, answers, strict=True)]
+        file.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
 
-    [`write_predictions`] writes all predictions. Test predictions are also written in the format of gluebenchmark.com:
-    its file name, example numbers and label names, and STS-B's scores between 0 and 5. For the user's own data, this
-    file is predict_results.txt, as in `run_glue.py`.
+    @staticmethod
+    def name_answers(values: np.ndarray, labels: list[str] | None) -> list[Any]:
+        """Returns the answer to each example: a number, a label, or a list of labels.
 
-    Args:
-        split_name: a key of `NAMES`.
-        split: the examples.
-        features: from [`make_features`], of all examples or the first ones.
-        labels: in the order of their ids.
-        problem: the kind of problem.
-        data_args: the task, and the separator of an example's labels.
-    """
-    name, task = NAMES[split_name], data_args.task
-    files = ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
-    if name.startswith("predict"):
-        files.append(f"{task.leaderboard.get(split_name, task.folder)}.tsv" if task else "predict_results.txt")
-    names = (
-        [str(task.labels.index(label)) for label in labels] if labels and task and task.writes_label_ids else labels
-    )
-    separator = data_args.label_separator or ","
-    task_name = "ax" if split_name == "diagnostic" else data_args.task_name
-    score = make_score(task_name, labels, problem)
-    references = np.array(features["label"][:]) if "label" in features.column_names else None
-    if references is not None and problem == "multi_label_classification":
-        references = references.astype(np.int64)
-    baseline = None if references is None else score_baseline(references, labels, score)
+        Args:
+            values: in the form of [`TextAnswers`].
+            labels: in the order of their ids. None: numbers.
+        """
+        if labels is None:
+            return values.tolist()
+        if values.ndim == 2:
+            return [[labels[i] for i in np.flatnonzero(row)] for row in values]
+        return [labels[i] for i in values]
 
-    def estimate(predictions: GluePredictions) -> dict[str, Interval]:
-        assert references is not None and baseline is not None
-        return estimate_intervals(predictions.answers, references, baseline.metrics, task_name, labels, problem)
+    @classmethod
+    def format_answers(cls, values: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
+        """Returns the answer to each example as text, with `separator` between the labels of an example.
 
-    def write(predictions: GluePredictions, folder: Path) -> None:
-        answers = predictions.answers
-        write_predictions(folder / files[0], split, predictions, references, labels)
-        for file in files[1:]:
-            in_range = answers.clip(0, 5) if task and problem == "regression" else answers
-            write_test_answers(folder / file, split.data["index"][: len(answers)], in_range, names, separator)
-        if references is not None and problem == "single_label_classification":
-            plot = plot_file(folder, name, "confusion_matrix.png")
-            draw_confusion_matrix(references, answers, labels or [], plot)
+        Numbers keep their full precision.
+        """
+        named = cls.name_answers(values, labels)
+        return [separator.join(answer) if isinstance(answer, list) else str(answer) for answer in named]
 
-    return EvaluationSet(
-        name=name,
-        features=features,
-        num_examples=len(features),
-        decode=lambda logits: decode_logits(logits, problem),
-        score=None if references is None else lambda predictions: score(predictions.answers, references),
-        write=write,
-        predictions_files=tuple(files),
-        baseline=baseline,
-        estimate_intervals=None if references is None else estimate,
-    )
+    # --- prediction ---------------------------------------------------------------------------------------------
 
+    def use_checkpoint(self, config: PreTrainedConfig) -> None:
+        """As in [`Task`]. As in transformers, a single output without `problem_type` is a number."""
+        self.labels = None if is_regression(config) else list_labels(config)
+        problem: Any = config.problem_type or "single_label_classification"
+        self.set_problem("regression" if self.labels is None else problem)
 
-def score_baseline(references: np.ndarray, labels: list[str] | None, score: Score) -> Baseline:
-    """Scores the best answer that is the same for every example.
+    def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+        """Returns the text or the pair."""
+        return [read_text(values, column) for column in columns]
 
-    It is the mean of numbers, the most frequent label, or the set of labels with the highest micro F1.
-    """
-    if labels is None:
-        answer = references.mean(keepdims=True)
-    elif references.ndim == 1:
-        values, counts = np.unique(references, return_counts=True)
-        answer = values[[counts.argmax()]]
-    else:
-        # The best set of k labels are the k most frequent ones. F1 = 2 * correct / (predicted + labels in the data).
-        counts = references.sum(axis=0)
-        order = np.argsort(-counts, kind="stable")
-        sizes = np.arange(1, len(labels) + 1)
-        f1 = 2 * counts[order].cumsum() / (sizes * len(references) + counts.sum())
-        answer = np.zeros((1, len(labels)), dtype=np.int64)
-        answer[0, order[: f1.argmax() + 1]] = 1
-    metrics = score(np.broadcast_to(answer, references.shape), references)
-    if labels is None:
-        return Baseline(f"always {answer[0]:.3f}", metrics)
-    return Baseline(f"always {format_answers(answer, labels, ', ')[0]!r}", metrics)
+    def make_split(self, examples: list[Any]) -> TextSplit:
+        """Returns a split of texts or pairs."""
+        names = ("text", "text_pair")
+        data = dict(zip(names, map(list, zip(*examples, strict=True)), strict=False))
+        return TextSplit("test", "", Dataset.from_dict(data), Layout(names[: len(data)]))
 
-
-def name_answers(answers: np.ndarray, labels: list[str] | None) -> list[Any]:
-    """Returns the answer to each example: a number, a label, or a list of labels.
-
-    Args:
-        answers: in the form of [`GluePredictions`].
-        labels: in the order of their ids. None: regression.
-    """
-    if labels is None:
-        return answers.tolist()
-    if answers.ndim == 2:
-        return [[labels[i] for i in np.flatnonzero(row)] for row in answers]
-    return [labels[i] for i in answers]
-
-
-def format_answers(answers: np.ndarray, labels: list[str] | None, separator: str) -> list[str]:
-    """Returns the answer to each example as text. Numbers keep their full precision.
-
-    Args:
-        answers: in the form of [`GluePredictions`].
-        labels: in the order of their ids. None: regression.
-        separator: between the labels of an example.
-    """
-    named = name_answers(answers, labels)
-    return [separator.join(answer) if isinstance(answer, list) else str(answer) for answer in named]
-
-
-def write_predictions(
-    file: Path, split: GlueSplit, predictions: GluePredictions, references: np.ndarray | None, labels: list[str] | None
-) -> None:
-    """Writes a JSON object for each example, in the order of the split.
-
-    Its keys are the text columns, "label" (if the split is labeled, whatever the name of its label column),
-    "predicted_label", and "probabilities", an object with the probability of each label (not for regression).
-
-    Args:
-        file: the file.
-        split: the examples, of which the first may have been predicted.
-        predictions: the predictions.
-        references: the correct answers, in the form of [`GluePredictions`]. None: the split is not labeled.
-        labels: in the order of their ids. None: regression.
-    """
-    layout, number = split.layout, len(predictions.answers)
-    columns = {
-        column: split.data[name][:number]
-        for column, name in zip(layout.text_columns, ("text", "text_pair"), strict=False)
-    }
-    if references is not None:
-        columns["label"] = name_answers(references, labels)
-    columns["predicted_label"] = name_answers(predictions.answers, labels)
-    if labels is not None and predictions.probabilities is not None:
-        columns["probabilities"] = [dict(zip(labels, row, strict=True)) for row in predictions.probabilities.tolist()]
-    with file.open("w", encoding="utf-8") as stream:
-        for values in zip(*columns.values(), strict=True):
-            example = dict(zip(columns, values, strict=True))
-            stream.write(json.dumps(example, ensure_ascii=False) + "\n")
-
-
-def write_test_answers(
-    file: Path, indices: list[str], answers: np.ndarray, labels: list[str] | None, separator: str
-) -> None:
-    """Writes a TSV file with the columns index and prediction."""
-    rows = zip(indices, format_answers(answers, labels, separator), strict=True)
-    lines = [f"{index}\t{answer}\n" for index, answer in rows]
-    file.write_text("".join(["index\tprediction\n", *lines]), encoding="utf-8")
+    def to_columns(self, split: TextSplit, answers: TextAnswers) -> list[dict[str, Any]]:
+        """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""
+        named, labels = self.name_answers(answers.values, self.labels), self.labels
+        if labels is None or answers.probabilities is None:
+            return [{"predicted_label": answer} for answer in named]
+        return [
+            {"predicted_label": answer, "probabilities": dict(zip(labels, row, strict=True))}
+            for answer, row in zip(named, answers.probabilities.tolist(), strict=True)
+        ]

@@ -1,18 +1,16 @@
 """Arguments of `snugbert glue` that select and read the data."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
-from snugbert.data.sources import check_sources
+from snugbert.data.sources import DataArguments, check_sources
 from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
-from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits
 from snugbert_arguments import explain_choice
 
 
 @dataclass
-class GlueDataArguments(ExampleLimits):
+class GlueDataArguments(DataArguments):
     """Which data to use and how to read them.
 
     The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
@@ -83,19 +81,12 @@ class GlueDataArguments(ExampleLimits):
         if self.data_dir is not None and self.dataset_name is not None:
             raise InputError("--dataset_name and --data_dir exclude each other. Give one of them.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
-        files = {split: [file] for split, file in self.files.items()}
-        check_sources(files, self.dataset_name or default_dataset, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
                 raise InputError(f"--{name} {reason}. Remove it, or remove --task_name {self.task_name}.")
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The file of each split that was given as a file."""
-        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
-        return {split: Path(name) for split, name in names.items() if name is not None}
 
     @property
     def task(self) -> GlueTask | None:

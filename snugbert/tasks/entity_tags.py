@@ -16,6 +16,11 @@ SCHEMES = {
 }
 
 
+def list_types(tags: Iterable[str]) -> set[str]:
+    """Returns the entity types of tags, such as LOC of B-LOC. Labels that are not tags have none."""
+    return {tag[2:] for tag in tags if TAG.fullmatch(tag)} - {""}
+
+
 def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns the entities of a sentence as (type, first word, last word), for tags of any scheme.
 
@@ -46,3 +51,13 @@ def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
     """Returns the tags of a sentence in another scheme. Invalid tags are repaired as [`decode_tags`] reads them."""
     return encode_tags(decode_tags(tags), len(tags), scheme)
+
+
+def find_invalid_tags(tags: Sequence[str], scheme: str) -> list[tuple[int, str]]:
+    """Returns the words of a sentence whose tags are invalid in a scheme, each with the tag that `conlleval` reads.
+
+    A tag is invalid in a scheme if `conlleval`'s reading of the sentence, written in that scheme, has a different tag
+    there.
+    """
+    pairs = zip(tags, convert_tags(tags, scheme), strict=True)
+    return [(word, expected) for word, (tag, expected) in enumerate(pairs) if tag != expected]

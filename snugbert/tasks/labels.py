@@ -3,16 +3,15 @@
 import logging
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Literal
 
 from snugbert.data.glue import GlueTask
 from snugbert.data.tables import clean_label, find_similar_labels
 from snugbert.errors import InputError, shorten
-from snugbert.tasks.classification_data import GlueSplit
+from snugbert.tasks.base import Problem
+from snugbert.tasks.labeled_texts import TextSplit
 from snugbert.tasks.layout import NUMBER
-
-Problem = Literal["regression", "single_label_classification", "multi_label_classification"]  # transformers' names
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
@@ -23,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def choose_labels(
     task: GlueTask | None,
-    splits: dict[str, GlueSplit],
+    splits: Mapping[str, TextSplit],
     checkpoint_labels: list[str],
     regression: bool | None = None,
     distills: bool = False,
@@ -35,7 +34,7 @@ def choose_labels(
 
     Args:
         task: the GLUE task. None: your own data.
-        splits: the splits from [`load_splits`].
+        splits: the splits from [`TextClassification.read_splits`].
         checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
@@ -101,12 +100,12 @@ def _fold_case(label: str) -> str:
     return clean_label(label).lower()
 
 
-def _default_names(split: GlueSplit) -> list[str]:
+def _default_names(split: TextSplit) -> list[str]:
     """Returns transformers' default names for the elements of label vectors."""
     return [f"LABEL_{i}" for i in range(split.vector_size)]
 
 
-def _name_elements(split: GlueSplit) -> list[str]:
+def _name_elements(split: TextSplit) -> list[str]:
     """Returns the default names, and reports them."""
     names = _default_names(split)
     logger.warning(
@@ -128,7 +127,7 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
         )
 
 
-def _distinct_labels(split: GlueSplit) -> set[str]:
+def _distinct_labels(split: TextSplit) -> set[str]:
     """Returns the labels of a labeled split."""
     values = split.data["label"][:]
     if split.vector_size:
@@ -136,7 +135,7 @@ def _distinct_labels(split: GlueSplit) -> set[str]:
     return {label for value in values for label in value} if split.multi_label else set(values)
 
 
-def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
+def _are_numbers(train: TextSplit, labels: list[str]) -> bool:
     """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
     numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
     # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
@@ -158,7 +157,7 @@ def _are_numbers(train: GlueSplit, labels: list[str]) -> bool:
     return len(numbers) == len(labels)
 
 
-def encode_labels(split: GlueSplit, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
+def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
     """Encodes the label of each example.
 
     Args:
@@ -207,7 +206,7 @@ def _describe_expected(label: str, labels: list[str]) -> str:
     return f"Expected {', '.join(labels[:MAX_LISTED_LABELS])}{more}"
 
 
-def _encode_vectors(split: GlueSplit, labels: list[str]) -> list[list[float]]:
+def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
     if len(labels) != split.vector_size:
         raise InputError(
             f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
@@ -222,11 +221,13 @@ def _encode_vectors(split: GlueSplit, labels: list[str]) -> list[list[float]]:
     return [[float(bit) for bit in vector] for vector in split.data["label"][:]]
 
 
-def choose_problem(splits: dict[str, GlueSplit], labels: list[str] | None, checkpoint_problem: str | None) -> Problem:
+def choose_problem(
+    splits: Mapping[str, TextSplit], labels: list[str] | None, checkpoint_problem: str | None
+) -> Problem:
     """Chooses between regression and classification with one or with several labels per example.
 
     Args:
-        splits: the splits from [`load_splits`].
+        splits: the splits from [`TextClassification.read_splits`].
         labels: from [`choose_labels`].
         checkpoint_problem: the `problem_type` in the checkpoint's configuration, used if no split is labeled.
 

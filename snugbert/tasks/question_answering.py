@@ -1,260 +1,346 @@
-"""The task of `snugbert squad`: windows, answers, scores and the files of a run."""
+"""Question answering: which part of a context answers a question, as in SQuAD v1.1 and v2.0.
+
+    rows -> Question -> ContextWindows -> start and end logits -> Answer -> exact match and F1
+
+How an answer is chosen is in spans.py. The metrics are in squad_metrics.py.
+"""
 
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from datasets import concatenate_datasets
-from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
+from datasets import Features as DatasetFeatures
+from datasets import List, Value
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import limit_length, load_config, load_tokenizer, remember_text_columns
-from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataSource, describe_source
-from snugbert.data.squad import can_be_scored, load_questions
+from snugbert.data.squad import Question, can_be_scored, check_answers, read_questions
+from snugbert.data.tables import read_text
 from snugbert.errors import InputError
-from snugbert.reports.intervals import Interval
 from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_thresholds, plot_file
-from snugbert.tasks.base import Baseline, EvaluationSet, FineTuningTask, Logits, model_maker
+from snugbert.tasks.base import Baseline, Sources, Task
+from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
+from snugbert.tasks.question_windows import ContextWindows, check_room, make_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
-from snugbert.tasks.squad_metrics import (
-    estimate_intervals,
-    estimate_intervals_v2,
-    squad_metrics,
-    squad_scores,
-    squad_v2_metrics,
-    threshold_curve,
-)
-from snugbert.trainers.finetuning.fine_tune import check_early, collect_data_settings
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
-from snugbert.trainers.finetuning.soft_targets import UNLABELED
+from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
+
+if TYPE_CHECKING:
+    import evaluate
 
 logger = logging.getLogger(__name__)
 
+TRAINING = ("train", "unlabeled")  # splits
 METRICS = ("exact_match", "f1")  # in percent, by the names of evaluate-v1.1.py
 METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
     *(f"{questions}{metric}" for questions in ("", "HasAns_", "NoAns_") for metric in ("exact", "f1")),
     *("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"),
 )
-TRAINING = ("train", "unlabeled")
-NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics and files
+FIRST_CHARACTERS = 100  # where to look for words
+
+METRIC_DESCRIPTION = """\
+Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
+and, with version_2_with_negative, of v2.0, where a question may have no answer."""
+METRIC_INPUTS = """
+Args:
+    predictions: a dict for each question with id and prediction_text; for v2.0 also no_answer_probability (float).
+    references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
+
+Returns:
+    dict of float. v1.1: exact_match, f1. v2.0: exact, f1, total; the same for questions with an answer (HasAns_exact,
+    ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values
+    if questions whose no_answer_probability is above a threshold are answered with "".
+
+Example:
+    >>> predictions = [{"id": "1", "prediction_text": "in 1976"}]
+    >>> references = [{"id": "1", "answers": {"text": ["1976", "the year 1976"], "answer_start": [97, 88]}}]
+    >>> TaskMetric(QuestionAnswering()).compute(predictions=predictions, references=references)
+    {'exact_match': 0.0, 'f1': 66.66666666666666}
+"""
+METRIC_CITATION = """\
+@inproceedings{rajpurkar2018know,
+  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
+  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
+  booktitle={Annual Meeting of the Association for Computational Linguistics},
+  year={2018}
+}"""
 
 
-def make_task(
-    model_args: FineTunedModelArguments,
-    data_args: SquadDataArguments,
-    training_args: FineTuningArguments,
-    teacher: FineTuningTask | None = None,
-) -> FineTuningTask:
-    """Returns the task that the arguments describe.
+@dataclass
+class QuestionSplit:
+    """The questions of a split. See [`Split`]."""
 
-    Args:
-        model_args: the model. With `is_teacher`, it is not trained.
-        data_args: the data.
-        training_args: the settings.
-        teacher: the task with the teacher's model.
+    name: str
+    questions: list[Question]
 
-    Raises:
-        InputError: an argument or the data cannot be used.
-    """
-    splits = load_questions(
-        data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
-    )
-    selects = training_args.eval_strategy != "no" or training_args.sweeps
-    if selects and "validation" in splits and not can_be_scored(splits["validation"]):
-        raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
-    tokenizer = load_tokenizer(model_args)
-    config = load_config(model_args, tokenizer)
-    trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
-    if trains:
-        choose_learning_rate(config, training_args)
-        check_early(model_args, training_args)
-        remember_text_columns(config, ("question", "context"))
-    config.num_labels = 2  # logits of a token: first token of the answer, last token of the answer
+    @property
+    def labeled(self) -> bool:
+        """Whether the questions can be scored. See [`can_be_scored`]."""
+        return can_be_scored(self.questions)
 
-    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
-    windows = {
-        name: make_windows(
-            questions, tokenizer, max_length, data_args.doc_stride, data_args.max_query_length, name in TRAINING
-        )
-        for name, questions in splits.items()
-    }
-    for name, split_windows in windows.items():
-        logger.info("%s: %d questions in %d windows", name, len(splits[name]), len(split_windows.question_indices))
+    @property
+    def num_examples(self) -> int:
+        """The number of questions."""
+        return len(self.questions)
 
-    training = [windows["train"].features] if "train" in windows else []
-    if "unlabeled" in windows:
-        unlabeled = windows["unlabeled"].features
-        for column in ("start_positions", "end_positions"):
-            nothing = np.full(len(unlabeled), UNLABELED, np.int32)
-            unlabeled = unlabeled.remove_columns(column).add_column(column, nothing)
-        training.append(unlabeled)
-    return FineTuningTask(
-        name="Question answering",
-        make_model=model_maker(AutoModelForQuestionAnswering, model_args, config, trained=not trains),
-        tokenizer=tokenizer,
-        data_collator=(
-            DataCollatorWithPadding(tokenizer, padding="max_length", max_length=max_length)
-            if training_args.pad_to_max_length
-            else SnugBertDataCollatorWithPacking()
-        ),
-        train_features=concatenate_datasets(training) if training else None,
-        evaluation_sets=[
-            make_evaluation_set(NAMES[name], splits[name], windows[name], data_args)
-            for name in NAMES
-            if name in splits
-        ],
-        main_metric="f1",
-        metrics=METRICS_V2 if data_args.version_2_with_negative else METRICS,
-        pipeline_tag="question-answering",
-        data=describe_sets(data_args, splits),
-        perfect_score=100,
-        settings=collect_data_settings(data_args),
-    )
+    @property
+    def golds(self) -> list[tuple[str, ...]]:
+        """The correct answers to each question; empty if they are unknown or there is no answer."""
+        return [question.answers for question in self.questions]
 
 
-def describe_sets(data_args: SquadDataArguments, splits: dict[str, list[Question]]) -> dict[str, list[DataSource]]:
-    """Names the questions of each set as results and cards do. Unlabeled questions are training questions."""
-    sets: dict[str, list[DataSource]] = {}
-    for name, questions in splits.items():
-        set_name = "train" if name in TRAINING else NAMES[name]
-        sets[set_name] = [*sets.get(set_name, []), *describe_sources(data_args, name, questions)]
-    return sets
-
-
-def describe_sources(data_args: SquadDataArguments, split: str, questions: list[Question]) -> list[DataSource]:
-    """Names the dataset or the files that the questions of a split come from. Files without any are left out."""
-    if data_args.dataset_name is not None and split != "unlabeled":
-        return [describe_source(data_args.dataset_name, data_args.dataset_config_name, split, len(questions))]
-    counts = Counter(question.source for question in questions)
-    return [describe_source(Path(file), None, split, number) for file, number in counts.items()]
-
-
-# --- answers ----------------------------------------------------------------------------------------------------
-
-
-def make_evaluation_set(
-    name: str, questions: list[Question], windows: ContextWindows, data_args: SquadDataArguments
-) -> EvaluationSet[dict[str, Answer]]:
-    """Returns questions to answer, and to score if they have correct answers.
-
-    Writes predictions.json and nbest_predictions.json, and null_odds.json for SQuAD v2.0. If the questions have
-    correct answers, also draws f1_by_answer_length.png, and thresholds.png for SQuAD v2.0. Files of sets other than
-    "eval" have the name of the set as prefix.
+class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
+    """Question answering, with or without questions that have no answer.
 
     The metrics are the same as if the official script scored predictions.json. best_exact and best_f1 are the highest
-    scores for any --null_score_diff_threshold, and best_exact_thresh and best_f1_thresh are these thresholds. The
+    scores for any `null_score_diff_threshold`, and best_exact_thresh and best_f1_thresh are these thresholds. The
     official script finds lower best scores if a threshold already replaced answers in the file. The thresholds are 0
     if none beats "no answer" to every question, as in the script.
-
-    Args:
-        name: "eval" or "predict".
-        questions: the questions.
-        windows: windows of the questions' contexts.
-        data_args: how to select answers.
     """
-    version_2, threshold = data_args.version_2_with_negative, data_args.null_score_diff_threshold
-    prefix = "" if name == "eval" else f"{name}_"
-    golds, has_answers = collect_gold_answers(questions), can_be_scored(questions)
 
-    def decode(logits: Logits) -> dict[str, Answer]:
+    arguments = SquadDataArguments
+    head = "ForQuestionAnswering"
+    output = SPAN
+    noun = "questions"
+    paper_learning_rate = 5e-5  # Devlin et al. (2018), section 4.2
+    perfect_score = 100
+    main_metric = "f1"
+    name = "Question answering"
+    default_columns = (("question", "context"),)
+    predicted_columns = ("answer", "score", "start", "end")
+
+    def __init__(self, args: SquadDataArguments | None = None, **settings: Any):
+        super().__init__(args, **settings)
+        self.predicts = False  # whether rows are predicted, not known questions
+        self.version_2: bool = self.args.version_2_with_negative
+        self.metrics = METRICS_V2 if self.version_2 else METRICS
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, QuestionSplit]:
+        """Reads and checks the questions of all splits. See [`Task`]."""
+        args, splits = self.args, {}
+        for name, parts in sources.items():
+            places = [self.describe_place(part, name) for part in parts]
+            questions = [
+                question
+                for part, place in zip(parts, places, strict=True)
+                for question in read_questions(part, place, answered=name != "unlabeled")
+            ]
+            questions = questions[: args.max_samples.get(name)]
+            if name != "unlabeled":
+                skip = args.on_bad_answer == "skip"
+                questions = check_answers(questions, " and ".join(places), name == "train", self.version_2, skip)
+            splits[name] = QuestionSplit(name, questions)
+        return splits
+
+    def choose_labels(
+        self,
+        splits: Mapping[str, QuestionSplit],
+        config: PreTrainedConfig,
+        teacher: Task[Any, Any, Any] | None = None,
+        is_teacher: bool = False,
+    ) -> None:
+        """Stores the number of logits of a token: first token of the answer, last token of the answer."""
+        config.num_labels = 2
+
+    def describe_sources(self, split: QuestionSplit) -> list[DataSource]:
+        """Names the files or the dataset of a split. Several files have one name each."""
+        if split.name not in self.args.files and (split.name != "unlabeled" or self.args.unlabeled_file is None):
+            return super().describe_sources(split)
+        counts = Counter(question.source for question in split.questions)
+        return [describe_source(Path(file), None, split.name, number) for file, number in counts.items()]
+
+    def text_columns(self, splits: Mapping[str, QuestionSplit]) -> tuple[str, ...]:
+        """Returns the columns of a question."""
+        return self.default_columns[0]
+
+    # --- model inputs and outputs -------------------------------------------------------------------------------
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """Sets `tokenizer` and `max_length`, the size of a window.
+
+        Raises:
+            InputError: to predict, a window has no room for more context than it shares with its neighbor.
+        """
+        super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
+        if self.predicts:  # otherwise, the questions are known before anything runs, see `make_windows`
+            self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
+
+    def encode(self, split: QuestionSplit) -> ContextWindows:
+        """Returns the windows of all contexts. Those of training questions have the positions of answers."""
+        args = self.args
+        windows = make_windows(
+            split.questions,
+            self.tokenizer,
+            self.max_length,
+            args.doc_stride,
+            args.max_query_length,
+            training=split.name in TRAINING,
+        )
+        if split.name == "unlabeled":
+            nothing = np.full(len(windows.inputs), UNLABELED, np.int32)
+            for column in self.output.label_columns:
+                windows.inputs = windows.inputs.remove_columns(column).add_column(column, nothing)
+        if split.questions[0].source:  # not for rows to predict, which are encoded in many calls
+            message = "%s: %d questions in %d windows"
+            logger.info(message, split.name, split.num_examples, len(windows.question_indices))
+        return windows
+
+    def decode(self, logits: Logits, split: QuestionSplit, features: ContextWindows) -> list[Answer]:
+        """Returns the answers. See [`best_answers`]."""
+        args = self.args
         start_logits, end_logits = logits[:2]
-        answers = best_answers(
-            questions,
-            windows,
+        return best_answers(
+            split.questions,
+            features,
             start_logits,
             end_logits,
-            data_args.n_best_size,
-            data_args.max_answer_length,
-            version_2,
-            threshold,
+            n_best_size=1 if self.predicts else args.n_best_size,
+            max_answer_length=args.max_answer_length,
+            version_2=self.version_2,
+            null_threshold=args.null_score_diff_threshold,
         )
-        return dict(zip(golds, answers, strict=True))
 
-    def score(answers: dict[str, Answer]) -> dict[str, float]:
-        texts = {question: answer.text for question, answer in answers.items()}
-        exact, f1 = squad_scores(texts, golds, version_2)
-        if not version_2:
-            return squad_metrics(exact, f1)
-        spans = {question: answer.best_span for question, answer in answers.items()}
-        best = squad_v2_metrics(*squad_scores(spans, golds, version_2), spans, golds, collect_null_odds(answers))
-        return squad_v2_metrics(exact, f1, texts, golds) | {n: best[n] for n in best if n.startswith("best_")}
+    # --- scores -------------------------------------------------------------------------------------------------
 
-    def estimate(answers: dict[str, Answer]) -> dict[str, Interval]:
-        texts = {question: answer.text for question, answer in answers.items()}
-        scores = squad_scores(texts, golds, version_2)
-        if not version_2:
-            return estimate_intervals(*scores)
-        spans = {question: answer.best_span for question, answer in answers.items()}
-        odds = collect_null_odds(answers)
-        return estimate_intervals_v2(*scores, *squad_scores(spans, golds, version_2), spans, golds, odds)
+    def measure(self, split: QuestionSplit, answers: list[Answer]) -> np.ndarray:
+        """Compares answers with the correct ones. See [`measure_answers`] and [`measure_answers_v2`]."""
+        texts = [answer.text for answer in answers]
+        if not self.version_2:
+            return measure_answers(split.golds, texts)
+        spans, odds = [answer.best_span for answer in answers], [answer.null_odds or 0.0 for answer in answers]
+        return measure_answers_v2(split.golds, texts, spans, odds)
 
-    def write(answers: dict[str, Answer], folder: Path) -> None:
-        write_answers(answers, folder, prefix)
-        if not has_answers:
-            return
-        texts = {question: answer.text for question, answer in answers.items()}
-        _, f1 = squad_scores(texts, golds, version_2)
-        lengths = np.array([len(correct[0].split()) if correct else 0 for correct in golds.values()])
-        percent = 100 * np.array(list(f1.values()))
-        draw_f1_by_answer_length(lengths, percent, plot_file(folder, name, "f1_by_answer_length.png"))
-        if version_2:
-            spans = {question: answer.best_span for question, answer in answers.items()}
-            odds = collect_null_odds(answers)
-            curve = threshold_curve(*squad_scores(spans, golds, version_2), spans, golds, odds)
-            finite = curve[0] < SURELY_NULL
-            thresholds, exact, f1_by_threshold = (values[finite] for values in curve)
-            draw_thresholds(thresholds, exact, f1_by_threshold, threshold, plot_file(folder, name, "thresholds.png"))
+    def score(self, split: QuestionSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
+        """Returns the metrics of the official scripts. See [`score_v1`] and [`score_v2`]."""
+        return score_v2(rows, counts) if self.version_2 else score_v1(rows, counts)
 
-    return EvaluationSet(
-        name=name,
-        features=windows.features,
-        num_examples=len(questions),
-        decode=decode,
-        score=score if has_answers else None,
-        write=write,
-        predictions_files=(f"{prefix}predictions.json",),
-        baseline=score_baseline(questions, version_2) if has_answers else None,
-        estimate_intervals=estimate if has_answers else None,
-    )
+    def baseline(self, split: QuestionSplit, train: QuestionSplit | None) -> Baseline:
+        """Scores the whole context as the answer to every question, or "no answer" in v2.0."""
+        if not self.version_2:
+            contexts = [question.context for question in split.questions]
+            return Baseline("always the whole context", score_v1(measure_answers(split.golds, contexts)))
+        metrics = self.score(split, self.measure(split, [Answer("", 0.0, "", [])] * split.num_examples))
+        return Baseline("always no answer", {name: metrics[name] for name in ("exact", "f1")})
 
+    def describe_metric(self) -> "evaluate.MetricInfo":
+        """Returns what `evaluate` shows about SQuAD's metrics."""
+        import evaluate
 
-def collect_null_odds(answers: dict[str, Answer]) -> dict[str, float]:
-    """Returns the odds of "no answer" for each question, by id; empty for SQuAD v1.1."""
-    return {question: answer.null_odds for question, answer in answers.items() if answer.null_odds is not None}
+        prediction = {"id": Value("string"), "prediction_text": Value("string")}
+        if self.version_2:
+            prediction["no_answer_probability"] = Value("float64")
+        answers = {"text": List(Value("string")), "answer_start": List(Value("int32"))}
+        return evaluate.MetricInfo(
+            description=METRIC_DESCRIPTION,
+            citation=METRIC_CITATION,
+            inputs_description=METRIC_INPUTS,
+            features=DatasetFeatures(
+                {"predictions": prediction, "references": {"id": Value("string"), "answers": answers}}
+            ),
+            reference_urls=["https://rajpurkar.github.io/SQuAD-explorer/"],
+        )
 
+    def pair(self, references: list[Any], predictions: list[Any]) -> tuple[QuestionSplit, list[Answer]]:
+        """Returns the questions of references, and the answer to each, by id. See [`TaskMetric`].
 
-def collect_gold_answers(questions: list[Question]) -> dict[str, tuple[str, ...]]:
-    """Returns the correct answers to each question, by id; empty if they are unknown or there is no answer."""
-    return {question.id: question.answers for question in questions}
+        Raises:
+            ValueError: ids repeat, or a question has no prediction. In v1.1 it scores 0, with a warning.
+        """
+        found = {prediction["id"]: prediction for prediction in predictions}
+        questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}
+        if len(questions) < len(references):
+            repeated = len(references) - len(questions)
+            raise ValueError(f"{repeated} of {len(references)} references have a repeated id.")
+        missing = [question for question in questions if question not in found]
+        if missing:
+            message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
+            if self.version_2:
+                raise ValueError(message)
+            logger.warning("%s. They score 0.", message)
+        answers = []
+        for question in questions:
+            prediction = found.get(question, {"prediction_text": ""})
+            text = prediction["prediction_text"]
+            answers.append(Answer(text, prediction.get("no_answer_probability"), text, []))
+        return QuestionSplit("validation", list(questions.values())), answers
 
+    # --- files --------------------------------------------------------------------------------------------------
 
-def score_baseline(questions: list[Question], version_2: bool) -> Baseline:
-    """Scores the whole context as the answer to every question, or "no answer" in v2.0. Metrics are in percent."""
-    golds = collect_gold_answers(questions)
-    if not version_2:
-        contexts = {question: each.context for question, each in zip(golds, questions, strict=True)}
-        return Baseline("always the whole context", squad_metrics(*squad_scores(contexts, golds)))
-    nothing = dict.fromkeys(golds, "")
-    metrics = squad_v2_metrics(*squad_scores(nothing, golds, version_2), nothing, golds)
-    return Baseline("always no answer", {name: metrics[name] for name in ("exact", "f1")})
+    def list_prediction_files(self, split: QuestionSplit) -> list[str]:
+        """Returns the file of answers that the official scripts read."""
+        return [f"{self._prefix(split)}predictions.json"]
 
+    def _prefix(self, split: QuestionSplit) -> str:
+        name = self.set_names[split.name]
+        return "" if name == "eval" else f"{name}_"
 
-def write_answers(answers: dict[str, Answer], folder: Path, prefix: str) -> None:
-    """Writes the answers by question id, in the format of the original BERT release."""
-    odds = collect_null_odds(answers)
-    contents: dict[str, dict[str, Any]] = {
-        "predictions": {question: answer.text for question, answer in answers.items()},
-        "nbest_predictions": {
-            question: [candidate._asdict() for candidate in answer.n_best] for question, answer in answers.items()
-        },
-        **({"null_odds": odds} if odds else {}),
-    }
-    for name, content in contents.items():
-        text = json.dumps(content, indent=4, ensure_ascii=False)
-        (folder / f"{prefix}{name}.json").write_text(text + "\n", encoding="utf-8")
+    def write(self, split: QuestionSplit, answers: list[Answer], folder: Path) -> None:
+        """Writes the answers by question id, in the format of the original BERT release.
+
+        Files: predictions.json, nbest_predictions.json, and null_odds.json for SQuAD v2.0. If the questions have
+        correct answers, also f1_by_answer_length.png, and thresholds.png for SQuAD v2.0. Files of sets other than
+        "eval" have the name of the set as prefix.
+        """
+        ids = [question.id for question in split.questions]
+        contents: dict[str, list[Any]] = {
+            "predictions": [answer.text for answer in answers],
+            "nbest_predictions": [[candidate._asdict() for candidate in answer.n_best] for answer in answers],
+        }
+        if self.version_2:
+            contents["null_odds"] = [answer.null_odds for answer in answers]
+        for name, values in contents.items():
+            text = json.dumps(dict(zip(ids, values, strict=True)), indent=4, ensure_ascii=False)
+            (folder / f"{self._prefix(split)}{name}.json").write_text(text + "\n", encoding="utf-8")
+        if split.labeled:
+            self._draw(split, self.measure(split, answers), folder)
+
+    def _draw(self, split: QuestionSplit, rows: np.ndarray, folder: Path) -> None:
+        """Draws the plots of answers. `rows` are from `measure`."""
+        name = self.set_names[split.name]
+        lengths = np.array([len(correct[0].split()) if correct else 0 for correct in split.golds])
+        f1 = 100 * rows[:, 3 if self.version_2 else 1]
+        draw_f1_by_answer_length(lengths, f1, plot_file(folder, name, "f1_by_answer_length.png"))
+        if self.version_2:
+            thresholds, exact_sums, f1_sums = sum_by_threshold(rows, np.ones(len(rows)))
+            thresholds[0] = -np.inf  # every question gets "no answer"
+            finite = thresholds < SURELY_NULL
+            exact, f1 = (100 * sums[finite] / len(rows) for sums in (exact_sums, f1_sums))
+            chosen = self.args.null_score_diff_threshold
+            draw_thresholds(thresholds[finite], exact, f1, chosen, plot_file(folder, name, "thresholds.png"))
+
+    # --- prediction ---------------------------------------------------------------------------------------------
+
+    def use_checkpoint(self, config: PreTrainedConfig) -> None:
+        """Prepares to predict: only the best answer is needed. There are no classes."""
+        self.predicts = True
+
+    def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Question:
+        """Returns the question of a row.
+
+        Raises:
+            InputError: the question or the context has no words, or the question is too long.
+        """
+        question, context = (read_text(values, column) for column in columns)
+        tokens = len(self.tokenizer.tokenize(question))
+        limit = min(self.args.max_query_length, self._question_limit)
+        if not 0 < tokens <= limit:
+            raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
+        # The first characters are nearly always enough.
+        if not self.tokenizer.tokenize(context[:FIRST_CHARACTERS]) and not self.tokenizer.tokenize(context):
+            raise InputError(f"no words in column {columns[1]!r}.")
+        return Question(repr(question), question, context)
+
+    def make_split(self, examples: list[Question]) -> QuestionSplit:
+        """Returns questions from `read` as a split."""
+        return QuestionSplit("test", examples)
+
+    def to_columns(self, split: QuestionSplit, answers: list[Answer]) -> list[dict[str, Any]]:
+        """Returns the answer to each question with its score and its place in the context, see [`ExtractedAnswer`]."""
+        return [dict(answer.extract(answer.chosen)) for answer in answers]

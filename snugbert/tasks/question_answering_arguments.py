@@ -1,23 +1,21 @@
-"""Arguments of `snugbert squad` that select and read the data, and its training defaults."""
+"""Arguments of `snugbert squad` that select and read the data."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
-from snugbert.data.sources import check_sources
+from snugbert.data.sources import DataArguments, check_sources
 from snugbert.ranges import check_ranges
-from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits, FineTuningArguments
 
 
 @dataclass
-class SquadDataArguments(ExampleLimits):
+class SquadDataArguments(DataArguments):
     """Which questions to use, and how to read and answer them.
 
     The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come
     from the original release's `run_squad.py`.
 
     Raises:
-        InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
+        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
     """
 
     dataset_name: str | None = field(
@@ -69,20 +67,3 @@ class SquadDataArguments(ExampleLimits):
     def __post_init__(self):
         check_ranges(self)
         check_sources(self.files, self.dataset_name, self.unlabeled_file)
-
-    @property
-    def files(self) -> dict[str, list[Path]]:
-        """The files of each split that was given as files."""
-        names = {
-            "train": self.train_file or [],
-            "validation": [self.validation_file] if self.validation_file else [],
-            "test": [self.test_file] if self.test_file else [],
-        }
-        return {split: [Path(name) for name in files] for split, files in names.items() if files}
-
-
-@dataclass
-class SquadTrainingArguments(FineTuningArguments):
-    """[`FineTuningArguments`] with the paper's learning rate for SQuAD (Devlin et al., 2018, section 4.2)."""
-
-    paper_learning_rate: ClassVar[float] = 5e-5

@@ -5,6 +5,7 @@ A context is tokenized once, even for several questions. Its windows are cut fro
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,42 +13,20 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.data.squad import Question
 from snugbert.errors import InputError
+from snugbert.tasks.base import Features
+from snugbert.tasks.windows import find_max_context, make_inputs, split_into_spans
 
 logger = logging.getLogger(__name__)
 
 
-class Question(NamedTuple):
-    """A question about a context.
-
-    Attributes:
-        id: the question's id.
-        question: its text.
-        context: the text to find the answer in.
-        answers: correct answers. Empty if there is no answer or it is unknown.
-        answer_starts: the first character of each answer in the context.
-        title: the title of the article; "" if there is none.
-        source: the file or dataset that it was read from.
-        row: the question's place in its source, for messages: "dev.jsonl, row 3".
-        is_impossible: the question is marked as having no answer.
-    """
-
-    id: str
-    question: str
-    context: str
-    answers: tuple[str, ...] = ()
-    answer_starts: tuple[int, ...] = ()
-    title: str = ""
-    source: str = ""
-    row: str = ""
-    is_impossible: bool = False
-
-
-class ContextWindows(NamedTuple):
+@dataclass
+class ContextWindows(Features):
     """N windows, and the position of their tokens in the contexts.
 
     Attributes:
-        features: N rows of model inputs. For training, also start_positions and end_positions.
+        inputs: N rows of model inputs. For training, also start_positions and end_positions.
         question_indices: the question of each window. The windows of a question are adjacent and in order. int32,
             *Shape:* (N,)
         context_offsets: the position in the window of its first context token. int32, *Shape:* (N,)
@@ -56,7 +35,6 @@ class ContextWindows(NamedTuple):
         max_context: likewise, whether no other window has more context around the token.
     """
 
-    features: Dataset
     question_indices: np.ndarray
     context_offsets: np.ndarray
     char_starts: list[np.ndarray]
@@ -97,11 +75,14 @@ def make_windows(
     Raises:
         InputError: next to the longest question, a window has room for at most `doc_stride` tokens of context.
     """
-    before, between, after = _find_special_tokens(tokenizer)
-    room = max_seq_length - len(before) - len(between) - len(after)
     queries = _tokenize([question.question for question in questions], tokenizer)
-    lengths = [len(query.ids) for query in queries]
-    _check_lengths(questions, lengths, max_seq_length, room, doc_stride, max_query_length)
+    long = [question for question, query in zip(questions, queries, strict=True) if len(query.ids) > max_query_length]
+    if long:
+        message = "Questions truncated to %d tokens (max_query_length): %d. The first: %s."
+        logger.warning(message, max_query_length, len(long), long[0].row or long[0].id)
+    longest = max(len(query.ids[:max_query_length]) for query in queries)
+    check_room(tokenizer, max_seq_length, doc_stride, longest)
+    before, between, after = _find_special_tokens(tokenizer)
     contexts = list(dict.fromkeys(question.context for question in questions))
     tokenized = dict(zip(contexts, _tokenize(contexts, tokenizer), strict=True))
 
@@ -114,7 +95,7 @@ def make_windows(
     for index, (question, query) in enumerate(zip(questions, queries, strict=True)):
         text = tokenized[question.context]
         query_ids = np.concatenate([before, query.ids[:max_query_length], between])
-        spans = split_into_spans(len(text.ids), room - len(query.ids[:max_query_length]), doc_stride)
+        spans = split_into_spans(len(text.ids), max_seq_length - len(query_ids) - len(after), doc_stride)
         first, last = _find_answer_tokens(question, text)
         for begin, end in spans:
             token_ids.append((query_ids, np.concatenate([text.ids[begin:end], after])))
@@ -124,11 +105,11 @@ def make_windows(
             shift = len(query_ids) - begin
             answer_positions.append((first + shift, last + shift) if begin <= first <= last < end else (0, 0))
         max_context += find_max_context(spans)
-    columns = _make_columns(token_ids, tokenizer.model_input_names)
+    columns = make_inputs(token_ids, tokenizer.model_input_names)
     if training:
         columns["start_positions"], columns["end_positions"] = map(pa.array, np.array(answer_positions, np.int32).T)
     return ContextWindows(
-        features=Dataset.from_dict(columns),
+        inputs=Dataset.from_dict(columns),
         question_indices=np.array(question_indices, np.int32),
         context_offsets=np.array([len(query_ids) for query_ids, _ in token_ids], np.int32),
         char_starts=char_starts,
@@ -145,46 +126,29 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
     return ids[: first.start], ids[first.stop : second.start], ids[second.stop :]
 
 
-def _check_lengths(
-    questions: Sequence[Question],
-    lengths: list[int],
-    max_seq_length: int,
-    room: int,
-    doc_stride: int,
-    max_query_length: int,
-) -> None:
-    """Warns about long questions and checks that every window has room for context.
+def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
+    """Checks that a window has room for more context than it shares with its neighbor.
 
     Args:
-        questions: the questions.
-        lengths: tokens of each question.
+        tokenizer: the tokenizer of the windows.
         max_seq_length: maximum tokens of a window.
-        room: the same without special tokens.
-        doc_stride, max_query_length: see [`make_windows`].
+        doc_stride: tokens that neighboring windows share.
+        question: tokens of the question.
+
+    Returns:
+        The maximum tokens of a question.
+
+    Raises:
+        InputError: there is no room.
     """
-    long = [question for question, length in zip(questions, lengths, strict=True) if length > max_query_length]
-    if long:
-        message = "Questions truncated to %d tokens (max_query_length): %d. The first: %s."
-        logger.warning(message, max_query_length, len(long), long[0].row or long[0].id)
-    longest = min(max(lengths), max_query_length)
-    left = max(room - longest, 0)
+    special = sum(map(len, _find_special_tokens(tokenizer)))
+    left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:
         raise InputError(
-            f"max_seq_length {max_seq_length}: a question of {longest} tokens leaves {left} for the context. "
+            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context. "
             f"This must exceed doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
         )
-
-
-def _make_columns(token_ids: list[tuple[np.ndarray, np.ndarray]], names: list[str]) -> dict[str, pa.Array]:
-    """Makes the model inputs in `names`, one list per window."""
-    lengths = np.array([(len(query_ids), len(context_ids)) for query_ids, context_ids in token_ids])
-    tokens = {
-        "input_ids": np.concatenate([ids for pair in token_ids for ids in pair]).astype(np.int32),
-        "token_type_ids": np.repeat(np.tile(np.array([0, 1], np.int8), len(token_ids)), lengths.ravel()),
-        "attention_mask": np.ones(lengths.sum(), np.int8),
-    }
-    offsets = np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]).astype(np.int32)
-    return {name: pa.ListArray.from_arrays(offsets, tokens[name]) for name in names}
+    return question + left - doc_stride - 1
 
 
 def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_TokenizedText]:
@@ -202,45 +166,6 @@ def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_Tok
         characters = np.array(mapping, np.int32).reshape(-1, 2)
         tokenized.append(_TokenizedText(np.array(ids, np.int32), *characters.T.copy()))
     return tokenized
-
-
-def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
-    """Splits a text of `num_tokens` tokens into overlapping spans, one per window.
-
-    Args:
-        num_tokens: tokens of the text.
-        size: maximum tokens of a span.
-        overlap: tokens that neighboring spans share; less than `size`.
-
-    Returns:
-        First token and end (exclusive) of each span. An empty text has one empty span.
-    """
-    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous one
-    return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
-
-
-def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
-    """Marks the tokens that have their maximum context in a span, for each span.
-
-    The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
-    number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
-    several spans are equal, the first one counts.
-
-    Args:
-        spans: from [`split_into_spans`].
-
-    Returns:
-        Booleans for each span. *Shape:* (tokens of the span,)
-    """
-    max_scores = np.full(spans[-1][1], -1.0)
-    best_spans = np.zeros(len(max_scores), np.int32)
-    for index, (begin, end) in enumerate(spans):
-        left = np.arange(end - begin)
-        scores = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
-        better = scores > max_scores[begin:end]
-        max_scores[begin:end][better] = scores[better]
-        best_spans[begin:end][better] = index
-    return [best_spans[begin:end] == index for index, (begin, end) in enumerate(spans)]
 
 
 def _find_answer_tokens(question: Question, text: _TokenizedText) -> tuple[int, int]:

@@ -8,15 +8,18 @@ included. If none of these form a span, they find no answer.
 Shapes in comments: N windows of L tokens; n windows in a batch with at most C tokens of context.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from scipy.special import logsumexp
 
-from snugbert.tasks.question_windows import ContextWindows, Question
+from snugbert.data.squad import Question
+from snugbert.tasks.question_windows import ContextWindows
 
 # The odds of "no answer" for a context without tokens: above any threshold. JSON cannot represent infinity.
 SURELY_NULL = float(np.finfo(np.float32).max)
@@ -49,6 +52,22 @@ class Candidate(NamedTuple):
 NO_ANSWER = Candidate("", 0.0, 0.0, 0.0, 0, 0)
 
 
+class ExtractedAnswer(TypedDict):
+    """An answer that was extracted from a context.
+
+    Attributes:
+        score: the probability that the answer starts at its first token times the probability that it ends at its last
+            token. Both softmaxes run over [CLS] and the context tokens of all windows.
+        start, end: characters of the context: `context[start:end]` is the answer. Both are 0 if there is no answer.
+        answer: the text of the answer.
+    """
+
+    score: float
+    start: int
+    end: int
+    answer: str
+
+
 class Answer(NamedTuple):
     """The answer to a question.
 
@@ -57,12 +76,25 @@ class Answer(NamedTuple):
         null_odds: the score of "no answer" minus the score of the best span. None without `version_2`.
         best_span: the text of the best span, even if "no answer" scores higher. "" if the context has no tokens.
         n_best: at least one candidate, best first.
+        log_total: the logarithm of the softmax denominators of the starts and of the ends, added up. The softmaxes run
+            over [CLS] and the context tokens of all windows.
     """
 
     text: str
     null_odds: float | None
     best_span: str
     n_best: list[Candidate]
+    log_total: float = math.nan
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate whose text is the answer."""
+        return next(candidate for candidate in self.n_best if candidate.text == self.text)
+
+    def extract(self, candidate: Candidate) -> ExtractedAnswer:
+        """Returns a candidate as columns to predict."""
+        score = float(np.exp(candidate.score - self.log_total))
+        return {"score": score, "start": candidate.start, "end": candidate.end, "answer": candidate.text}
 
 
 def best_answers(
@@ -83,7 +115,7 @@ def best_answers(
 
     Args:
         questions: the questions with their contexts.
-        windows: the windows of these questions.
+        windows: the windows of these questions, at least one for each.
         start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read; padding can hold
             anything. *Shape:* (N, L)
         n_best_size: candidates per question. Default: 20, as in the original release. With `version_2` the best span
@@ -109,8 +141,8 @@ def best_answers(
             f"and `end_logits` has {len(end_logits)}."
         )
     spans: list[list[Candidate]] = [[] for _ in questions]
-    counts = np.bincount(windows.question_indices, minlength=len(questions))
-    pending, num_spans = np.flatnonzero(counts), n_best_size
+    counts = np.bincount(windows.question_indices)
+    pending, num_spans = np.arange(len(questions)), n_best_size
     while len(pending):
         incomplete = []
         borders = np.flatnonzero(np.diff(np.cumsum(counts[pending]) // WINDOWS_PER_BATCH)) + 1
@@ -126,12 +158,11 @@ def best_answers(
                     incomplete.append(question)
         # Repeated texts left too few candidates for these questions. Search again with more spans.
         pending, num_spans = np.array(incomplete, np.int64), 4 * num_spans
-    if not version_2:
-        return [_choose_answer(best, None, n_best_size, null_threshold) for best in spans]
-    nulls = _score_no_answer(questions, windows, start_logits, end_logits)
+    nulls = _score_no_answer(questions, windows, start_logits, end_logits) if version_2 else [None] * len(questions)
+    totals = _log_sum_exp(windows, start_logits) + _log_sum_exp(windows, end_logits)
     return [
-        _choose_answer(best, nulls.get(index, NO_ANSWER), n_best_size, null_threshold)
-        for index, best in enumerate(spans)
+        _choose_answer(best, null, n_best_size, null_threshold)._replace(log_total=total)
+        for best, null, total in zip(spans, nulls, totals.tolist(), strict=True)
     ]
 
 
@@ -218,8 +249,8 @@ def _remove_repeated_texts(candidates: list[Candidate]) -> list[Candidate]:
 
 def _score_no_answer(
     questions: Sequence[Question], windows: ContextWindows, start_logits: np.ndarray, end_logits: np.ndarray
-) -> dict[int, Candidate]:
-    """Returns "no answer" for each question index, with the [CLS] logits from the window with the lowest sum."""
+) -> list[Candidate]:
+    """Returns "no answer" for each question, with the [CLS] logits from the window with the lowest sum."""
     answers: dict[int, Candidate] = {}
     for index, start, end in zip(
         windows.question_indices.tolist(), start_logits[:, 0].tolist(), end_logits[:, 0].tolist(), strict=True
@@ -228,7 +259,26 @@ def _score_no_answer(
             raise ValueError(f"A logit of [CLS] for question {questions[index].id} is NaN or infinite.")
         if index not in answers or start + end < answers[index].score:
             answers[index] = NO_ANSWER._replace(start_logit=start, end_logit=end)
-    return answers
+    return list(answers.values())
+
+
+def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
+    """Computes the logarithm of each question's softmax denominator, over [CLS] and context tokens of all its windows.
+
+    Args:
+        windows: at least one for each question.
+        logits: start or end logits. *Shape:* (N, L)
+
+    Returns:
+        *Shape:* (questions,)
+    """
+    token_indices = np.arange(logits.shape[1])
+    first = windows.context_offsets
+    end = first + [len(char_starts) for char_starts in windows.char_starts]
+    included = (token_indices == 0) | ((token_indices >= first[:, None]) & (token_indices < end[:, None]))
+    by_window = logsumexp(np.where(included, logits.astype(np.float64), -np.inf), axis=1)
+    with np.errstate(invalid="ignore"):  # without `version_2`, the logits of [CLS] may be NaN
+        return np.logaddexp.reduceat(by_window, np.flatnonzero(np.diff(windows.question_indices, prepend=-1)))
 
 
 def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:

@@ -1,31 +1,32 @@
-"""Cuts sentences into windows that a model can read, and reads the predicted tag of each word from the logits."""
+"""Cuts sentences into windows that a model can read, and labels the first token of each word.
+
+Shapes: W words in all sentences.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.conll import NerSplit, Tags
+from snugbert.data.conll import Sentence
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.tasks.entity_tags import convert_tags
-from snugbert.trainers.finetuning.soft_targets import UNLABELED
+from snugbert.tasks.base import Features
+from snugbert.tasks.windows import make_inputs, make_lists
 
 
-class NerWindows(NamedTuple):
-    """N windows, and the position at which each of the W words of a split is labeled and predicted.
+@dataclass
+class TagWindows(Features):
+    """Windows of sentences, and the position at which each word is labeled and predicted.
 
     Attributes:
-        features: N rows of model inputs, with labels if the sentences are labeled.
         window_indices: the window of each word. *Shape:* (W,)
         token_indices: the position of the word's first sub-token in that window. *Shape:* (W,)
     """
 
-    features: Dataset
     window_indices: np.ndarray
     token_indices: np.ndarray
 
@@ -45,13 +46,13 @@ def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def make_windows(
-    split: NerSplit,
-    labels: list[str],
+    sentences: Sequence[Sentence],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
     document_context: bool = False,
-    label_all_tokens: bool = False,
-) -> NerWindows:
+    first_labels: Sequence[int] | None = None,
+    other_labels: Sequence[int] | None = None,
+) -> TagWindows:
     """Cuts sentences into windows: [CLS] tokens [SEP].
 
     A sentence that fits is one window. Each window of a longer sentence labels the words in about half of it, with
@@ -63,43 +64,38 @@ def make_windows(
     longer than a window is truncated.
 
     Args:
-        split: sentences, labeled in BIO or not labeled.
-        labels: in the order of their ids. Other tags are not learned.
+        sentences: at least one. One without words makes an empty window.
         tokenizer: a fast tokenizer with BERT's special tokens.
         max_length: maximum tokens of a window, at least 4.
         document_context: fill windows with neighboring sentences of the same document.
-        label_all_tokens: label all sub-tokens of a word, with B- on the first and I- on the others. Otherwise only the
-            first is labeled.
+        first_labels: label of the first sub-token of each word. None: the inputs have no labels. *Shape:* (W,)
+        other_labels: label of the other sub-tokens of each word. None: they have no label. *Shape:* (W,)
     """
     room = max_length - 2  # without [CLS] and [SEP]
-    word_ids = _tokenize_words([word for sentence in split.sentences for word in sentence.words], tokenizer, room)
+    word_ids = _tokenize_words([word for sentence in sentences for word in sentence.words], tokenizer, room)
     lengths = np.array([len(ids) for ids in word_ids])
     starts = np.concatenate([[0], np.cumsum(lengths)])  # first token of each word among all tokens, and their end
-    token_ids = np.concatenate(word_ids)
-    token_labels = _label_tokens(split, labels, lengths, label_all_tokens) if split.labeled else None
+    token_ids = np.concatenate([np.zeros(0, dtype=np.int64), *word_ids])
+    token_labels = np.repeat([IGNORE_INDEX] * len(lengths) if other_labels is None else other_labels, lengths)
+    if first_labels is not None:
+        token_labels[starts[:-1]] = first_labels
 
     window_indices, token_indices = np.empty(len(lengths), dtype=np.int64), np.empty(len(lengths), dtype=np.int64)
-    columns: dict[str, list[np.ndarray]] = {"input_ids": [], "labels": []}
+    windows: list[tuple[np.ndarray, ...]] = []
+    labels: list[np.ndarray] = []
     cls, sep = [tokenizer.cls_token_id], [tokenizer.sep_token_id]
-    for index, (core, context) in enumerate(_plan_windows(split, lengths, room, document_context)):
+    for index, (core, context) in enumerate(_plan_windows(sentences, lengths, room, document_context)):
         first, last = starts[core.start], starts[core.stop]
         begin, end = _add_context(first, last, starts[context.start : context.stop + 1], room)
         window_indices[core] = index
         token_indices[core] = starts[core] - begin + 1  # after [CLS]
-        columns["input_ids"].append(np.concatenate([cls, token_ids[begin:end], sep]))
-        if token_labels is not None:
-            window_labels = np.full(end - begin + 2, IGNORE_INDEX)
-            window_labels[1 + first - begin : 1 + last - begin] = token_labels[first:last]
-            columns["labels"].append(window_labels)
-    return NerWindows(_make_dataset(columns, tokenizer), window_indices, token_indices)
-
-
-def label_as_unlabeled(windows: NerWindows) -> Dataset:
-    """Returns the features of unlabeled sentences with `UNLABELED` as the label of each word."""
-    labels = [np.full(len(ids), IGNORE_INDEX) for ids in windows.features["input_ids"]]
-    for window, token in zip(windows.window_indices.tolist(), windows.token_indices.tolist(), strict=True):
-        labels[window][token] = UNLABELED
-    return windows.features.add_column("labels", labels)
+        windows.append((np.concatenate([cls, token_ids[begin:end], sep]),))
+        labels.append(np.full(end - begin + 2, IGNORE_INDEX))
+        labels[-1][1 + first - begin : 1 + last - begin] = token_labels[first:last]
+    columns = make_inputs(windows, tokenizer.model_input_names)
+    if first_labels is not None:
+        columns["labels"] = make_lists(np.concatenate(labels), np.array([len(row) for row in labels]))
+    return TagWindows(Dataset.from_dict(columns), window_indices, token_indices)
 
 
 def _tokenize_words(words: list[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[np.ndarray]:
@@ -113,28 +109,15 @@ def _tokenize_words(words: list[str], tokenizer: PreTrainedTokenizerBase, max_to
     return [token_ids[word] for word in words]
 
 
-def _label_tokens(split: NerSplit, labels: list[str], lengths: np.ndarray, label_all_tokens: bool) -> np.ndarray:
-    """Returns the label id of each token of all words, or -100. `lengths` counts the tokens of each word."""
-    ids = {label: i for i, label in enumerate(labels)}
-    # If a checkpoint lacks a B- or I- label, such tokens are not learned, but their words are scored.
-    inside = {tag: ids.get(f"I-{tag[2:]}" if tag != "O" else "O", IGNORE_INDEX) for tag in labels}
-    tags = [tag for sentence in split.sentences for tag in sentence.tags or ()]
-    token_labels = np.repeat(
-        [inside.get(tag, IGNORE_INDEX) if label_all_tokens else IGNORE_INDEX for tag in tags], lengths
-    )
-    token_labels[np.cumsum(lengths) - lengths] = [ids.get(tag, IGNORE_INDEX) for tag in tags]
-    return token_labels
-
-
 def _plan_windows(
-    split: NerSplit, lengths: np.ndarray, room: int, document_context: bool
+    sentences: Sequence[Sentence], lengths: np.ndarray, room: int, document_context: bool
 ) -> Iterator[tuple[slice, slice]]:
     """Yields the words that each window labels, and the words of their sentence or document that may surround them."""
     end = 0
-    for _, sentences in groupby(split.sentences, key=lambda sentence: sentence.document):
+    for _, group in groupby(sentences, key=lambda sentence: sentence.document):
         document = []
         begin = end
-        for sentence in sentences:
+        for sentence in group:
             first, end = end, end + len(sentence.words)
             fits = lengths[first:end].sum() <= room
             parts = [(0, end - first)] if fits else _group(lengths[first:end], room // 2)
@@ -178,37 +161,3 @@ def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[
     return starts[np.searchsorted(starts, first - left)], starts[
         np.searchsorted(starts, last + right, side="right") - 1
     ]
-
-
-def _make_dataset(windows: dict[str, list[np.ndarray]], tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    flat = np.concatenate(windows["input_ids"])
-    columns = {
-        "input_ids": flat.astype(np.int32),
-        "token_type_ids": np.zeros(len(flat), dtype=np.int8),
-        "attention_mask": np.ones(len(flat), dtype=np.int8),
-    }
-    columns = {name: column for name, column in columns.items() if name in tokenizer.model_input_names}
-    if windows["labels"]:
-        columns["labels"] = np.concatenate(windows["labels"])
-    ends = np.cumsum([0, *map(len, windows["input_ids"])]).astype(np.int32)
-    return Dataset(pa.table({name: pa.ListArray.from_arrays(ends, column) for name, column in columns.items()}))
-
-
-def predict_tags(
-    logits: np.ndarray | tuple[np.ndarray, ...], windows: NerWindows, split: NerSplit, labels: list[str]
-) -> Tags:
-    """Returns the predicted tag of each word, in the scheme of the source.
-
-    A word takes the label predicted for its first sub-token, as in training. Invalid tags are repaired as `conlleval`
-    reads them. This does not change the scores of entities, only the accuracy of tags.
-
-    Args:
-        logits: *Shape:* (windows, tokens, labels); or a tuple that begins with them.
-        windows: the windows of `split`.
-        split: the sentences.
-        labels: tags of any scheme, in the order of their ids.
-    """
-    logits = logits[0] if isinstance(logits, tuple) else logits
-    ids = iter(logits[windows.window_indices, windows.token_indices].argmax(axis=-1).tolist())
-    predicted = [[labels[next(ids)] for _ in sentence.words] for sentence in split.sentences]
-    return [convert_tags(tags, split.scheme) for tags in predicted]

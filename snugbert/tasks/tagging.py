@@ -1,193 +1,378 @@
-"""The task of `snugbert ner`: windows, tags, scores and the files of a run."""
+"""Tagging: a tag for each word, which marks entities. This is the task of `snugbert ner`.
 
+    rows -> sentences -> windows -> logits -> tags -> counts of entities -> precision, recall and F1
+
+Shapes: N sentences.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import datasets
 import numpy as np
-from datasets import concatenate_datasets
-from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
+from scipy.special import softmax
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import limit_length, load_config, load_tokenizer, remember_text_columns
-from snugbert.data.conll import NerSplit, Tags, choose_labels, load_splits
-from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.data.sources import DataSource, describe_source
+from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, tag_records
+from snugbert.data.tables import read_text, read_texts
+from snugbert.errors import InputError
+from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.score_plots import draw_confusion_matrix, draw_entity_scores, plot_file
 from snugbert.reports.score_tables import split_by_type
-from snugbert.tasks.base import (
-    Baseline,
-    EvaluationSet,
-    FineTuningTask,
-    check_teacher_labels,
-    model_maker,
-)
-from snugbert.tasks.tag_metric import estimate_intervals, predict_most_frequent_tags, score_tags
-from snugbert.tasks.tag_predictions import predictions_file, write_predictions
-from snugbert.tasks.tag_windows import (
-    NerWindows,
-    label_as_unlabeled,
-    make_windows,
-    predict_tags,
-    put_space_before_words,
-)
+from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
+from snugbert.tasks.entity_tags import TAG, convert_tags, decode_tags, list_types
+from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
+from snugbert.tasks.tag_windows import TagWindows, make_windows, put_space_before_words
+from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_split
 from snugbert.tasks.tagging_arguments import NerDataArguments
-from snugbert.trainers.finetuning.fine_tune import check_early, collect_data_settings
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
+
+if TYPE_CHECKING:
+    import evaluate
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
-NAMES = {"validation": "eval", "test": "predict"}  # split -> prefix of metrics and files
+
+METRIC_DESCRIPTION = """\
+Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
+correct. Tags may be in BIO, IOB1, IOBES or BILOU. Invalid tags are read as in conlleval, the script of CoNLL's shared
+tasks: an I- that does not continue an entity begins one."""
+
+METRIC_INPUTS = """
+Args:
+    predictions: a list of tags (str) for each sentence.
+    references: the correct tags.
+
+Returns:
+    dict of float: precision, recall and f1 of all entities (micro average), and accuracy, the share of equal tags. For
+    each entity type, such as PER: PER_precision, PER_recall, PER_f1, and PER_number, the number of entities in the
+    references. A fraction with denominator 0 is 0.
+
+Example:
+    >>> TaskMetric(Tagging()).compute(predictions=[["B-PER", "O"]], references=[["B-PER", "B-LOC"]])["f1"]
+    0.6666666666666666
+"""
+
+METRIC_CITATION = """\
+@inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
+  title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
+  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
+  booktitle={Proceedings of the Seventh Conference on Natural Language Learning at HLT-NAACL 2003},
+  year={2003}
+}"""
 
 
-def make_task(
-    model_args: FineTunedModelArguments,
-    data_args: NerDataArguments,
-    training_args: FineTuningArguments,
-    teacher: FineTuningTask | None = None,
-) -> FineTuningTask:
-    """Returns the task that the arguments describe.
+class TagAnswers(NamedTuple):
+    """The answers to the sentences of a split.
 
-    Args:
-        model_args: the model. With `is_teacher`, it is not trained.
-        data_args: the data.
-        training_args: the settings.
-        teacher: the task with the teacher's model. The labels get its order.
-
-    Raises:
-        InputError: an argument or the data cannot be used.
+    Attributes:
+        tags: the predicted tags of each sentence, in the scheme of the data.
+        scores: the probabilities of the predicted labels of each sentence. *Shape:* (words,) each. Empty if unknown.
     """
-    splits = load_splits(
-        data_args, training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token
-    )
-    tokenizer = load_tokenizer(model_args)
-    put_space_before_words(tokenizer)
-    config = load_config(model_args, tokenizer)
-    trains = not model_args.is_teacher and ("train" in splits or "unlabeled" in splits)
-    if trains:
-        choose_learning_rate(config, training_args)
-        check_early(model_args, training_args)
-        name = data_args.text_column_name or "tokens"
-        remember_text_columns(config, ("tokens" if name.isdecimal() else name,))  # CoNLL's columns are numbers
-    checkpoint_labels = [label for _, label in sorted((config.id2label or {}).items())]
-    if teacher is not None and teacher.labels is not None:
-        checkpoint_labels = teacher.labels
-    labels = choose_labels(splits, checkpoint_labels, distills=model_args.is_teacher or teacher is not None)
-    if model_args.is_teacher:
-        check_teacher_labels(checkpoint_labels, labels, ignore_case=False)
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: i for i, label in config.id2label.items()}
 
-    max_length = limit_length(config, tokenizer, data_args.max_seq_length)
-    windows = {
-        name: make_windows(
-            split, labels, tokenizer, max_length, data_args.document_context, data_args.label_all_tokens
-        )
-        for name, split in splits.items()
-    }
-    training = [windows["train"].features] if "train" in windows else []
-    if "unlabeled" in windows:
-        training.append(label_as_unlabeled(windows["unlabeled"]))
-    evaluation_sets = [
-        make_evaluation_set(
-            NAMES[name],
-            splits[name],
-            windows[name],
-            labels,
-            splits.get("train"),
-            data_args,
-        )
-        for name in NAMES
-        if name in splits
-    ]
-    types = (
-        sorted(splits["validation"].types) if data_args.return_entity_level_metrics and "validation" in splits else []
-    )
-    return FineTuningTask(
-        name="Token classification",
-        make_model=model_maker(AutoModelForTokenClassification, model_args, config, trained=not trains),
-        tokenizer=tokenizer,
-        data_collator=(
-            DataCollatorForTokenClassification(tokenizer, padding="max_length", max_length=max_length)
-            if training_args.pad_to_max_length
-            else SnugBertDataCollatorWithPacking()
-        ),
-        train_features=concatenate_datasets(training) if training else None,
-        evaluation_sets=evaluation_sets,
-        main_metric="f1",
-        metrics=(*METRICS, *(f"{kind}_{metric}" for kind in types for metric in METRICS[:3])),
-        pipeline_tag="token-classification",
-        labels=labels,
-        data=describe_sets(data_args, splits),
-        settings=collect_data_settings(data_args),
-    )
+    tags: Tags
+    scores: Sequence[np.ndarray] = ()
 
 
-def describe_sets(data_args: NerDataArguments, splits: dict[str, NerSplit]) -> dict[str, list[DataSource]]:
-    """Names the sentences of each set as results and cards do. Unlabeled sentences are training sentences."""
-    sets: dict[str, list[DataSource]] = {}
-    for name, split in splits.items():
-        set_name = "train" if name == "unlabeled" else NAMES.get(name, name)
-        sets.setdefault(set_name, []).append(describe_split(data_args, name, len(split.sentences)))
-    return sets
+class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
+    """Tags the words of sentences, to find entities.
 
+    The labels are O, and B- and I- for each entity type. A checkpoint that is not trained may have other tags.
 
-def describe_split(data_args: NerDataArguments, name: str, num_examples: int) -> DataSource:
-    """Names the sentences of the split `name` as results and cards do."""
-    unlabeled = Path(data_args.unlabeled_file) if name == "unlabeled" and data_args.unlabeled_file else None
-    source = unlabeled or data_args.files.get(name) or str(data_args.dataset_name)
-    return describe_source(source, data_args.dataset_config_name, name, num_examples)
-
-
-def make_evaluation_set(
-    name: str,
-    split: NerSplit,
-    windows: NerWindows,
-    labels: list[str],
-    train: NerSplit | None,
-    data_args: NerDataArguments,
-) -> EvaluationSet[Tags]:
-    """Returns sentences to tag, and to score if they are labeled.
-
-    Args:
-        name: "eval" or "predict".
-        split: the sentences.
-        windows: windows of the sentences.
-        labels: in the order of their ids.
-        train: the training sentences. The baseline predicts each word's most frequent tag in them.
-        data_args: the source of the sentences, and whether to log the metrics of each type during training.
+    Attributes:
+        scheme: the tagging scheme of the data. Predictions are converted to it. None: they are not converted.
     """
-    # The name in run_ner.py for test sentences.
-    stem = "predictions" if name == "predict" else f"{name}_predictions"
-    file = predictions_file(stem, data_args.files.get("test" if name == "predict" else "validation"))
 
-    def write(tags: Tags, folder: Path) -> None:
-        write_predictions(folder / file, split, tags, data_args)
+    arguments = NerDataArguments
+    head = "ForTokenClassification"
+    output = TOKENS
+    noun = "sentences"
+    name = "Token classification"
+    main_metric = "f1"
+    metrics: tuple[str, ...] = METRICS
+    training_metrics: tuple[str, ...] | None = METRICS
+    default_columns = (("tokens",), ("text",))
+    predicted_columns = ("predicted_tags", "entities")
+    scheme: str | None = None
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TagSplit]:
+        """Reads the sentences of all splits, and converts their tags to BIO. Sets `scheme`. See [`Task`]."""
+        splits = {
+            name: read_split(data, name, self.describe_place(data, name), self.args)
+            for name, (data,) in sources.items()
+        }
+        self.scheme, splits = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
+        return splits
+
+    def choose_labels(
+        self,
+        splits: Mapping[str, TagSplit],
+        config: PreTrainedConfig,
+        teacher: Task[Any, Any, Any] | None = None,
+        is_teacher: bool = False,
+    ) -> None:
+        """Sets the labels: O, and B- and I- for each entity type in the training data. See [`Task`].
+
+        If a checkpoint has the same labels, their order is kept, so that its classifier stays valid. Without training
+        data, its labels are used.
+
+        Raises:
+            InputError: the training data have no entities, another split has an entity type that the labels lack, or
+                there are no training data and the checkpoint's labels are not entity tags.
+        """
+        labels = known = list_labels(config) if teacher is None else list(teacher.labels or ())
+        types, origin = list_types(known), "the checkpoint"
+        if "train" in splits:
+            types, origin = set(splits["train"].types), splits["train"].source
+            if not types:
+                raise InputError(f"{origin}: no entities. All tags are O. Check --label_column_name.")
+            labels = ["O", *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI")]
+            if set(labels) == set(known):
+                labels = known
+            elif (is_teacher or teacher is not None) and set(labels) < set(known):
+                labels, types, origin = known, list_types(known), "the teacher"
+        elif not types or "O" not in labels:
+            raise InputError(
+                "--train_file is missing. Without training, the labels of the model must be entity tags, not "
+                f"{', '.join(labels)}."
+            )
+        for split in splits.values():
+            check_types(split, types, origin)
+        if is_teacher:
+            check_teacher_labels(known, labels, ignore_case=False)
+        self.labels = labels
+        store_labels(config, labels)
+        if self.args.return_entity_level_metrics:
+            kinds = sorted(splits["validation"].types) if "validation" in splits else []
+            self.metrics = (*METRICS, *(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3]))
+            self.training_metrics = None
+
+    def text_columns(self, splits: Mapping[str, TagSplit]) -> tuple[str, ...]:
+        """Returns the column of words. See [`Task`]."""
+        name = self.args.text_column_name or "tokens"
+        return ("tokens" if name.isdecimal() else name,)  # CoNLL's columns are numbers
+
+    # --- model inputs and outputs -------------------------------------------------------------------------------
+
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """Sets `tokenizer` and `max_length`. RoBERTa's tokenizer is changed, see [`put_space_before_words`]."""
+        put_space_before_words(tokenizer)
+        super().use_tokenizer(tokenizer, max_length)
+
+    def encode(self, split: TagSplit) -> TagWindows:
+        """Cuts sentences into windows, see [`make_windows`] and [`Task`]."""
+        first = other = None
+        if split.name == "unlabeled":
+            first = [UNLABELED for sentence in split.sentences for _ in sentence.words]
+        elif split.labeled:
+            tags = [tag for sentence in split.sentences for tag in sentence.tags or ()]
+            # If a checkpoint lacks a B- or I- label, such tokens are not learned, but their words are scored.
+            ids = {label: i for i, label in enumerate(self.labels or ())}
+            first = [ids.get(tag, IGNORE_INDEX) for tag in tags]
+            if self.args.label_all_tokens:  # with B- on the first sub-token of a word, and I- on the others
+                inside = {tag: ids.get(tag if tag == "O" else f"I-{tag[2:]}", IGNORE_INDEX) for tag in ids}
+                other = [inside.get(tag, IGNORE_INDEX) for tag in tags]
+        context = self.args.document_context
+        return make_windows(split.sentences, self.tokenizer, self.max_length, context, first, other)
+
+    def decode(self, logits: Logits, split: TagSplit, features: TagWindows) -> TagAnswers:
+        """Returns the predicted tag of each word, in `scheme`. See [`Task`].
+
+        A word takes the label predicted for its first sub-token, as in training. Invalid tags are repaired as
+        `conlleval` reads them. This does not change the scores of entities, only the accuracy of tags.
+
+        Args:
+            logits: *Shape:* (windows, tokens, labels); or a tuple that begins with them.
+            split: the sentences.
+            features: their windows.
+        """
+        assert self.labels is not None
+        logits = logits[0] if isinstance(logits, tuple) else logits
+        words = logits[features.window_indices, features.token_indices]
+        tags = np.array(self.labels, dtype=object)[words.argmax(axis=-1)]
+        scores = softmax(words, axis=-1).max(axis=-1, initial=0)
+        ends = np.cumsum([len(sentence.words) for sentence in split.sentences])[:-1]
+        return TagAnswers(self._convert(row.tolist() for row in np.split(tags, ends)), np.split(scores, ends))
+
+    def _convert(self, tags: Iterable[Sequence[str]]) -> Tags:
+        return [convert_tags(row, self.scheme) if self.scheme else [*row] for row in tags]
+
+    def list_references(self, split: TagSplit) -> Tags:
+        """Returns the tags of labeled sentences, in `scheme`."""
+        return self._convert(sentence.tags or () for sentence in split.sentences)
+
+    # --- scores -------------------------------------------------------------------------------------------------
+
+    def measure(self, split: TagSplit, answers: TagAnswers) -> np.ndarray:
+        """Counts equal tags, words, and entities of each sentence. See [`Task`].
+
+        An entity is correct if its type, first word and last word are correct. Invalid tags are read as in
+        `conlleval`, the script of CoNLL's shared tasks: an I- that does not continue an entity begins one.
+
+        Returns:
+            Equal tags and words, then correct, predicted and reference entities of all types together, then the same
+            three of each type, in the order of their names. *Shape:* (N, 5 + 3 * types)
+        """
+        types = {kind: index for index, kind in enumerate(self._list_types(split), start=1)}
+        tags = np.zeros((split.num_examples, 2), dtype=np.int64)
+        entities = np.zeros((split.num_examples, 1 + len(types), 3), dtype=np.int64)
+        for row, (references, predictions) in enumerate(zip(self.list_references(split), answers.tags, strict=True)):
+            tags[row] = sum(map(str.__eq__, references, predictions)), len(references)
+            expected, found = set(decode_tags(references)), set(decode_tags(predictions))
+            for column, group in enumerate((expected & found, found, expected)):
+                entities[row, 0, column] = len(group)
+                for kind, _, _ in group:
+                    entities[row, types[kind], column] += 1
+        return np.concatenate([tags, entities.reshape(split.num_examples, -1)], axis=1)
+
+    def _list_types(self, split: TagSplit) -> list[str]:
+        """Returns the entity types that sentences and predictions can have, sorted."""
+        return sorted(split.types.union(kind for label in self.labels or () for kind, _, _ in decode_tags([label])))
+
+    def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
+        """Returns precision, recall and F1 of entities, as fractions, and accuracy, the share of equal tags.
+
+        A fraction with denominator 0 is 0. The formulas and their last digits are those of seqeval. Without `counts`,
+        there are also metrics of each type, such as PER_precision, PER_recall, PER_f1, and PER_number, the number of
+        entities in the references. See [`Task`].
+        """
+        totals = rows.sum(axis=0) if counts is None else counts @ rows
+        equal_tags, words = totals[:2].tolist()
+        overall, *by_type = totals[2:].reshape(-1, 3).tolist()
+        metrics = {**_score_entities(*overall), "accuracy": equal_tags / words}
+        for kind, (correct, predicted, references) in zip(self._list_types(split), by_type, strict=True):
+            if counts is None and predicted + references:
+                scores = _score_entities(correct, predicted, references)
+                metrics |= {f"{kind}_{name}": value for name, value in scores.items()}
+                metrics[f"{kind}_number"] = references
+        return metrics
+
+    def baseline(self, split: TagSplit, train: TagSplit | None) -> Baseline | None:
+        """Scores each word's most frequent tag in the training data, and O for unknown words. See [`Task`].
+
+        Invalid tags are repaired, as in predictions of a model.
+        """
+        if train is None:
+            return None
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for sentence in train.sentences:
+            for word, tag in zip(sentence.words, sentence.tags or (), strict=True):
+                counts[word][tag] += 1
+        most_frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
+        tags = self._convert([most_frequent.get(word, "O") for word in s.words] for s in split.sentences)
+        metrics = self.score(split, self.measure(split, TagAnswers(tags)))
+        return Baseline("each word's most frequent tag", {metric: metrics[metric] for metric in METRICS})
+
+    def describe_metric(self) -> "evaluate.MetricInfo":
+        """Describes the metrics. See [`Task`]."""
+        import evaluate
+
+        tags = datasets.List(datasets.Value("string"))
+        return evaluate.MetricInfo(
+            description=METRIC_DESCRIPTION,
+            citation=METRIC_CITATION,
+            inputs_description=METRIC_INPUTS,
+            features=datasets.Features({"predictions": tags, "references": tags}),
+            reference_urls=["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
+        )
+
+    def pair(self, references: Tags, predictions: Tags) -> tuple[TagSplit, TagAnswers]:
+        """Returns sentences with these tags, and the answers to them. See [`Task`]."""
+        sentences = [Sentence([""] * len(tags), tags, row) for row, tags in enumerate(references, start=1)]
+        types = {kind for tags in (*references, *predictions) for kind, _, _ in decode_tags(tags)}
+        return TagSplit("validation", "references", sentences, types=frozenset(types)), TagAnswers(predictions)
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def list_prediction_files(self, split: TagSplit) -> list[str]:
+        """Returns the file of predictions. Its name for test sentences is that of `run_ner.py`. See [`Task`]."""
+        set_name = self.set_names[split.name]
+        return [("predictions" if set_name == "predict" else f"{set_name}_predictions") + split.suffix]
+
+    def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
+        """Writes the source of the sentences with the predicted tags, and plots. See [`Task`].
+
+        Tags go where the source has tags. A source without tags gets a last column, or a last key in each object.
+        Sentences beyond a limit on examples are left out. The file is not compressed.
+        """
+        if split.one_word_per_line:
+            column = parse_column_number("label_column_name", self.args.label_column_name)
+            text = tag_lines(split.lines, split.sentences, answers.tags, column, split.limited)
+        else:
+            text = tag_records(split.lines, split.sentences, answers.tags, self.args.tag_columns, split.limited)
+        (file,) = self.list_prediction_files(split)
+        (folder / file).write_text(text, encoding=split.encoding, newline="")  # line ends as in the source
         if split.labeled:
-            draw_entity_scores(split_by_type(score_tags(split, tags))[1], plot_file(folder, name, "entity_scores.png"))
-            _draw_confusion(split, tags, plot_file(folder, name, "confusion_matrix.png"))
+            name, metrics = self.set_names[split.name], self.score(split, self.measure(split, answers))
+            draw_entity_scores(split_by_type(metrics)[1], plot_file(folder, name, "entity_scores.png"))
+            matrix = plot_file(folder, name, "confusion_matrix.png")
+            _draw_confusion(self.list_references(split), answers.tags, matrix)
 
-    baseline = None
-    if train is not None and split.labeled:
-        metrics = score_tags(split, predict_most_frequent_tags(train, split))
-        baseline = Baseline("each word's most frequent tag", {metric: metrics[metric] for metric in METRICS})
-    return EvaluationSet(
-        name=name,
-        features=windows.features,
-        num_examples=len(split.sentences),
-        decode=lambda logits: predict_tags(logits, windows, split, labels),
-        score=(lambda tags: score_tags(split, tags)) if split.labeled else None,
-        write=write,
-        predictions_files=(file,),
-        baseline=baseline,
-        estimate_intervals=(lambda tags: estimate_intervals(split, tags)) if split.labeled else None,
-        training_metrics=None if data_args.return_entity_level_metrics else METRICS,
-    )
+    # --- prediction ---------------------------------------------------------------------------------------------
+
+    def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> list[str] | str:
+        """Returns the words, or a text. See [`Task`]."""
+        (column,) = columns
+        return read_texts(values, column) if isinstance(values.get(column), list) else read_text(values, column)
+
+    def make_split(self, examples: list[list[str] | str]) -> TagSplit:
+        """Returns sentences from lists of words, or from texts, in which the tokenizer finds the words."""
+        texts = [None if isinstance(example, list) else self._find_words(example) for example in examples]
+        sentences = []
+        for row, (example, text) in enumerate(zip(examples, texts, strict=True), start=1):
+            words = [*example] if text is None else [text.text[start:end] for start, end in text.words]
+            sentences.append(Sentence(words, None, row))
+        return TagSplit("test", "", sentences, texts=texts)
+
+    def _find_words(self, text: str) -> Text:
+        """Finds the words of a text, as the tokenizer separates them."""
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        words: dict[int, tuple[int, int]] = {}
+        for word, (start, end) in zip(encoding.word_ids(), encoding["offset_mapping"], strict=True):
+            if word is not None and end > start:
+                words[word] = (words.get(word, (start, end))[0], end)
+        # Some tokenizers count the space before a word.
+        return Text(text, [(end - len(text[start:end].lstrip()), end) for start, end in words.values()])
+
+    def to_columns(self, split: TagSplit, answers: TagAnswers) -> list[dict[str, Any]]:
+        """Returns `predicted_tags` of words, or `entities` of a text: type, start and end character, text and score.
+
+        The score of an entity is the mean probability of the labels of its words, as in transformers' pipeline with
+        `aggregation_strategy="first"`. See [`Task`].
+        """
+        return [
+            {"predicted_tags": tags} if text is None else {"entities": self._list_entities(text, tags, scores)}
+            for text, tags, scores in zip(split.texts, answers.tags, answers.scores, strict=True)
+        ]
+
+    def _list_entities(self, text: Text, tags: list[str], scores: np.ndarray) -> list[dict[str, Any]]:
+        if all(TAG.fullmatch(label) for label in self.labels or ()):
+            found = decode_tags(tags)
+        else:  # each word by itself
+            found = [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
+        entities = []
+        for kind, first, last in found:
+            start, end = text.words[first][0], text.words[last][1]
+            score = float(scores[first : last + 1].mean())
+            entities.append({"type": kind, "start": start, "end": end, "text": text.text[start:end], "score": score})
+        return entities
 
 
-def _draw_confusion(split: NerSplit, tags: Tags, file: Path) -> None:
+def _score_entities(correct: int, predicted: int, references: int) -> dict[str, float]:
+    precision = correct / predicted if predicted else 0.0
+    recall = correct / references if references else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if correct else 0.0
+    return {"precision": precision, "recall": recall, "f1": f1}
+
+
+def _draw_confusion(references: Tags, predictions: Tags, file: Path) -> None:
     """Draws a confusion matrix of the tags of words. They are in the scheme of the source, as in the accuracy."""
-    references, predictions = ([tag for row in rows for tag in row] for rows in (split.references, tags))
+    expected, predicted = ([tag for row in rows for tag in row] for rows in (references, predictions))
     prefixes = "OBIELSU"  # O, and the prefixes of an entity from its first word to its last
-    labels = sorted({*references, *predictions}, key=lambda tag: (tag[2:], prefixes.index(tag[0])))
+    labels = sorted({*expected, *predicted}, key=lambda tag: (tag[2:], prefixes.index(tag[0])))
     ids = {label: i for i, label in enumerate(labels)}
     draw_confusion_matrix(
-        np.array([ids[tag] for tag in references]), np.array([ids[tag] for tag in predictions]), labels, file
+        np.array([ids[tag] for tag in expected]), np.array([ids[tag] for tag in predicted]), labels, file
     )

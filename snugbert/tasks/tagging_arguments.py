@@ -1,24 +1,22 @@
 """Arguments of `snugbert ner` that select and read the data."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from snugbert.data.sources import check_sources
+from snugbert.data.sources import DataArguments, check_sources
 from snugbert.ranges import Range, check_ranges
-from snugbert.trainers.finetuning.finetuning_arguments import ExampleLimits
 
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
 
 
 @dataclass
-class NerDataArguments(ExampleLimits):
+class NerDataArguments(DataArguments):
     """Which data to use and how to read them.
 
     The names come from transformers' `run_ner.py`. The last four are new.
 
     Raises:
-        InputError: a value is out of range, a file does not exist, no data are given, or both files and a dataset are.
+        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
     """
 
     task_name: str = field(
@@ -82,10 +80,9 @@ class NerDataArguments(ExampleLimits):
     def __post_init__(self):
         # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
         check_ranges(self, max_seq_length=Range(4))
-        check_sources({split: [file] for split, file in self.files.items()}, self.dataset_name, self.unlabeled_file)
+        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
     @property
-    def files(self) -> dict[str, Path]:
-        """The file of each split that was given as a file."""
-        names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
-        return {split: Path(name) for split, name in names.items() if name is not None}
+    def tag_columns(self) -> tuple[str, ...]:
+        """The possible columns of tags in JSON files and datasets."""
+        return (self.label_column_name,) if self.label_column_name else (f"{self.task_name}_tags", "tags")

@@ -19,7 +19,7 @@ from snugbert.checkpoints.loading import SPECIAL_TOKEN_NAMES
 from snugbert.checkpoints.reading import CLASSES, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.errors import InputError
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
-from snugbert.vocabulary.learning import KINDS, Kind, Merge, make_tokenizer, merge_pairs
+from snugbert.vocabulary.learning import KINDS, Merge, TokenizerKind, make_tokenizer, merge_pairs
 
 # While merging, the old token with id `i` is the character `chr(FIRST_CHARACTER + i)`. None of these is a space.
 FIRST_CHARACTER = 0x10000
@@ -41,7 +41,7 @@ class Extension(NamedTuple):
     merges: list[Merge]
 
 
-def read_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[Kind, dict[str, Any]]:
+def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[TokenizerKind, dict[str, Any]]:
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
     Exception: RoBERTa's tokenizer puts no space before the first word of a text.
@@ -93,24 +93,11 @@ def _read_definition(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
-def tokenize_words(words: Counter[str], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[int]]:
-    """Returns the token ids of each word. Words with an unknown character are left out.
-
-    Args:
-        words: from [`count_words`] with the same tokenizer.
-        tokenizer: a fast tokenizer.
-    """
-    model, unknown = tokenizer.backend_tokenizer.model, tokenizer.unk_token_id
-    tokenized = {word: [token.id for token in model.tokenize(word)] for word in words}
-    return {word: ids for word, ids in tokenized.items() if unknown not in ids}
-
-
 def learn_extension(
     words: Counter[str],
     tokenizer: PreTrainedTokenizerBase,
     num_tokens: int,
     min_frequency: int = 2,
-    show_progress: bool = True,
 ) -> Extension:
     """Learns new tokens for `words`. Each is a sequence of old tokens.
 
@@ -119,15 +106,16 @@ def learn_extension(
         tokenizer: the old tokenizer. Its ids must have no gaps.
         num_tokens: maximum number of new tokens.
         min_frequency: minimum occurrences of a pair that becomes a token.
-        show_progress: whether to show progress bars on a terminal.
     """
-    sequences = Counter({_encode_ids(ids): words[word] for word, ids in tokenize_words(words, tokenizer).items()})
+    model, sequences = tokenizer.backend_tokenizer.model, Counter[str]()
+    for word, count in words.items():
+        ids = [token.id for token in model.tokenize(word)]
+        if tokenizer.unk_token_id not in ids:  # words with an unknown character are left out
+            sequences["".join(chr(FIRST_CHARACTER + index) for index in ids)] = count
     alphabet = sorted(set().union(*sequences))
-    learned, merges = merge_pairs(
-        sequences, alphabet, len(alphabet) + num_tokens, min_frequency, show_progress=show_progress
-    )
+    learned, merges = merge_pairs(sequences, alphabet, len(alphabet) + num_tokens, min_frequency)
     old = {index: token for token, index in tokenizer.get_vocab().items()}
-    prefix = tokenizer.backend_tokenizer.model.continuing_subword_prefix or ""
+    prefix = model.continuing_subword_prefix or ""
 
     def spell(characters: str) -> str:
         first, *rest = (old[index] for index in _decode_ids(characters))
@@ -146,10 +134,6 @@ def learn_extension(
     )
 
 
-def _encode_ids(ids: list[int]) -> str:
-    return "".join(chr(FIRST_CHARACTER + index) for index in ids)
-
-
 def _decode_ids(characters: str) -> list[int]:
     return [ord(character) - FIRST_CHARACTER for character in characters]
 
@@ -164,7 +148,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
         extension: from [`learn_extension`].
         name: name of the old tokenizer, for messages.
     """
-    kind, settings = read_settings(tokenizer, name)
+    kind, settings = read_tokenizer_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
     vocabulary = tokenizer.get_vocab() | new
     options: dict[str, Any] = {token_name: getattr(tokenizer, token_name) for token_name in SPECIAL_TOKEN_NAMES}

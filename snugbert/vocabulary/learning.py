@@ -24,12 +24,13 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
+from snugbert.data.languages import DEFAULT, primary_language
 from snugbert.errors import InputError
 from snugbert.progress import Progress
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 
-Kind = Literal["wordpiece", "bpe", "byte-bpe"]
-KINDS: tuple[Kind, ...] = ("wordpiece", "bpe", "byte-bpe")
+TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
+KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
 # These get ids 0 to 4. Google's vocabularies have them at 0 and 100 to 103, between [unused] tokens. Readers look them
@@ -46,6 +47,12 @@ CHARACTERS_AT_ONCE = 4_000_000  # of text, between two updates of the word table
 # The library counts pairs in 32 bits, and silently loses a pair that overflows. 8 % of English words begin with "th".
 MOST_TRAINING_WORDS = 1_000_000_000
 
+SAMPLE_CHARACTERS = 1_000_000  # at the start of a text
+# Share of words. English Wikipedia has 0.5 %, English books have less than 0.1 %. The German names of countries,
+# languages and currencies have 7 %, the French ones 18 %, the Polish ones 15 %.
+MANY_ACCENTS = 0.01
+EXAMPLE_LENGTH = 100  # characters
+
 _BETWEEN_CHUNKS = re.compile(r"(?<=\S) (?=\S)")
 
 
@@ -53,7 +60,7 @@ _BETWEEN_CHUNKS = re.compile(r"(?<=\S) (?=\S)")
 
 
 def make_tokenizer(
-    kind: Kind,
+    kind: TokenizerKind,
     tokens: Sequence[str] = SPECIAL_TOKENS,
     merges: Sequence[Merge] = (),
     do_lower_case: bool | None = None,
@@ -134,7 +141,7 @@ def make_tokenizer(
 # --- counting words ---------------------------------------------------------------------------------------------
 
 
-def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_progress: bool = True) -> Counter[str]:
+def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Counter[str]:
     """Counts the words of a text. A word is a unit that `tokenizer` then splits into tokens.
 
     Words of more than 100 characters are left out. When the table exceeds 2,000,000 words, the rarer half is dropped,
@@ -146,12 +153,11 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, show_p
         lines: lines of text, as [`read_lines`] yields them. They are streamed.
         tokenizer: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
             not used.
-        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
     characters = 0
-    with Progress("counting words", None, "lines", show=show_progress) as progress:
+    with Progress("counting words", None, "lines") as progress:
         for line in progress.follow(lines):
             # Neither the normalizer nor the pre-tokenizer looks across a space between two other characters. So it is
             # enough to process each distinct chunk between such spaces once.
@@ -186,8 +192,7 @@ def learn_tokens(
     words: Counter[str],
     vocab_size: int,
     min_frequency: int = 2,
-    kind: Kind = "wordpiece",
-    show_progress: bool = True,
+    kind: TokenizerKind = "wordpiece",
 ) -> tuple[list[str], list[Merge]]:
     """Learns a vocabulary with the tokenizers library's BPE trainer, which its WordPiece trainer uses as well.
 
@@ -200,7 +205,6 @@ def learn_tokens(
         vocab_size: number of tokens, including special tokens and single characters.
         min_frequency: minimum occurrences of a pair that becomes a token.
         kind: the kind of tokenizer that counted the words.
-        show_progress: whether to show progress bars on a terminal.
 
     Returns:
         The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
@@ -226,7 +230,7 @@ def learn_tokens(
         raise InputError("the text contains no words.")
     if vocab_size < len(initial):
         raise InputError(f"--vocab_size {vocab_size} is too small. {needs} need at least {len(initial)}.")
-    return merge_pairs(words, initial, vocab_size, min_frequency, prefix, show_progress)
+    return merge_pairs(words, initial, vocab_size, min_frequency, prefix)
 
 
 def merge_pairs(
@@ -235,7 +239,6 @@ def merge_pairs(
     vocab_size: int,
     min_frequency: int,
     prefix: str | None = None,
-    show_progress: bool = True,
 ) -> tuple[list[str], list[Merge]]:
     """Repeatedly merges the most frequent pair of neighboring tokens in `words`.
 
@@ -247,7 +250,6 @@ def merge_pairs(
         vocab_size: number of tokens to end with.
         min_frequency: minimum occurrences of a pair that becomes a token.
         prefix: prefix of tokens inside a word.
-        show_progress: whether to show progress bars on a terminal.
 
     Returns:
         All tokens in the order of their ids, and the merged pairs in order.
@@ -260,7 +262,7 @@ def merge_pairs(
         vocab_size=vocab_size,
         min_frequency=max(1, min_frequency // scale),
         special_tokens=initial,
-        show_progress=show_progress and sys.stderr.isatty(),  # otherwise it would print blank lines
+        show_progress=sys.stderr.isatty(),  # otherwise it would print blank lines
         **options,
     )
     learner = Tokenizer(BPE())
@@ -293,3 +295,94 @@ def _repeat_words(words: Counter[str], scale: int) -> Iterator[str]:
     repeated = chain.from_iterable(repeat(word, count // scale) for word, count in words.items())
     while batch := list(islice(repeated, 1000)):
         yield " ".join(batch)
+
+
+# --- case and accents ------------------------------------------------------------------------------------------------
+#
+# BERT's English models are often uncased: lowercased and without accents. Its multilingual models are cased, because
+# accents distinguish words in many languages. Google recommends bert-base-multilingual-cased over its uncased model.
+
+_words = pre_tokenizers.Split(Regex(r"[^\p{L}\p{M}\p{N}]+"), "removed")
+_composed = normalizers.NFC()  # so that a letter and its accent are compared as one character
+_without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), _composed])
+
+
+def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings for case and accents: the given ones, and defaults for the language.
+
+    Args:
+        language: language code. None: English.
+        kind: kind of tokenizer. Byte-level BPE keeps case and accents in every language.
+        given: some of the arguments of [`make_tokenizer`].
+
+    Returns:
+        Arguments of [`make_tokenizer`].
+    """
+    if primary_language(language or DEFAULT) == DEFAULT:
+        return {"do_lower_case": kind != "byte-bpe", **given}
+    return {"do_lower_case": False, "strip_accents": False, **given}
+
+
+def strips_accents(casing: dict[str, Any]) -> bool:
+    """Whether settings of [`make_tokenizer`] remove accents."""
+    strip = casing.get("strip_accents")
+    return bool(casing["do_lower_case"] if strip is None else strip)
+
+
+class TextSample:
+    """The start of a text, to show what the settings for case and accents do to its words.
+
+    Args:
+        lines: the lines of the text. At least one.
+
+    Attributes:
+        lines: the lines of the whole text.
+        share_with_accents: share of the sample's words with an accent.
+    """
+
+    def __init__(self, lines: Iterable[str]):
+        remaining, characters = iter(lines), 0
+        self._start: list[str] = []
+        for line in remaining:
+            self._start.append(line)
+            characters += len(line)
+            if characters >= SAMPLE_CHARACTERS:
+                break
+        self.lines: Iterator[str] = chain(self._start, remaining)
+        words = Counter(word for line in self._start for word, _ in _words.pre_tokenize_str(line))
+        accented = {word for word in words if _without_accents.normalize_str(word) != _composed.normalize_str(word)}
+        self.share_with_accents = sum(words[word] for word in accented) / max(1, words.total())
+        if self.share_with_accents < MANY_ACCENTS:
+            accented |= {word for word in words if word != word.lower()}
+        self._affected = {word: words[word] for word in accented}
+
+    def find_affected_word(self) -> str | None:
+        """Returns the most frequent word with a capital letter, or with an accent if there are many, or None."""
+        words = self._affected
+        return max(words, key=lambda word: (len(word) > 1, words[word], word), default=None)
+
+    def find_example(self) -> str:
+        """Returns the start of a line, or a part of it, with a word that the settings for case and accents affect."""
+        for line in self._start:
+            for word, (start, end) in _words.pre_tokenize_str(line):
+                if word in self._affected:
+                    first = 0 if end <= EXAMPLE_LENGTH else start
+                    return line[first : first + EXAMPLE_LENGTH]
+        return self._start[0][:EXAMPLE_LENGTH]
+
+    def describe(self, tokenizer: PreTrainedTokenizerBase, casing: dict[str, Any], advice: str) -> str:
+        """Describes in one line what a tokenizer does to case and accents.
+
+        Args:
+            tokenizer: the tokenizer.
+            casing: its settings.
+            advice: how to change them.
+        """
+        lower, strip = casing["do_lower_case"], strips_accents(casing)
+        case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")
+        what = f"Case and accents: both {case}" if lower == strip else f"Case: {case}. Accents: {accents}"
+        word, normalizer = self.find_affected_word(), tokenizer.backend_tokenizer.normalizer
+        if word is not None and normalizer is not None:
+            after = _composed.normalize_str(normalizer.normalize_str(word))
+            what += f" ({word} -> {after})" if after != word else ""
+        return f"{what}. {advice}"

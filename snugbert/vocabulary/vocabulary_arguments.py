@@ -1,4 +1,7 @@
-"""The arguments of `snugbert vocabulary`.
+"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing one.
+
+    snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
+    snugbert vocabulary --init bert-base-uncased --train_file law.txt --vocab_size 34000 --output_dir law-bert
 
 `--help` imports this module, so it does not import Trainer or datasets, which take seconds.
 """

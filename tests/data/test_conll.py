@@ -5,17 +5,18 @@ import json
 import logging
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conll import PARTS, all_tags, convert_tags
+from conll import PARTS, all_tags, choose_labels, convert_tags, load_splits
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from snugbert.data.conll import NerSplit, Sentence, check_tags, choose_labels, load_splits
+from snugbert.data.conll import Sentence
 from snugbert.errors import InputError
 from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.tagged_sentences import TagSplit, check_tags
 
 # Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
 # -DOCSTART- lines as sentences.
@@ -26,12 +27,12 @@ PUBLISHED = {
 }
 
 
-def read(folder: Path, *texts: str, **arguments: object) -> dict[str, NerSplit]:
+def read(folder: Path, *texts: str, **arguments: object) -> dict[str, TagSplit]:
     """Reads a CoNLL file of each text, for training, validation and test."""
     for part, text in zip(PARTS, texts, strict=False):
         arguments[f"{part}_file"] = str(folder / f"{part}.txt")
         (folder / f"{part}.txt").write_text(text, encoding="utf-8")
-    return load_splits(NerDataArguments(**arguments), PARTS[: len(texts)])
+    return load_splits(PARTS[: len(texts)], **arguments)
 
 
 def test_conll_2003_as_published(conll):
@@ -49,7 +50,7 @@ def test_conll_2003_as_published(conll):
 
 def test_json_lines_and_datasets_give_the_same_sentences(conll, data_dir, tmp_path):
     file = data_dir / "conll2003" / "valid.jsonl.gz"
-    split = load_splits(NerDataArguments(validation_file=str(file)), None)["validation"]
+    split = load_splits(validation_file=str(file))["validation"]
     assert [sentence[:2] for sentence in split.sentences] == [s[:2] for s in conll["validation"].sentences]
     assert [s.document for s in split.sentences] == [s.document for s in conll["validation"].sentences]
 
@@ -58,9 +59,8 @@ def test_json_lines_and_datasets_give_the_same_sentences(conll, data_dir, tmp_pa
     rows = [{"words": sentence.words, "ner": sentence.tags} for sentence in split.sentences[:100]]
     (tmp_path / "data").mkdir()
     Dataset.from_list(rows, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
-    columns = {"text_column_name": "words", "label_column_name": "ner"}
-    arguments = NerDataArguments(dataset_name=str(tmp_path / "data"), **columns)
-    again = load_splits(arguments, ("validation",), cache_dir=str(tmp_path / "cache"))["validation"]
+    arguments = {"text_column_name": "words", "label_column_name": "ner", "dataset_name": str(tmp_path / "data")}
+    again = load_splits(("validation",), str(tmp_path / "cache"), **arguments)["validation"]
     assert [sentence[:2] for sentence in again.sentences] == [sentence[:2] for sentence in split.sentences[:100]]
     # The checkpoint's labels keep their order, whatever the order of the dataset's classes.
     splits = {"train": split}
@@ -84,7 +84,7 @@ def test_columns_documents_and_compressed_files(tmp_path):
         ("a.zst", pa.compress(text.encode(), "zstd", asbytes=True)),
     ):
         (tmp_path / name).write_bytes(data)
-        splits = load_splits(NerDataArguments(train_file=str(tmp_path / name)), ("train",))
+        splits = load_splits(("train",), train_file=str(tmp_path / name))
         assert splits["train"].sentences == sentences
     # Words can be in the second column and tags in the first. A test file can lack tags.
     swapped = {"text_column_name": "2", "label_column_name": "1"}
@@ -123,10 +123,10 @@ def test_every_scheme_is_recognized_and_gives_the_same_entities(conll, caplog):
     caplog.set_level(logging.INFO, logger="snugbert")
     split = conll["test"]
     for scheme in SCHEMES:
-        original = split._replace(sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
-        checked = check_tags({"test": original}, "auto", "stop")["test"]
+        original = replace(split, sentences=[s._replace(tags=convert_tags(s.tags, scheme)) for s in split.sentences])
+        found, checked = check_tags({"test": original}, "auto", "stop")
         assert caplog.messages[-1].startswith(f"tagging scheme: {scheme.upper()}")
-        assert checked.sentences == split.sentences and checked.scheme == scheme
+        assert checked["test"].sentences == split.sentences and found == scheme
         assert [encode_tags(decode_tags(tags), len(tags), scheme) for tags in all_tags(split)] == all_tags(original)
 
 
@@ -195,12 +195,12 @@ def test_bad_files(text, message, tmp_path):
 def test_bad_rows(rows, message, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match=message):
-        load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))
+        load_splits(("train",), train_file=str(tmp_path / "train.jsonl"))
 
 
 def test_sentences_without_words_are_skipped(tmp_path, caplog):
     rows = [{"tokens": [], "tags": []}, {"tokens": ["a"], "tags": ["B-X"]}, {"tokens": [], "tags": []}]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    sentences = load_splits(NerDataArguments(train_file=str(tmp_path / "train.jsonl")), ("train",))["train"].sentences
+    sentences = load_splits(("train",), train_file=str(tmp_path / "train.jsonl"))["train"].sentences
     assert sentences == [Sentence(["a"], ["B-X"], 2)]
     assert "skipped sentences without words: 2, the first in row 1" in caplog.text

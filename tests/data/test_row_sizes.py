@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from synthetic import make_teacher, make_trainer
+from torch.utils.data import Subset
 
 import snugbert
 from snugbert.data.row_sizes import (
@@ -43,6 +44,9 @@ def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, cap
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 2, **ON_CUDA}
     assert make_trainer(tmp_path, **options).pad_to_multiple_of == 40  # 25 x 40 = 50 x 20
     assert make_trainer(tmp_path, pad_to_multiple_of=0, **options).pad_to_multiple_of == 0
+    trainer = make_trainer(tmp_path, **options)
+    (batch,) = trainer.get_eval_dataloader(Subset(trainer.phases[0].dataset, range(8)))  # as with --max_eval_samples
+    assert batch["num_sequences"] == 8 and batch["input_ids"].shape[1] % 4 == 0
 
 
 def test_other_batches_are_unchanged():

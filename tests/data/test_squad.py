@@ -5,12 +5,11 @@ import json
 
 import pytest
 from datasets import Dataset
-from squad_forms import flat, nested
+from squad_forms import flat, load_questions, nested
 
-from snugbert.data.squad import find_answer, load_questions, read_questions
+from snugbert.data.squad import Question, find_answer, read_questions
 from snugbert.errors import InputError
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import Question
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
-from snugbert.reports.pretrained_card import HUB_METRICS
+from snugbert.reports.pretrained_card import PRETRAINING_HUB_METRICS
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -103,7 +103,7 @@ def test_scores_equal_those_of_pretrain_and_of_stock_bert(head, files, tmp_path,
     assert f"| bits per character | {ours['metrics']['bits_per_character']:.3f} |" in report
     entries = yaml.safe_load((tmp_path / "scores/card_metadata.yaml").read_text())["model-index"][0]["results"]
     values = [metric["value"] for entry in entries for metric in entry["metrics"]]
-    expected_values = [ours["metrics"][name] for name in HUB_METRICS if name in ours["metrics"]]
+    expected_values = [ours["metrics"][name] for name in PRETRAINING_HUB_METRICS if name in ours["metrics"]]
     assert values == pytest.approx(expected_values, rel=1e-5)
     assert (ours["objective"], ours["token_frequencies"]) == ("mlm" if no_nsp else "nsp", "training text")
     names = ["mlm_loss", "mlm_accuracy"] + ([] if no_nsp else ["nsp_loss", "nsp_accuracy"])

@@ -22,7 +22,6 @@ from transformers import pipeline
 import snugbert
 import snugbert.prediction.predict_file as run
 import snugbert.prediction.predictor
-import snugbert.prediction.question_answerer
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert_cli import main
@@ -48,8 +47,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(params=[None, 96], ids=["rows", "filled rows"])
 def rows_of_all_kinds(request, monkeypatch):
     """Rows as they are, and filled up to a multiple of 96 tokens as on a GPU."""
-    for module in (snugbert.prediction.predictor, snugbert.prediction.question_answerer):
-        monkeypatch.setattr(module, "choose_prediction_multiple", lambda *_: request.param)
+    monkeypatch.setattr(snugbert.prediction.predictor, "choose_prediction_multiple", lambda *_: request.param)
 
 
 def make_texts(number: int = 40) -> list[str]:
@@ -146,7 +144,7 @@ def test_questions_and_choices(checkpoint, tmp_path, monkeypatch):
     rows = [{"question": "who was it?", "context": text} for text in [*texts, " ".join(WORDS * 20)]]
     found = predict(tmp_path, model, rows)
     answerer = snugbert.QuestionAnswerer(model)
-    monkeypatch.setattr(snugbert.prediction.question_answerer, "choose_prediction_multiple", lambda *_: None)
+    monkeypatch.setattr(snugbert.prediction.predictor, "choose_prediction_multiple", lambda *_: None)
     for row in found:
         expected = answerer(question=row["question"], context=row["context"])
         assert row["answer"] == expected["answer"] and row["score"] == pytest.approx(expected["score"], abs=1e-5)
@@ -292,7 +290,12 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
             [],
             "row 1: no words in column 'context'",
         ),
-        ("ForQuestionAnswering", [{"question": "a", "context": "b"}], ["--max_seq_length", "99"], "leaves no room"),
+        (
+            "ForQuestionAnswering",
+            [{"question": "a", "context": "b"}],
+            ["--max_seq_length", "99"],
+            "leaves 95 for the context",
+        ),
         (
             "ForSequenceClassification",
             [{"text": "a"}],

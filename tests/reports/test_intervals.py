@@ -1,20 +1,24 @@
 """Intervals of scores against a plain bootstrap that scores resampled examples with the official metric."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from scipy.stats import bootstrap as scipy_bootstrap
-from scipy.stats import ttest_1samp
+from scipy.stats import pearsonr, spearmanr, ttest_1samp
+from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+from sklearn.metrics import f1_score as f1_of_label
+from squad_definition import definition_1, definition_2
 
-from snugbert.data.conll import NerSplit, Sentence
+from snugbert.data.squad import Question
 from snugbert.reports import intervals
 from snugbert.reports.intervals import SEED, TAILS, bootstrap, combine_intervals, estimate_mean_interval
-from snugbert.tasks import squad_metrics as squad
-from snugbert.tasks.classification import estimate_intervals, make_score
-from snugbert.tasks.entity_tags import convert_tags
-from snugbert.tasks.tag_metric import estimate_intervals as estimate_entity_intervals
-from snugbert.tasks.tag_metric import score_tags
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
+from snugbert.tasks.spans import Answer
+from snugbert.tasks.tagging import Tagging
 
 RESAMPLES = 20
 GENERATOR = np.random.default_rng(3)
@@ -45,6 +49,28 @@ def noisy(labels: int, number: int, share: float) -> tuple[np.ndarray, np.ndarra
     return np.where(GENERATOR.random(number) < share, references, GENERATOR.integers(labels, size=number)), references
 
 
+def estimate(task: TextClassification, predictions, references) -> dict[str, tuple[float, float]]:
+    split, answers = task.pair(references, predictions)
+    return bootstrap(task.measure(split, answers), partial(task.score, split))
+
+
+def with_mean(metrics: dict[str, float]) -> dict[str, float]:
+    return {**metrics, "combined_score": sum(metrics.values()) / len(metrics)}
+
+
+def score_labels(references, predictions, ones=None) -> dict[str, dict[str, float]]:
+    """Returns the metrics of each task by scikit-learn. `ones` is the id of the label whose F1 counts."""
+    accuracy = {"accuracy": sklearn.metrics.accuracy_score(references, predictions)}
+    f1 = {} if ones is None else {"f1": f1_of_label(references, predictions, pos_label=ones, zero_division=0)}
+    matthews = sklearn.metrics.matthews_corrcoef(references, predictions)
+    return {
+        "sst2": accuracy,
+        "cola": {"matthews_correlation": matthews},
+        "mrpc": with_mean(accuracy | f1),
+        None: accuracy,
+    }
+
+
 @pytest.mark.parametrize(
     ("task", "labels", "number"),
     [
@@ -52,7 +78,6 @@ def noisy(labels: int, number: int, share: float) -> tuple[np.ndarray, np.ndarra
         ("cola", ["unacceptable", "acceptable"], 120),
         ("cola", ["unacceptable", "acceptable"], 3),  # resamples with one label only: the correlation is 0
         ("mrpc", ["equivalent", "not_equivalent"], 120),  # the checkpoint's ids are not the task's
-        ("ax", ["entailment", "neutral", "contradiction"], 120),
         (None, list("abcdefghijk"), 120),
     ],
 )
@@ -60,15 +85,29 @@ def noisy(labels: int, number: int, share: float) -> tuple[np.ndarray, np.ndarra
 @pytest.mark.usefixtures("few_resamples")
 def test_classes(task, labels, number):
     predictions, references = noisy(len(labels), number, 0.6)
-    kind = "single_label_classification"
-    score = make_score(task, labels, kind)
-    names = score(predictions, references)
-    ours = estimate_intervals(predictions, references, names, task, labels, kind)
-    assert_equal(ours, plain_bootstrap(number, lambda drawn: score(predictions[drawn], references[drawn])))
+    classification = TextClassification(task_name=task)
+    classification.labels = labels
+    ours = estimate(classification, predictions, references)
+    ones = labels.index("equivalent") if task == "mrpc" else None
+    score = lambda drawn: score_labels(references[drawn], predictions[drawn], ones)[task]  # noqa: E731
+    assert_equal(ours, plain_bootstrap(number, score))
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_diagnostic_set():
+    """It has the Matthews correlation of three classes, not MNLI's accuracy."""
+    predictions, references = noisy(3, 120, 0.6)
+    task = TextClassification(task_name="mnli")
+    split, answers = task.pair(references, predictions)
+    split.name = "diagnostic"
+    ours = bootstrap(task.measure(split, answers), partial(task.score, split))
+    score = lambda drawn: score_labels(references[drawn], predictions[drawn])["cola"]  # noqa: E731
+    assert_equal(ours, plain_bootstrap(120, score))
 
 
 @pytest.mark.parametrize("task", ["stsb", None])
 @pytest.mark.parametrize("spread", ["distinct", "ties", "constant"])
+@pytest.mark.filterwarnings("ignore:An input array is constant")  # from SciPy
 @pytest.mark.usefixtures("few_resamples")
 def test_numbers(task, spread):
     references = GENERATOR.normal(size=80)
@@ -77,10 +116,15 @@ def test_numbers(task, spread):
         references, predictions = references.round(), predictions.round()
     if spread == "constant":
         predictions[:] = 0.1
-    score = make_score(task, None, "regression")
-    names = score(predictions, references)
-    ours = estimate_intervals(predictions, references, names, task, None, "regression")
-    expected = plain_bootstrap(80, lambda drawn: score(predictions[drawn], references[drawn]))
+    ours = estimate(TextClassification(task_name=task, do_regression=None if task else True), predictions, references)
+
+    def score(drawn):
+        pair = predictions[drawn].astype(np.float64), references[drawn]
+        if task is None:
+            return {"mse": sklearn.metrics.mean_squared_error(*pair)}
+        return with_mean({"pearson": pearsonr(*pair).statistic, "spearmanr": spearmanr(*pair).statistic})
+
+    expected = plain_bootstrap(80, score)
     if spread == "constant" and task:
         assert ours == expected == {}  # the correlations are undefined
     else:
@@ -92,35 +136,41 @@ def test_label_sets():
     references = GENERATOR.integers(2, size=(60, 4))
     references[:, 3] = 0  # a label without references, which is never predicted in some resamples
     predictions = np.where(GENERATOR.random((60, 4)) < 0.2, 1 - references, references)
-    kind = "multi_label_classification"
-    score = make_score(None, list("abcd"), kind)
-    ours = estimate_intervals(predictions, references, score(predictions, references), None, list("abcd"), kind)
-    assert_equal(ours, plain_bootstrap(60, lambda drawn: score(predictions[drawn], references[drawn])))
+
+    def score(drawn):
+        pair = references[drawn], predictions[drawn]
+        micro, macro = (f1_of_label(*pair, average=average, zero_division=0) for average in ("micro", "macro"))
+        return {"micro_f1": micro, "macro_f1": macro, "subset_accuracy": sklearn.metrics.accuracy_score(*pair)}
+
+    assert_equal(
+        estimate(TextClassification(label_separator=","), predictions, references), plain_bootstrap(60, score)
+    )
 
 
-def tagged(number: int, share: float = 0.2) -> tuple[NerSplit, list[list[str]]]:
-    tags = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
-    rows = [[tags[i] for i in GENERATOR.integers(len(tags), size=GENERATOR.integers(1, 9))] for _ in range(number)]
-    predicted = [[tags[GENERATOR.integers(6)] if GENERATOR.random() < share else tag for tag in row] for row in rows]
-    return split_of(rows), predicted
+TAGS = ["O", "O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-def split_of(rows: list[list[str]]) -> NerSplit:
-    sentences = [Sentence(["word"] * len(row), convert_tags(row, "bio"), 1) for row in rows]
-    return NerSplit("made", sentences, one_word_per_line=False)
+def tagged(number: int, share: float = 0.2) -> tuple[list[list[str]], list[list[str]]]:
+    rows = [[TAGS[i] for i in GENERATOR.integers(len(TAGS), size=GENERATOR.integers(1, 9))] for _ in range(number)]
+    predicted = [[TAGS[GENERATOR.integers(6)] if GENERATOR.random() < share else tag for tag in row] for row in rows]
+    return rows, predicted
 
 
 @pytest.mark.parametrize("nothing_predicted", [False, True])
 @pytest.mark.usefixtures("few_resamples")
 def test_entities(nothing_predicted):
-    split, predicted = tagged(50)
+    references, predicted = tagged(50)
     if nothing_predicted:
         predicted = [["O"] * len(row) for row in predicted]
-    ours = estimate_entity_intervals(split, predicted)
+    tagging = Tagging()
+    split, answers = tagging.pair(references, predicted)
+    ours = bootstrap(tagging.measure(split, answers), partial(tagging.score, split))
 
     def score(drawn):
-        metrics = score_tags(split_of([split.references[i] for i in drawn]), [predicted[i] for i in drawn])
-        return {name: metrics[name] for name in ("precision", "recall", "f1", "accuracy")}
+        tags = [[rows[i] for i in drawn] for rows in (references, predicted)]
+        entities = {"precision": precision_score, "recall": recall_score, "f1": f1_score}
+        metrics = {name: function(*tags, zero_division=0) for name, function in entities.items()}
+        return {**metrics, "accuracy": accuracy_score(*tags)}
 
     assert_equal(ours, plain_bootstrap(50, score))
 
@@ -134,31 +184,28 @@ def test_questions(share_without_answer):
     def text():
         return " ".join(GENERATOR.choice(words, size=GENERATOR.integers(1, 4)))
 
-    golds = {str(i): [text()] if GENERATOR.random() >= (share_without_answer or 0) else [] for i in range(number)}
-    spans = {i: answers[0] if answers and GENERATOR.random() < 0.5 else text() for i, answers in golds.items()}
-    odds = {i: GENERATOR.normal() + 2 * (not answers) for i, answers in golds.items()}
-    texts = {i: "" if version_2 and odds[i] > 0.5 else span for i, span in spans.items()}
+    golds = [[text()] if GENERATOR.random() >= (share_without_answer or 0) else [] for _ in range(number)]
+    spans = [answers[0] if answers and GENERATOR.random() < 0.5 else text() for answers in golds]
+    odds = [GENERATOR.normal() + 2 * (not answers) for answers in golds]
+    task = QuestionAnswering(version_2_with_negative=version_2)
+    split = QuestionSplit("validation", [Question(str(i), "", "", tuple(texts)) for i, texts in enumerate(golds)])
+    answers = [
+        Answer("" if version_2 and odd > 0.5 else span, odd, span, []) for span, odd in zip(spans, odds, strict=True)
+    ]
 
     def score(drawn):
-        new = {f"{place}": str(i) for place, i in enumerate(drawn)}
-        some_golds, some_texts, some_spans, some_odds = (
-            {name: values[i] for name, i in new.items()} for values in (golds, texts, spans, odds)
-        )
-        scores = squad.squad_scores(some_texts, some_golds, version_2)
+        new = {str(place): i for place, i in enumerate(drawn)}
+        some_golds = {name: golds[i] for name, i in new.items()}
+        texts = {name: answers[i].text for name, i in new.items()}
         if not version_2:
-            return squad.squad_metrics(*scores)
-        best = squad.squad_v2_metrics(
-            *squad.squad_scores(some_spans, some_golds, True), some_spans, some_golds, some_odds
-        )
-        metrics = squad.squad_v2_metrics(*scores, some_texts, some_golds)
+            return definition_1(texts, some_golds)
+        some_odds = {name: odds[i] for name, i in new.items()}
+        best = definition_2({name: spans[i] for name, i in new.items()}, some_golds, some_odds, np.inf)
+        metrics = definition_2(texts, some_golds, some_odds, np.inf)
         metrics |= {name: value for name, value in best.items() if name.startswith("best_")}
         return {name: value for name, value in metrics.items() if not name.endswith(("total", "_thresh"))}
 
-    scores = squad.squad_scores(texts, golds, version_2)
-    if version_2:
-        ours = squad.estimate_intervals_v2(*scores, *squad.squad_scores(spans, golds, True), spans, golds, odds)
-    else:
-        ours = squad.estimate_intervals(*scores)
+    ours = bootstrap(task.measure(split, answers), partial(task.score, split))
     expected = plain_bootstrap(number, score)
     assert_equal(ours, expected)
     assert ("NoAns_f1" in ours) == bool(share_without_answer)
@@ -176,19 +223,16 @@ def test_intervals_agree_with_scipy_are_repeatable_and_fast():
     """SciPy draws other examples, so the ends differ by chance. 40,000 examples are as many as QQP has."""
     right = (GENERATOR.random(500) < 0.8).astype(int)
     ones = np.ones(500, dtype=int)
-    names, labels = ["accuracy"], ["a", "b"]
-    arguments = (names, None, labels, "single_label_classification")
-    ours = estimate_intervals(right, ones, *arguments)["accuracy"]
+    task = TextClassification()
+    ours = estimate(task, right, ones)["accuracy"]
     # SciPy 1.15 renamed random_state to rng and accepts both.
     generator = np.random.default_rng(1)
     theirs = scipy_bootstrap((right,), np.mean, method="percentile", random_state=generator).confidence_interval
     assert ours == pytest.approx(tuple(theirs), abs=0.006) and ours[1] - ours[0] == pytest.approx(0.07, abs=0.01)
-    assert estimate_intervals(right, ones, *arguments)["accuracy"] == ours
+    assert estimate(task, right, ones)["accuracy"] == ours
     predictions, references = noisy(2, 40_000, 0.9)
     start = time.process_time()
-    low, high = estimate_intervals(
-        predictions, references, ["f1"], "qqp", ["not_duplicate", "duplicate"], arguments[3]
-    )["f1"]
+    low, high = estimate(TextClassification(task_name="qqp"), predictions, references)["f1"]
     assert time.process_time() - start < 5 and 0.94 < low < high < 0.96
 
 

@@ -1,13 +1,11 @@
 """The files results.json and results.md."""
 
-import dataclasses
 import json
 
 import pytest
-from finetuning_examples import make_task, make_tokenizer
 
-from snugbert.reports.results import format_summary, write_results
-from snugbert.tasks.base import Baseline
+from snugbert.card_heads_snugbert import HEADS
+from snugbert.reports.results import TaskFacts, format_summary, write_results
 
 
 def test_results_files(tmp_path):
@@ -33,18 +31,22 @@ def test_results_files(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
+FACTS = TaskFacts("counting", HEADS["ForSequenceClassification"], None, ("accuracy",), ("predictions.txt",))
+RESULTS = {
+    "perfect_score": 1,
+    "baselines": {"eval": {"answer": "always 'few'", "accuracy": 0.25}},
+    "examples": {"eval": 30, "predict_mm": 1234},
+}
+
+
 def test_summary(tmp_path):
-    task = make_task(make_tokenizer(), 3)
-    (validation_set,) = task.evaluation_sets
-    task.metrics = ("accuracy", "mse", "pearson")
-    validation_set.baseline = Baseline("always 'few'", {"accuracy": 0.25, "mse": 2.5, "pearson": float("nan")})
-    test_set = dataclasses.replace(validation_set, name="predict_mm", score=None, baseline=None, num_examples=1234)
-    task.evaluation_sets = [validation_set, test_set]
+    task = FACTS._replace(metrics=("accuracy", "mse", "pearson"))
+    baseline = {"answer": "always 'few'", "accuracy": 0.25, "mse": 2.5, "pearson": float("nan")}
     (tmp_path / "README.md").touch()
     (tmp_path / "eval_confusion_matrix.png").touch()
     training = {"train_runtime": 61.2, "train_steps": 1, "epoch": 1.0}
     metrics = {"eval": {"accuracy": 0.5, "mse": 1.0, "pearson": 0.1, "total": 30}, "predict_mm": {}}
-    results = {"training": training, "metrics": metrics}
+    results = RESULTS | {"training": training, "metrics": metrics, "baselines": {"eval": baseline}}
     assert format_summary(task, results, tmp_path).splitlines() == [
         "counting: trained 1 epoch (1 step) in 1 min 1 s",
         "  validation       30 examples: accuracy 50.00 (baseline 25.00), mse 1.0000 (baseline 2.5000), pearson 10.00",
@@ -65,21 +67,20 @@ def test_summary(tmp_path):
 
 @pytest.mark.parametrize("undefined", [float("nan"), None])  # results.json contains null
 def test_undefined_metrics_in_the_summary(undefined, tmp_path):
-    task = make_task(make_tokenizer(), 3)
-    task.metrics = ("accuracy", "pearson")
+    task = FACTS._replace(metrics=("accuracy", "pearson"))
     metrics = {"eval": {"accuracy": undefined, "pearson": undefined}}
-    summary = format_summary(task, {"training": {}, "metrics": metrics}, tmp_path)
+    summary = format_summary(task, RESULTS | {"training": {}, "metrics": metrics}, tmp_path)
     assert "30 examples: accuracy - (baseline 25.00), pearson -\n" in summary
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_the_summary_of_a_run_that_only_scores(is_trained, tmp_path):
     """In the folder of a trained model, it lists only the predictions. The other files are from the training."""
-    task = make_task(make_tokenizer(), 3)
     trained = ("config.json", "model.safetensors", "README.md", "learning_curve.png")
     for name in ("predictions.txt", "results.md", "confusion_matrix.png", *(trained if is_trained else ())):
         (tmp_path / name).touch()
-    summary = format_summary(task, {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}, tmp_path)
+    results = RESULTS | {"training": {}, "metrics": {"eval": {"accuracy": 0.5}}}
+    summary = format_summary(FACTS, results, tmp_path)
     written = ["  plots        confusion_matrix.png", "  all results  results.md"]
     assert summary.splitlines() == [
         "counting: scored",

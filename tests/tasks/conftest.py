@@ -1,17 +1,20 @@
 """Sentences of CoNLL-2003, and a tokenizer."""
 
+from dataclasses import replace
+
 import pytest
 from conll import conll  # noqa: F401 (a fixture)
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snugbert.data.conll import NerSplit
+from snugbert.tasks.tagged_sentences import TagSplit
 
 
 @pytest.fixture(scope="session")
-def part(conll) -> NerSplit:  # noqa: F811
+def part(conll) -> TagSplit:  # noqa: F811
     """Whole documents with about 400 sentences."""
     last = conll["validation"].sentences[400].document
-    return conll["validation"]._replace(sentences=[s for s in conll["validation"].sentences if s.document < last])
+    sentences = [s for s in conll["validation"].sentences if s.document < last]
+    return replace(conll["validation"], sentences=sentences)
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,62 @@
-"""Evaluation sets: which metrics are logged during training, and which set selects the best model."""
-
-import dataclasses
+"""Parts of all tasks: evaluation sets, the labels of teachers, and how a task is found."""
 
 import numpy as np
-from finetuning_examples import make_task, make_tokenizer
+import pytest
+from datasets import Dataset
+from finetuning_examples import Counting, counting_set, make_tokenizer, prepare_counting
+from glue_examples import VOCABULARY
+
+import snugbert
+from snugbert.data.sources import DataSource
+from snugbert.errors import InputError
+from snugbert.tasks import TASKS, find_task
+from snugbert.tasks.base import make_validation_set
+from snugbert.tasks.classification import TextClassification
 
 
 def test_metrics_in_training():
-    task = make_task(make_tokenizer(), 3)
-    (validation_set,) = task.evaluation_sets
+    task = Counting()
+    validation_set = counting_set(task)
     logits = np.eye(3)[[0] * 30]
-    validation_set.score = lambda predictions: {"accuracy": float((predictions == 0).mean()), "LOC_f1": 0.5}
-    assert validation_set.score_in_training(logits) == {"accuracy": 1.0, "LOC_f1": 0.5}
-    some = dataclasses.replace(validation_set, training_metrics=("accuracy", "f1"))
-    assert some.score_in_training(logits) == {"accuracy": 1.0}
-    assert dataclasses.replace(some, score=None).score_in_training(logits) == {}
+    task.score = lambda split, rows, counts=None: {"accuracy": float(rows.mean()), "LOC_f1": 0.5}
+    accuracy = float((np.array(validation_set.split.inputs["label"]) == 0).mean())
+    assert validation_set.score_in_training(logits) == {"accuracy": accuracy, "LOC_f1": 0.5}
+    task.training_metrics = ("accuracy", "f1")
+    assert validation_set.score_in_training(logits) == {"accuracy": accuracy}
+    unlabeled = counting_set(task, labeled=False)
+    assert unlabeled.score_in_training(logits) == {} and unlabeled.baseline is None
+    assert unlabeled.estimate_intervals(unlabeled.decode(logits)) == {}
 
 
 def test_the_first_validation_set_is_scored_in_training():
-    task = make_task(make_tokenizer(), 3)
-    (validation_set,) = task.evaluation_sets
-    test_set = dataclasses.replace(validation_set, name="predict")
-    task.evaluation_sets = [test_set, validation_set, dataclasses.replace(validation_set, name="eval_mm")]
-    assert task.validation_set is validation_set
-    task.evaluation_sets = [test_set]
-    assert task.validation_set is None
+    prepared = prepare_counting(make_tokenizer(), 3)
+    (validation_set,) = prepared.evaluation_sets
+    test_set, second = counting_set(prepared.task, "test"), counting_set(prepared.task)
+    prepared.evaluation_sets = [test_set, validation_set, second]
+    assert prepared.validation_set is validation_set and test_set.name == "predict"
+    prepared.evaluation_sets = [test_set]
+    assert prepared.validation_set is None
+
+
+def test_every_task_is_found_by_its_head():
+    for head in TASKS:
+        task = find_task(head)
+        assert task.head == head and task.default_columns and task.predicted_columns
+    with pytest.raises(KeyError):
+        find_task("ForMaskedLM")
+
+
+def test_a_dataset_in_memory_is_scored_with_a_models_labels():
+    """The labels have the model's order. Other labels are refused."""
+    tokenizer = snugbert.SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    config = snugbert.SnugBertConfig(id2label={0: "gloomy", 1: "cheerful"}, label2id={"gloomy": 0, "cheerful": 1})
+    rows = {"text": ["a good film", "a bad film"], "label": ["cheerful", "gloomy"]}
+    validation = make_validation_set(
+        TextClassification(), config, tokenizer, {"validation": [Dataset.from_dict(rows)]}
+    )
+    assert validation.features.inputs["label"][:] == [1, 0]
+    assert validation.score(validation.decode(np.eye(2)[[1, 1]])) == {"accuracy": 0.5}
+    assert validation.task.describe_sources(validation.split) == [DataSource("dataset", "validation", 2)]
+    other = Dataset.from_dict({**rows, "label": ["cheerful", "odd"]})
+    with pytest.raises(InputError, match=r"the dataset \(validation\), row 2: unknown label 'odd'"):
+        make_validation_set(TextClassification(), config, tokenizer, {"validation": [other]})

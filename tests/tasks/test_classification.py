@@ -4,18 +4,21 @@ import itertools
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from snugbert.data.sources import DataSource
-from snugbert.tasks.classification import describe_split, make_score, score_baseline
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import GlueSplit
+from snugbert.tasks.classification import TextAnswers, TextClassification
+from snugbert.tasks.labeled_texts import TextSplit
+from snugbert.tasks.layout import Layout
 
 
 def test_each_split_is_named_from_its_own_source(tmp_path):
     """MNLI from the Hub, from a folder, and from a folder of which one file is replaced."""
 
     def name(split, in_dataset=None, **arguments):
-        return describe_split(GlueDataArguments(**arguments), split, GlueSplit("", None, None, (), in_dataset), 7)
+        examples = TextSplit(split, "", Dataset.from_dict({"text": [""] * 7}), Layout(()), split_in_dataset=in_dataset)
+        (source,) = TextClassification(**arguments).describe_sources(examples)
+        return source
 
     glue = {"num_examples": 7, "hub_id": "nyu-mll/glue", "config_name": "mnli"}
     for mnli in ({"task_name": "mnli"}, {"task_name": "mnli", "data_dir": str(tmp_path)}):
@@ -30,24 +33,40 @@ def test_each_split_is_named_from_its_own_source(tmp_path):
     assert name("validation", "validation_matched", dataset_name="nyu-mll/multi_nli") == hub
 
 
+def score(task: TextClassification, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    split, answers = task.pair(references, predictions)
+    return task.score(split, task.measure(split, answers))
+
+
 def test_f1_does_not_depend_on_the_order_of_labels():
     references, predictions = np.array([1, 1, 0, 0, 1]), np.array([1, 0, 0, 1, 1])
-    problem = "single_label_classification"
-    straight = make_score("mrpc", ["not_equivalent", "equivalent"], problem)(predictions, references)
-    turned = make_score("mrpc", ["equivalent", "not_equivalent"], problem)(1 - predictions, 1 - references)
-    assert straight == turned
+    task = TextClassification(task_name="mrpc")
+    task.labels = ["not_equivalent", "equivalent"]
+    straight = score(task, predictions, references)
+    task.labels = ["equivalent", "not_equivalent"]
+    assert straight == score(task, 1 - predictions, 1 - references)
     assert straight["combined_score"] == pytest.approx((straight["accuracy"] + straight["f1"]) / 2)
 
 
 @pytest.mark.parametrize("shares", [(0.1, 0.2, 0.05, 0.1), (0.9, 0.3, 0.6, 0.5)])
 def test_the_baseline_of_several_labels_is_the_best_constant(shares):
     references = (np.random.default_rng(0).random((200, 4)) < shares).astype(int)
-    score = make_score(None, list("abcd"), "multi_label_classification")
+    task = TextClassification(label_separator=",")
+    task.labels = list("abcd")
     scores = {
-        "".join(itertools.compress("abcd", answer)): score(np.tile(answer, (200, 1)), references)
+        "".join(itertools.compress("abcd", answer)): score(task, np.tile(answer, (200, 1)), references)
         for answer in itertools.product((0, 1), repeat=4)
     }
     best = max(scores, key=lambda answer: scores[answer]["micro_f1"])
-    baseline = score_baseline(references, list("abcd"), score)
+    baseline = task.baseline(task.pair(references, references)[0], None)
     assert baseline == (f"always {', '.join(best)!r}", scores[best])
     assert baseline.metrics["micro_f1"] > 0.2
+
+
+def test_a_regression_with_several_outputs():
+    """Such a model can be loaded and predicts lists, but cannot be trained here."""
+    task = TextClassification(do_regression=True)
+    split, numbers = task.make_split([["a"], ["b"]]), np.array([[1.0, 2.0], [3.0, 4.0]])
+    answers = task.decode(numbers, split, None)
+    assert task.to_columns(split, answers) == [{"predicted_label": [1.0, 2.0]}, {"predicted_label": [3.0, 4.0]}]
+    assert task.decode(numbers[:, :1], split, None) == TextAnswers(pytest.approx(np.array([1.0, 3.0])), None)

@@ -4,12 +4,12 @@ import json
 
 import pytest
 from datasets import Dataset
+from glue_examples import load_splits
 from sklearn.preprocessing import MultiLabelBinarizer
 from tables import write_csv
 
 from snugbert.errors import InputError
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 
 

@@ -1,32 +1,60 @@
-"""The task of `snugbert squad`: the baselines, and the files of answers."""
+"""The task of `snugbert squad`: the baselines, the files of answers, and the answers to rows."""
 
 import json
 
 import pytest
 
-from snugbert.tasks.question_answering import collect_gold_answers, collect_null_odds, score_baseline, write_answers
-from snugbert.tasks.question_windows import Question
-from snugbert.tasks.spans import Answer
+from snugbert.data.squad import Question
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
+from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.spans import Answer, Candidate
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]
 
 
+def test_defaults_equal_the_original_release():
+    limits = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
+    limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
+    data_args = SquadDataArguments(dataset_name="squad")
+    assert {name: getattr(data_args, name) for name in limits} == limits
+
+
 def test_baselines():
-    assert collect_gold_answers(QUESTIONS) == {"a": ("Ada",), "b": ()}
-    assert score_baseline(QUESTIONS, version_2=True) == ("always no answer", {"exact": 50.0, "f1": 50.0})
-    answer, metrics = score_baseline(QUESTIONS[:1], version_2=False)  # 1 of 2 words is right, and 1 of 1 is found
+    split = QuestionSplit("validation", QUESTIONS)
+    task = QuestionAnswering(version_2_with_negative=True)
+    assert split.golds == [("Ada",), ()]
+    assert task.baseline(split, None) == ("always no answer", {"exact": 50.0, "f1": 50.0})
+    # 1 of 2 words is right, and 1 of 1 is found.
+    answer, metrics = QuestionAnswering().baseline(QuestionSplit("validation", QUESTIONS[:1]), None)
     assert answer == "always the whole context" and metrics == {"exact_match": 0.0, "f1": pytest.approx(200 / 3)}
 
 
 def test_files_of_answers(tmp_path):
-    answers = {"a": Answer("Ada", -1.5, "Ada", []), "b": Answer("", 2.0, "Lovelace", [])}
-    assert collect_null_odds(answers) == {"a": -1.5, "b": 2.0}
-    write_answers(answers, tmp_path, "predict_")
+    answers = [Answer("Ada", -1.5, "Ada", []), Answer("", 2.0, "Lovelace", [])]
+    split = QuestionSplit("test", [question._replace(answers=()) for question in QUESTIONS])
+    task = QuestionAnswering(version_2_with_negative=True)
+    assert not split.labeled and task.list_prediction_files(split) == ["predict_predictions.json"]
+    task.write(split, answers, tmp_path)
     contents = {file.name: json.loads(file.read_text()) for file in tmp_path.iterdir()}
     assert contents == {
         "predict_predictions.json": {"a": "Ada", "b": ""},
         "predict_nbest_predictions.json": {"a": [], "b": []},
         "predict_null_odds.json": {"a": -1.5, "b": 2.0},
     }
-    write_answers({"a": Answer("Ada", None, "Ada", [])}, tmp_path, "v1_")
-    assert not (tmp_path / "v1_null_odds.json").exists()
+    split = QuestionSplit("validation", split.questions[:1])
+    QuestionAnswering().write(split, [Answer("Ada", None, "Ada", [])], tmp_path)
+    assert (tmp_path / "predictions.json").exists() and not (tmp_path / "null_odds.json").exists()
+
+
+def test_columns_of_the_chosen_answer():
+    """A threshold can choose another candidate than the best one."""
+    span, null = Candidate("Ada", 0.25, 1.0, 1.0, 0, 3), Candidate("", 0.75, 2.0, 1.0, 0, 0)
+    answers = [
+        Answer("Ada", 1.0, "Ada", [null, span], log_total=2.0),
+        Answer("", 1.0, "Ada", [null, span], log_total=3.0),
+    ]
+    columns = QuestionAnswering().to_columns(QuestionSplit("test", QUESTIONS), answers)
+    assert columns == [
+        {"score": 1.0, "start": 0, "end": 3, "answer": "Ada"},
+        {"score": 1.0, "start": 0, "end": 0, "answer": ""},
+    ]

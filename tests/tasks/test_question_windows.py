@@ -1,4 +1,4 @@
-"""Windows of questions and contexts, compared with simple references."""
+"""Windows of questions and contexts, and spans of texts, compared with simple references."""
 
 import json
 import logging
@@ -7,19 +7,15 @@ import random
 import numpy as np
 import pytest
 from family_checkpoints import write_tokenizer
+from squad_forms import load_questions
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snugbert.data.squad import load_questions, read_questions
+from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import (
-    ContextWindows,
-    Question,
-    find_max_context,
-    make_windows,
-    split_into_spans,
-)
+from snugbert.tasks.question_windows import ContextWindows, make_windows
+from snugbert.tasks.windows import find_max_context, split_into_spans
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +91,7 @@ def assert_windows_equal_truncation(tokenizer, number, length, overlap, data_dir
     assert windows.question_indices.tolist() == [number for number, _ in expected]
     assert windows.context_offsets.tolist() == [feature["first"] for _, feature in expected]
     names = [*tokenizer.model_input_names, "start_positions", "end_positions"]
-    assert windows.features[:] == {name: [feature[name] for _, feature in expected] for name in names}
+    assert windows.inputs[:] == {name: [feature[name] for _, feature in expected] for name in names}
     offsets = [
         list(zip(*map(np.ndarray.tolist, pair), strict=True))
         for pair in zip(windows.char_starts, windows.char_ends, strict=True)
@@ -107,7 +103,7 @@ def assert_windows_equal_truncation(tokenizer, number, length, overlap, data_dir
 def count_answers(questions: list[Question], windows: ContextWindows) -> int:
     """Counts the windows with an answer, and checks that their positions cover exactly the answer."""
     found = 0
-    positions = zip(windows.features["start_positions"], windows.features["end_positions"], strict=True)
+    positions = zip(windows.inputs["start_positions"], windows.inputs["end_positions"], strict=True)
     for window, (start, end) in enumerate(positions):
         if start:
             question, first = questions[windows.question_indices[window]], windows.context_offsets[window]
@@ -128,7 +124,7 @@ def test_every_answer_is_in_a_window(data_dir, tokenizer):
     questions = load_questions(SquadDataArguments(train_file=[file], max_train_samples=300), ("train",))["train"]
     windows = make_windows(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
     assert count_answers(questions, windows) > len(questions)
-    answered = windows.question_indices[np.array(windows.features["start_positions"][:]) > 0]
+    answered = windows.question_indices[np.array(windows.inputs["start_positions"][:]) > 0]
     assert set(answered.tolist()) == set(range(len(questions)))
     # Every context token has its maximum context in exactly one window.
     for number, question in enumerate(questions):
@@ -167,10 +163,10 @@ def test_unusual_questions(tokenizer, caplog):
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         windows = make_windows(questions, tokenizer, training=True)
     assert "Questions truncated to 64 tokens (max_query_length): 1. The first: dev.jsonl, row 3." in caplog.text
-    window_tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.features["input_ids"]]
+    window_tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.inputs["input_ids"]]
     assert window_tokens[0] == ["[CLS]", "[SEP]", "anna", "slept", ".", "[SEP]"]
     assert window_tokens[1] == ["[CLS]", "who", "slept", "?", "[SEP]", "[SEP]"]
-    assert windows.features["token_type_ids"][1] == [0, 0, 0, 0, 0, 1]
+    assert windows.inputs["token_type_ids"][1] == [0, 0, 0, 0, 0, 1]
     assert [len(values) for values in (windows.char_starts[1], windows.char_ends[1], windows.max_context[1])] == [
         0,
         0,
@@ -178,7 +174,7 @@ def test_unusual_questions(tokenizer, caplog):
     ]
     assert window_tokens[2][:66] == ["[CLS]", *["who"] * 64, "[SEP]"]
     # The answer is a part of a word: the sub-tokens that cover it.
-    start, end = windows.features["start_positions"][2], windows.features["end_positions"][2]
+    start, end = windows.inputs["start_positions"][2], windows.inputs["end_positions"][2]
     assert "".join(window_tokens[2][start : end + 1]).replace("##", "") in "unbelievably"
     assert count_answers(questions, windows) == 1
 

@@ -8,16 +8,14 @@ from operator import itemgetter
 
 import numpy as np
 import pytest
+from squad_forms import load_questions
 
 from snugbert import SnugBertTokenizer
-from snugbert.data.squad import load_questions
+from snugbert.data.squad import Question
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, Question, make_windows
+from snugbert.tasks.question_windows import ContextWindows, make_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
-from snugbert.tasks.squad_metrics import (
-    squad_scores,
-    squad_v2_metrics,
-)
+from snugbert.tasks.squad_metrics import measure_answers_v2, score_v2
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
 TOKENIZER = SnugBertTokenizer(
@@ -43,7 +41,7 @@ def make_questions(number: int, longest: int, seed: int) -> list[Question]:
 def make_logits(windows: ContextWindows, seed: int, padding: float) -> tuple[np.ndarray, np.ndarray]:
     """Makes logits with many ties. Question tokens, which cannot be answers, have the highest."""
     generator = np.random.default_rng(seed)
-    lengths = [len(ids) for ids in windows.features["input_ids"]]
+    lengths = [len(ids) for ids in windows.inputs["input_ids"]]
     logits = generator.integers(-6, 7, (2, len(lengths), max(lengths))).astype(np.float32) / 2
     for window, length in enumerate(lengths):
         logits[:, window, 1 : windows.context_offsets[window]] = 99.0
@@ -186,7 +184,6 @@ def test_all_of_squad_takes_seconds(data_dir):
     start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question_indices), 384))
     begin = time.process_time()
     answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)
-    predictions = {question.id: answer.text for question, answer in zip(questions, answers, strict=True)}
-    golds = {question.id: question.answers for question in questions}
-    squad_v2_metrics(*squad_scores(predictions, golds, version_2=True), predictions, golds)
+    columns = [(answer.text, answer.best_span, answer.null_odds) for answer in answers]
+    score_v2(measure_answers_v2([question.answers for question in questions], *zip(*columns, strict=True)))
     assert time.process_time() - begin < 20  # processor time

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from squad_definition import definition_1, definition_2
 
+from snugbert.tasks.metrics import TaskMetric
+from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.squad_metrics import (
-    SquadMetric,
+    compare_answer,
+    measure_answers,
+    measure_answers_v2,
     normalize,
-    squad_metrics,
-    squad_scores,
-    squad_v2_metrics,
-    threshold_curve,
+    score_v1,
+    score_v2,
+    sum_by_threshold,
     word_f1,
 )
 
@@ -51,17 +54,16 @@ CASES = {
 }
 
 
-def test_scores_by_hand():
-    predictions = {name: case[0] for name, case in CASES.items()}
-    golds = {name: case[1] for name, case in CASES.items()}
-    exact, f1 = squad_scores(predictions, golds)
-    assert exact == {name: case[2] for name, case in CASES.items()}
-    assert f1 == pytest.approx({name: case[3] for name, case in CASES.items()})
-    exact, f1 = squad_scores(
-        {**predictions, "yes": "", "no": "!", "wrong": "cat"}, {**golds, "yes": [], "no": [], "wrong": []}, True
-    )
-    assert exact == {**{name: case[4] for name, case in CASES.items()}, "yes": 1, "no": 1, "wrong": 0}
-    assert f1 == pytest.approx({**{name: case[5] for name, case in CASES.items()}, "yes": 1, "no": 1, "wrong": 0})
+@pytest.mark.parametrize("name", CASES)
+def test_scores_by_hand(name):
+    answer, golds, exact, f1, exact_2, f1_2 = CASES[name]
+    assert compare_answer(answer, golds) == pytest.approx((exact, f1))
+    assert compare_answer(answer, golds, version_2=True) == pytest.approx((exact_2, f1_2))
+
+
+@pytest.mark.parametrize(("answer", "score"), [("", 1), ("!", 1), ("cat", 0)])
+def test_scores_of_questions_without_an_answer(answer, score):
+    assert compare_answer(answer, [], version_2=True) == (score, score)
 
 
 def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]], dict[str, float]]:
@@ -83,26 +85,30 @@ def random_answers(number: int, seed: int) -> tuple[dict[str, str], dict[str, li
 @pytest.mark.parametrize("seed", range(5))
 def test_metrics_are_equal_to_the_last_digit(seed):
     predictions, golds, odds = random_answers(701, seed)
-    expected = definition_2(predictions, golds, odds, threshold=1.0)
-    scores = squad_scores(predictions, golds, version_2=True)
-    assert squad_v2_metrics(*scores, predictions, golds, odds) == expected
-    assert expected["f1"] != expected["HasAns_f1"] != expected["best_f1"] > expected["f1"]
-    without_odds = squad_v2_metrics(*scores, predictions, golds)
-    assert without_odds["exact"] == 100 * sum(scores[0].values()) / 701 and "best_f1" not in without_odds
+    odds = {question: odds[question] for question in golds}
+    expected = definition_2(predictions, golds, odds, threshold=np.inf)
+    texts = [predictions[question] for question in golds]
+    rows = measure_answers_v2(list(golds.values()), texts, texts, list(odds.values()))
+    assert score_v2(rows) == expected
+    assert len({expected["f1"], expected["HasAns_f1"], expected["best_f1"]}) == 3
+    once = score_v2(rows, np.ones(len(rows), dtype=int))
+    assert once == {name: value for name, value in score_v2(rows).items() if not name.endswith(("total", "_thresh"))}
 
     names = [name for name in predictions if name in golds]
     answered = [{"id": name, "prediction_text": predictions[name]} for name in sorted(names, key=odds.get)]
     references = [{"id": q, "answers": {"text": a, "answer_start": [0] * len(a)}} for q, a in golds.items()]
-    metric = SquadMetric("squad_v2", keep_in_memory=True)
+    metric = TaskMetric(QuestionAnswering(version_2_with_negative=True), keep_in_memory=True)
     ordered = {row["id"]: odds[row["id"]] for row in answered}
-    rows = [{**row, "no_answer_probability": odds[row["id"]]} for row in answered]
-    metrics = metric.compute(predictions=rows, references=references, no_answer_threshold=-0.5)
-    assert metrics == definition_2(predictions, golds, ordered, threshold=-0.5)
+    given = [{**row, "no_answer_probability": odds[row["id"]]} for row in answered]
+    assert metric.compute(predictions=given, references=references) == definition_2(
+        predictions, golds, ordered, np.inf
+    )
 
     golds = {question: answers for question, answers in golds.items() if answers}
     expected = definition_1(predictions, golds)
-    assert squad_metrics(*squad_scores(predictions, golds)) == expected
-    metric = SquadMetric(keep_in_memory=True)
+    texts = [predictions[question] for question in golds]
+    assert score_v1(measure_answers(list(golds.values()), texts)) == expected
+    metric = TaskMetric(QuestionAnswering(), keep_in_memory=True)
     for row in answered:
         if row["id"] in golds:
             metric.add(prediction=row, reference=references[int(row["id"][1:])])
@@ -113,11 +119,14 @@ def test_best_threshold_equals_an_exhaustive_search():
     predictions, golds, _ = random_answers(200, seed=9)
     chance = random.Random(0)
     odds = {question: chance.gauss(0, 2) for question in golds}  # all different
-    exact, f1 = squad_scores(predictions, golds, version_2=True)
-    metrics = squad_v2_metrics(exact, f1, predictions, golds, odds)
-    thresholds, *curves = threshold_curve(exact, f1, predictions, golds, odds)
-    assert thresholds.tolist() == [-np.inf, *sorted(odds.values())]
-    for name, scores, curve in (("exact", exact, curves[0]), ("f1", f1, curves[1])):
+    texts = [predictions[question] for question in golds]
+    rows = measure_answers_v2(list(golds.values()), texts, texts, list(odds.values()))
+    metrics = score_v2(rows)
+    thresholds, *sums = sum_by_threshold(rows, np.ones(len(rows)))
+    assert thresholds.tolist() == [0.0, *sorted(odds.values())]
+    thresholds[0] = -np.inf
+    for name, column, curve in (("exact", 2, sums[0]), ("f1", 3, sums[1])):
+        scores = dict(zip(golds, rows[:, column], strict=True))
 
         def at(threshold: float, scores=scores) -> float:
             said = {q: predictions[q] if odds[q] <= threshold else "" for q in golds}
@@ -125,24 +134,23 @@ def test_best_threshold_equals_an_exhaustive_search():
             return 100 * sum(hits) / len(hits)
 
         tried = [at(threshold) for threshold in thresholds]
-        assert curve == pytest.approx(tried)
+        assert 100 * curve / len(golds) == pytest.approx(tried)
         assert metrics[f"best_{name}"] == pytest.approx(max(tried))
         assert at(metrics[f"best_{name}_thresh"]) == pytest.approx(max(tried))
 
 
 def test_missing_predictions_and_bad_references(caplog):
-    golds = {"a": ["cat"], "b": ["dog"]}
-    assert squad_metrics(*squad_scores({"b": "dog"}, golds)) == {"exact_match": 50.0, "f1": 50.0}
-    assert "Questions without a prediction: 1. The first: a. They score 0." in caplog.text
-    with pytest.raises(ValueError, match=r"Questions without a prediction: 1\. The first: a"):
-        squad_scores({"b": "dog"}, golds, version_2=True)
-    with pytest.raises(ValueError, match="Question b has no reference answers"):
-        squad_scores({"a": "cat", "b": "dog"}, {**golds, "b": []})
-    with pytest.raises(ValueError, match=r"SquadMetric: unknown version 'squad3'\. Choose squad or squad_v2"):
-        SquadMetric("squad3")
-    reference = {"id": "a", "answers": {"text": ["cat"], "answer_start": [0]}}
+    references = [{"id": name, "answers": {"text": [name], "answer_start": [0]}} for name in ("cat", "dog")]
+    predictions = [{"id": name, "prediction_text": name} for name in ("dog", "ox")]
+    metric = TaskMetric(QuestionAnswering(), keep_in_memory=True)
+    assert metric.compute(predictions=predictions, references=references) == {"exact_match": 50.0, "f1": 50.0}
+    assert "Questions without a prediction: 1. The first: cat. They score 0." in caplog.text
     with pytest.raises(ValueError, match="1 of 2 references have a repeated id"):
-        SquadMetric(keep_in_memory=True).compute(
-            predictions=[{"id": "a", "prediction_text": "cat"}] * 2, references=[reference] * 2
-        )
+        metric.compute(predictions=[predictions[0]] * 2, references=references[:1] * 2)
+    predictions = [{**prediction, "no_answer_probability": 0.0} for prediction in predictions]
+    metric = TaskMetric(QuestionAnswering(version_2_with_negative=True), keep_in_memory=True)
+    with pytest.raises(ValueError, match=r"Questions without a prediction: 1\. The first: cat"):
+        metric.compute(predictions=predictions, references=references)
+    with pytest.raises(ValueError, match=r"A question has no reference answers\. Use the metrics of SQuAD v2\.0"):
+        measure_answers([["cat"], []], ["cat", "dog"])
     assert word_f1([], []) == 0

@@ -4,14 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from conll import WAYS, join_documents
+from conll import WAYS, choose_labels, join_documents, make_tagging
 from family_checkpoints import write_tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from snugbert.data.conll import NerSplit, Sentence, choose_labels
+from snugbert.data.conll import Sentence
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.tag_windows import make_windows, put_space_before_words
+from snugbert.tasks.tagged_sentences import TagSplit
 
 
 @pytest.mark.parametrize("family", FAMILY_TYPES)
@@ -47,8 +48,8 @@ def test_a_sentence_that_fits_is_encoded_as_by_the_tokenizer(conll, part, tokeni
 
 def assert_encoded_as_by(stock, conll, part, tokenizer):
     labels = choose_labels(conll, [])
-    features = make_windows(part, labels, tokenizer, 512).features
-    for sentence, row in zip(part.sentences, features, strict=True):
+    inputs = make_tagging(labels, tokenizer, 512).encode(part).inputs
+    for sentence, row in zip(part.sentences, inputs, strict=True):
         encoded = stock(sentence.words, is_split_into_words=True)
         words = encoded.word_ids()
         expected = [
@@ -66,8 +67,9 @@ def test_every_word_is_labeled_once(way, conll, part, tokenizer):
     tags = [tag for sentence in split.sentences for tag in sentence.tags]
     tokens = {word: tokenizer(word, add_special_tokens=False)["input_ids"][: limit - 2] for word in set(words)}
 
-    windows = make_windows(split, labels, tokenizer, limit, document_context)
-    inputs, targets = windows.features["input_ids"][:], windows.features["labels"][:]
+    tagging = make_tagging(labels, tokenizer, limit, document_context=document_context)
+    windows = tagging.encode(split)
+    inputs, targets = windows.inputs["input_ids"][:], windows.inputs["labels"][:]
     assert max(map(len, inputs)) <= limit
     # In the order of the words, the first sub-token of each word is labeled, at its position in `windows`.
     labeled = [(i, j) for i, row in enumerate(targets) for j, label in enumerate(row) if label != -100]
@@ -75,21 +77,22 @@ def test_every_word_is_labeled_once(way, conll, part, tokenizer):
     assert [labels[targets[i][j]] for i, j in labeled] == tags
     assert [inputs[i][j] for i, j in labeled] == [tokens[word][0] for word in words]
 
-    every = make_windows(split, labels, tokenizer, limit, document_context, label_all_tokens=True)
-    assert every.features["input_ids"][:] == inputs
+    tagging.args.label_all_tokens = True
+    every = tagging.encode(split).inputs
+    assert every["input_ids"][:] == inputs
     # All sub-tokens of a word have its tag, with B- only on the first.
     expected = [
         label
         for word, tag in zip(words, tags, strict=True)
         for label in [tag] + [tag.replace("B-", "I-")] * (len(tokens[word]) - 1)
     ]
-    assert [labels[label] for row in every.features["labels"] for label in row if label != -100] == expected
+    assert [labels[label] for row in every["labels"] for label in row if label != -100] == expected
 
 
-def test_words_have_context_on_both_sides(conll, part, tokenizer):
-    split, labels = join_documents(part), choose_labels(conll, [])
-    windows = make_windows(split, labels, tokenizer, 128)
-    window_lengths = np.array([len(ids) - 2 for ids in windows.features["input_ids"]])
+def test_words_have_context_on_both_sides(part, tokenizer):
+    split = join_documents(part)
+    windows = make_windows(split.sentences, tokenizer, 128)
+    window_lengths = np.array([len(ids) - 2 for ids in windows.inputs["input_ids"]])
     assert (window_lengths == 126).mean() > 0.5
     word = 0
     for sentence in split.sentences:
@@ -105,9 +108,9 @@ def test_words_have_context_on_both_sides(conll, part, tokenizer):
 
 def test_words_without_tokens_keep_their_tags(tokenizer):
     words = ["Jo", "\u200b", "\u0001", "", "Li", "a-" * 40]
-    split = NerSplit("s", [Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)], True)
+    sentence = Sentence(words, ["B-PER", "I-PER", "B-LOC", "O", "B-PER", "O"], 1)
     labels = ["O", "B-LOC", "B-PER", "I-PER"]
-    features = make_windows(split, labels, tokenizer, 20).features
-    assert tokenizer.convert_ids_to_tokens(features[0]["input_ids"][:6]) == ["[CLS]", "jo", *["[UNK]"] * 3, "li"]
-    assert [labels[i] for row in features["labels"] for i in row if i != -100] == split.sentences[0].tags
-    assert list(map(len, features["input_ids"])) == [7, 20]  # a word longer than a window is truncated
+    inputs = make_tagging(labels, tokenizer, 20).encode(TagSplit("train", "s", [sentence])).inputs
+    assert tokenizer.convert_ids_to_tokens(inputs[0]["input_ids"][:6]) == ["[CLS]", "jo", *["[UNK]"] * 3, "li"]
+    assert [labels[i] for row in inputs["labels"] for i in row if i != -100] == sentence.tags
+    assert list(map(len, inputs["input_ids"])) == [7, 20]  # a word longer than a window is truncated

@@ -1,23 +1,39 @@
-"""The task of `snugbert ner`: predictions, their scores, and the files of a run."""
+"""The task of `snugbert ner`: predictions, their scores, and files that have the form of their source."""
 
+import gzip
+import json
+import random
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
-from conll import WAYS, all_tags, convert_tags
+from conll import WAYS, all_tags, choose_labels, convert_tags, make_tagging
+from datasets import ClassLabel, Dataset, Features, List, Value
+from seqeval.metrics import accuracy_score, classification_report
 
-from snugbert.data.conll import choose_labels, load_splits
+from snugbert.data.conll import Sentence, Tags
+from snugbert.errors import InputError
 from snugbert.tasks import tagging as ner
-from snugbert.tasks.entity_tags import SCHEMES, decode_tags
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.base import EvaluationSet
+from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
+from snugbert.tasks.metrics import TaskMetric
+from snugbert.tasks.tag_windows import TagWindows
+from snugbert.tasks.tagged_sentences import TagSplit
+from snugbert.tasks.tagging import TagAnswers, Tagging
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def logits_of(windows: ner.NerWindows, number: int) -> np.ndarray:
+def read(tagging: Tagging, split: str, **download) -> TagSplit:
+    return tagging.read_splits(tagging.find_sources((split,), **download))[split]
+
+
+def logits_of(windows: TagWindows, number: int) -> np.ndarray:
     """Logits of the correct labels, random logits for unlabeled tokens, and padding as from Trainer."""
     generator = np.random.default_rng(0)
-    rows = windows.features["labels"][:]
+    rows = windows.inputs["labels"][:]
     logits = np.full((len(rows), max(map(len, rows)), number), -100.0, dtype=np.float32)
     for i, row in enumerate(rows):
         logits[i, : len(row)] = generator.normal(size=(len(row), number))
@@ -30,37 +46,36 @@ def logits_of(windows: ner.NerWindows, number: int) -> np.ndarray:
 @pytest.mark.parametrize(("way", "scheme"), [*zip(WAYS, ("iob1", "bio", "bilou", "iobes"), strict=True)])
 def test_correct_labels_score_1(way, scheme, conll, part, tokenizer):
     change, limit, document_context = WAYS[way]
-    split, labels = change(part)._replace(scheme=scheme), choose_labels(conll, [])
-    windows = ner.make_windows(split, labels, tokenizer, limit, document_context)
-    data_args = NerDataArguments(validation_file=__file__)
-    evaluation_set = ner.make_evaluation_set("eval", split, windows, labels, None, data_args)
-    tags = evaluation_set.decode(logits_of(windows, len(labels)))
-    assert tags == [convert_tags(bio, scheme) for bio in all_tags(split)]
-    metrics = evaluation_set.score(tags)
+    split, labels = change(part), choose_labels(conll, [])
+    tagging = make_tagging(labels, tokenizer, limit, document_context=document_context)
+    tagging.scheme = scheme
+    evaluation_set = EvaluationSet(tagging, split)
+    logits = logits_of(evaluation_set.features, len(labels))
+    answers = evaluation_set.decode(logits)
+    assert answers.tags == [convert_tags(bio, scheme) for bio in all_tags(split)]
+    metrics = evaluation_set.score(answers)
     numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
     assert {name: value for name, value in metrics.items() if not name.endswith("number")} == dict.fromkeys(
         [*ner.METRICS, *(f"{kind}_{metric}" for kind in numbers for metric in ner.METRICS[:3])], 1.0
     )
-    assert evaluation_set.score_in_training(logits_of(windows, len(labels))) == dict.fromkeys(ner.METRICS, 1.0)
+    assert evaluation_set.score_in_training(logits) == dict.fromkeys(ner.METRICS, 1.0)
     assert all(metrics[f"{kind}_number"] == number for kind, number in numbers.items())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_accuracy_file_and_confusion_matrix_agree(scheme, conll, part, tokenizer, tmp_path, monkeypatch):
-    labels = choose_labels(conll, [])
     tags = convert_tags([tag for row in all_tags(part) for tag in [*row, "O"]], scheme)
     words = [word for sentence in part.sentences for word in [*sentence.words, ""]]
     lines = [f"{word}\t{tag}" if word else "" for word, tag in zip(words, tags, strict=True)]
     (tmp_path / "dev.tsv").write_text("\n".join(lines), encoding="utf-8")
-    data_args = NerDataArguments(validation_file=str(tmp_path / "dev.tsv"))
-    split = load_splits(data_args, None)["validation"]
-    windows = ner.make_windows(split, labels, tokenizer, 128)
-    evaluation_set = ner.make_evaluation_set("eval", split, windows, labels, None, data_args)
+    tagging = make_tagging(choose_labels(conll, []), tokenizer, validation_file=str(tmp_path / "dev.tsv"))
+    evaluation_set = EvaluationSet(tagging, read(tagging, "validation"))
+    windows = evaluation_set.features
     matrices = []
     monkeypatch.setattr(ner, "draw_confusion_matrix", lambda *arguments: matrices.append(arguments))
 
-    noise = np.random.default_rng(0).normal(scale=8, size=(len(windows.features), 128, len(labels)))
-    logits = logits_of(windows, len(labels))
+    noise = np.random.default_rng(0).normal(scale=8, size=(len(windows.inputs), 128, len(tagging.labels)))
+    logits = logits_of(windows, len(tagging.labels))
     predicted = evaluation_set.decode(logits + noise[:, : logits.shape[1]])
     evaluation_set.write(predicted, tmp_path)
     accuracy = evaluation_set.score(predicted)["accuracy"]
@@ -71,3 +86,245 @@ def test_accuracy_file_and_confusion_matrix_agree(scheme, conll, part, tokenizer
     ((references, predictions, names, _),) = matrices
     assert (references == predictions).mean() == accuracy
     assert [names[i] for i in references] == [tag for word, tag in zip(words, tags, strict=True) if word]
+
+
+# --- scores -----------------------------------------------------------------------------------------------------
+
+
+def compute(predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
+    return TaskMetric(Tagging(), keep_in_memory=True).compute(predictions=predictions, references=references)
+
+
+def test_metric_by_hand():
+    references = [["B-PER", "I-PER", "O", "B-LOC"], ["B-ORG", "B-ORG", "O"]]
+    # The person is too short and the location correct. One organization is correct, one is missed, one is spurious.
+    predictions = [["B-PER", "O", "O", "B-LOC"], ["B-ORG", "O", "I-ORG"]]
+    metrics = compute(predictions, references)
+    assert metrics == pytest.approx(
+        {
+            "precision": 2 / 4,
+            "recall": 2 / 4,
+            "f1": 2 / 4,
+            "accuracy": 4 / 7,
+            **{"PER_precision": 0, "PER_recall": 0, "PER_f1": 0, "PER_number": 1},
+            **{"LOC_precision": 1, "LOC_recall": 1, "LOC_f1": 1, "LOC_number": 1},
+            **{"ORG_precision": 1 / 2, "ORG_recall": 1 / 2, "ORG_f1": 1 / 2, "ORG_number": 2},
+        }
+    )
+    nothing = compute([["O", "O"]], [["O", "O"]])
+    assert nothing == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "accuracy": 1.0}
+    assert compute([["O", "O"]], [["B-PER", "O"]])["f1"] == 0.0
+
+
+def score_with_seqeval(predictions: list[list[str]], references: list[list[str]]) -> dict[str, float]:
+    """Returns the metrics that seqeval reports, with our names. `evaluate`'s script does the same."""
+    report = classification_report(references, predictions, output_dict=True, zero_division=0)
+    keys = {"precision": "precision", "recall": "recall", "f1": "f1-score"}
+    metrics = {name: report["micro avg"][key] for name, key in keys.items()}
+    for kind in report.keys() - {"micro avg", "macro avg", "weighted avg"}:
+        metrics |= {f"{kind}_{name}": report[kind][key] for name, key in keys.items()}
+        metrics[f"{kind}_number"] = report[kind]["support"]
+    return {**metrics, "accuracy": accuracy_score(references, predictions)}
+
+
+def spans(tags: list[str]) -> set[tuple[str, int, int]]:
+    """Finds the entities of BIO tags with a regular expression."""
+    kinds = sorted({tag[2:] for tag in tags} - {""})
+    found = set()
+    for kind in kinds:
+        letters = "".join(tag[0] if tag[2:] == kind else "O" for tag in tags)
+        found |= {(kind, *match.span()) for match in re.finditer("[BI]I*", letters)}
+    return found
+
+
+def test_metric_on_noisy_real_tags(part):
+    generator = random.Random(0)
+    references = all_tags(part)
+    tags = sorted({tag for row in references for tag in row})
+    predictions = [[generator.choice(tags) if generator.random() < 0.2 else tag for tag in row] for row in references]
+    metrics = compute(predictions, references)
+    correct, given = (
+        {(i, *span) for i, row in enumerate(rows) for span in spans(row)} for rows in (references, predictions)
+    )
+    for prefix in ("", "LOC_", "PER_", "ORG_", "MISC_"):
+        predicted, expected = ({s for s in group if prefix in ("", f"{s[1]}_")} for group in (given, correct))
+        both = len(predicted & expected)
+        assert metrics[f"{prefix}precision"] == pytest.approx(both / len(predicted), abs=1e-12)
+        assert metrics[f"{prefix}recall"] == pytest.approx(both / len(expected), abs=1e-12)
+        assert metrics[f"{prefix}f1"] == pytest.approx(2 * both / (len(predicted) + len(expected)), abs=1e-12)
+    pairs = [pair for rows in zip(predictions, references, strict=True) for pair in zip(*rows, strict=True)]
+    assert metrics["accuracy"] == pytest.approx(sum(a == b for a, b in pairs) / len(pairs), abs=1e-12)
+    # Predictions repaired as conlleval reads them score the same.
+    valid = [encode_tags(decode_tags(row), len(row), "bio") for row in predictions]
+    assert {**compute(valid, references), "accuracy": metrics["accuracy"]} == metrics
+    assert metrics == score_with_seqeval(predictions, references)
+
+
+def test_baseline_predicts_most_frequent_tags():
+    train = TagSplit("train", "s", [Sentence(["a", "b", "a", "a"], ["B-X", "O", "O", "B-X"], 1)])
+    test = TagSplit("test", "s", [Sentence(["a", "c"], ["B-X", "B-X"], 1)])
+    tagging = make_tagging(["O", "B-X", "I-X"])
+    predicted = compute([["B-X", "O"]], [["B-X", "B-X"]])
+    assert tagging.baseline(test, train).metrics == {name: predicted[name] for name in ner.METRICS}
+    assert predicted["f1"] == pytest.approx(2 / 3) and tagging.baseline(test, None) is None
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def write(
+    folder: Path, name: str, source: bytes, tags: Tags | None = None, split: str = "validation", **columns
+) -> str:
+    """Reads a source and writes it with its own tags, or with `tags`. Returns the new text."""
+    (folder / name).write_bytes(source)
+    tagging = Tagging(**{f"{split}_file": str(folder / name)}, **columns)
+    sentences = read(tagging, split)
+    file = write_split(tagging, sentences, tagging.list_references(sentences) if tags is None else tags, folder)
+    return file.read_bytes().decode()
+
+
+def write_split(tagging: Tagging, split: TagSplit, tags: Tags, folder: Path) -> Path:
+    """Writes predictions, but no plots. Returns the file."""
+    (folder / "output").mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ner, "draw_entity_scores", lambda *arguments: None)
+        patch.setattr(ner, "draw_confusion_matrix", lambda *arguments: None)
+        tagging.labels = sorted({tag for row in (*tags, *tagging.list_references(split)) for tag in row})
+        tagging.write(split, TagAnswers(tags), folder / "output")
+    (name,) = tagging.list_prediction_files(split)
+    return folder / "output" / name
+
+
+@pytest.mark.parametrize("name", ["test.txt.gz", "test.jsonl.gz"])
+def test_conll_2003_with_its_own_tags_is_unchanged(name, data_dir, tmp_path):
+    source = (data_dir / "conll2003" / name).read_bytes()
+    assert write(tmp_path, name, source).encode() == gzip.decompress(source)
+
+
+# Each `B-X` is the tag of a word. Entities are one word long, and types are X, Y or Z.
+SOURCES = {
+    "tabs, spaces in words, CRLF, no line end at the end": "New York\tB-X\r\n\u00a0is\tO\r\n\r\n\t\r\nA B\tB-Y",
+    "spaces, documents": "-DOCSTART- -X- O O\n\n  Jo   NN  B-X \n.\t.\tO\n\n-DOCSTART- -X- O O\n\na a O\n",
+    "comments": "# id 1\tdomain=en\nJo _ _ B-X\n# _ _ O\n\n# id 2\tdomain=en\n\n# _ _ O\n. _ _ B-Y\n\n# end\n",
+    "comments, tabs": "# id = 1\nJo\t_\t_\tB-X\n# 1\t_\t_\tO\n\n# newdoc\n# id\tx\n#\t_\t_\tO\n.\t_\t_\tB-Y\n",
+    "carriage returns": "-DOCSTART-\tO\r\rNew York\tB-X\r\u2028is\tO\r\rA B\tB-Y\r",
+    "byte order mark, form feed": "\ufeffJo B-X\n\fa O\n",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
+@pytest.mark.parametrize("scheme", ["bio", "iobes"])
+def test_columns(source, scheme, tmp_path):
+    source = source.replace("B-", "S-" if scheme == "iobes" else "B-")
+    assert write(tmp_path, "dev.conll", source.encode()) == source
+    tagging = Tagging(validation_file=str(tmp_path / "dev.conll"))
+    references = tagging.list_references(read(tagging, "validation"))
+    # Other tags have other lengths.
+    names = {"O": "O", "X": "S-long" if scheme == "iobes" else "B-long", "Y": "O"}
+    tags = [[names[tag[2:] or tag] for tag in row] for row in references]
+    expected = source
+    for kind in "XY":
+        expected = expected.replace(f"S-{kind}", names[kind]).replace(f"B-{kind}", names[kind])
+    assert write(tmp_path, "dev.conll", source.encode(), tags) == expected != source
+
+
+def test_chosen_columns_new_columns_and_limits(tmp_path):
+    # The tags come first.
+    swapped = {"text_column_name": "2", "label_column_name": "1"}
+    source = b"B-X Jo 7\nO a 8\n\nO b 9\n"
+    assert write(tmp_path, "a", source, [["O", "B-Y"], ["B-Y"]], **swapped) == "O Jo 7\nB-Y a 8\n\nB-Y b 9\n"
+    # Without tags, they become the last column.
+    source = b"-DOCSTART-\r\n\r\nJo\r\na\r\n\r\nb"
+    expected = "-DOCSTART- O\r\n\r\nJo B-X\r\na O\r\n\r\nb O"
+    assert write(tmp_path, "a.txt", source, [["B-X", "O"], ["O"]], "test") == expected
+    new_column = {"label_column_name": "3"}
+    assert write(tmp_path, "a.txt", b"Jo S\tNN\na\tNN\n", [["B-X", "O"]], "test", **new_column) == (
+        "Jo S\tNN\tB-X\na\tNN\tO\n"
+    )
+    # Where words have tabs, a comment has none.
+    source = b"# newdoc\nJo\tNN\n\n# 1\n# 1\tNN\n"
+    assert write(tmp_path, "a.txt", source, [["O"], ["B-X"]], "test", **new_column) == (
+        "# newdoc\nJo\tNN\tO\n\n# 1\n# 1\tNN\tB-X\n"
+    )
+    # A type that was learned from JSON may contain spaces.
+    assert write(tmp_path, "a.txt", b"Jo O\n", [["B-a b"]]) == "Jo B-a_b\n"
+    # Sentences beyond a limit are left out.
+    source = b"-DOCSTART- O\n\na O\nb O\n\n\n-DOCSTART- O\n\nc O\n"
+    assert write(tmp_path, "a.txt", source, [["O", "B-X"]], max_eval_samples=1) == "-DOCSTART- O\n\na O\nb B-X\n\n\n"
+    rows = [b'{"tokens": ["a"], "tags": ["O"]}', b'{"tokens": ["b"], "tags": ["O"]}']
+    for source, expected in (
+        (b"\n".join(rows), '{"tokens": ["a"], "tags": ["B-X"]}\n'),
+        (b"[\n " + b",\n ".join(rows) + b"\n]", '[\n {"tokens": ["a"], "tags": ["B-X"]}\n]'),
+    ):
+        assert write(tmp_path, "a.json", source, [["B-X"]], max_eval_samples=1) == expected
+
+
+JSON = [
+    ' {"id":1.50,"ner_tags":["B-X" , "O"], "tokens":["New York","\\u00e9"],"x":{"tags":[]}}\r\n',
+    '\n{"tokens": [], "ner_tags": []}\n',
+    '{"tokens": ["{\\"ner_tags\\": [\\"B-X\\"]}"], "tags": ["O"], "ner_tags": [ "\\u0042-X" ] }',
+]
+LIST = f"\ufeff\n[{','.join(JSON)}]\n".replace("New York", "Zürich")
+
+
+@pytest.mark.parametrize("source", ["".join(JSON), LIST], ids=["lines", "list"])
+def test_json(source, tmp_path):
+    assert write(tmp_path, "dev.jsonl", source.encode()) == source
+    expected = source.replace('["B-X" , "O"]', '["O" , "B-\\u00e9"]').replace("\\u0042-X", "B-Y")
+    assert write(tmp_path, "dev.jsonl", source.encode(), [["O", "B-é"], ["B-Y"]]) == (
+        expected if source.isascii() else expected.replace('"B-\\u00e9"', '"B-é"')
+    )
+    # Without tags they become the last value.
+    source = '{"tokens": ["a"]}\n{"tokens": ["b"], "ner_tags": null, "x": 1 }\n'
+    expected = '{"tokens": ["a"], "ner_tags": ["O"]}\n{"tokens": ["b"], "ner_tags": ["B-X"], "x": 1 }\n'
+    assert write(tmp_path, "test.json", source.encode(), [["O"], ["B-X"]], "test") == expected
+
+
+def test_a_dataset_becomes_json_lines(tmp_path):
+    names = ["O", "B-X", "I-X"]
+    features = Features(
+        {"ner_tags": List(ClassLabel(names=names)), "tokens": List(Value("string")), "n": Value("int8")}
+    )
+    rows = [{"ner_tags": [1, 0], "tokens": ["Jo", "ë"], "n": 3}, {"ner_tags": [0], "tokens": ["b"], "n": None}]
+    (tmp_path / "data").mkdir()
+    Dataset.from_list(rows, features=features).to_parquet(tmp_path / "data" / "validation.parquet")
+    tagging = Tagging(dataset_name=str(tmp_path / "data"))
+    split = read(tagging, "validation", cache_dir=str(tmp_path / "cache"))
+    file = write_split(tagging, split, tagging.list_references(split), tmp_path)
+    # Class ids become names, so that the file can be read without the dataset.
+    expected = [{**row, "ner_tags": [names[i] for i in row["ner_tags"]]} for row in rows]
+    assert file.name == "eval_predictions.jsonl"
+    assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == expected
+    assert list(expected[0]) == list(json.loads(file.read_text(encoding="utf-8").splitlines()[0]))
+
+
+# --- prediction -------------------------------------------------------------------------------------------------
+
+
+def test_lists_of_words_and_texts_are_predicted_together(tokenizer):
+    labels = ["O", "B-PER", "I-PER"]
+    tagging = make_tagging(labels, tokenizer)
+    rows = [{"text": ["Jo", "Li", "sat"]}, {"text": "  Jo Li,  sat."}, {"text": []}, {"text": " "}]
+    split = tagging.make_split([tagging.read(row, ["text"]) for row in rows])
+    assert [sentence.words for sentence in split.sentences[:2]] == [["Jo", "Li", "sat"], ["Jo", "Li", ",", "sat", "."]]
+    assert not split.labeled and split.num_examples == 4
+    windows = tagging.encode(split)
+    assert windows.inputs.column_names == tokenizer.model_input_names  # no labels
+    logits = np.zeros((len(windows.inputs), max(map(len, windows.inputs["input_ids"])), 3), dtype=np.float32)
+    logits[:, :, 0] = 1
+    logits[:2, 1] = [0, np.log(8), 0]  # the first word: 8 of 10
+    logits[:2, 2] = [0, 0, np.log(2)]  # the second: 2 of 4
+    columns = tagging.to_columns(split, tagging.decode(logits, split, windows))
+    entity = {"type": "PER", "start": 2, "end": 7, "text": "Jo Li", "score": pytest.approx((0.8 + 0.5) / 2)}
+    assert columns == [
+        {"predicted_tags": [*labels[1:], "O"]},
+        {"entities": [entity]},
+        {"predicted_tags": []},
+        {"entities": []},
+    ]
+    # Labels that are no tags mark single words.
+    tagging.labels = ["O", "NOUN", "VERB"]
+    found = tagging.to_columns(split, tagging.decode(logits, split, windows))[1]["entities"]
+    assert [(part["type"], part["text"]) for part in found] == [("NOUN", "Jo"), ("VERB", "Li")]
+    with pytest.raises(InputError, match="no list of texts in column 'text'"):
+        tagging.read({"text": ["a", 1]}, ["text"])

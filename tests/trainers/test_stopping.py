@@ -9,7 +9,7 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from finetuning_examples import HEADS, arguments, make_task, make_tokenizer, new_trainer
+from finetuning_examples import HEADS, arguments, make_tokenizer, new_trainer, prepare_counting
 from parity import CONFIG
 from safetensors.torch import load_file
 from transformers import TrainerCallback
@@ -68,12 +68,12 @@ def report_late(monkeypatch) -> None:
 
 def train(folder: Path, **settings) -> None:
     """Fine-tunes with dropout for six steps, once or in a sweep over seeds."""
-    task = make_task(make_tokenizer(), 12)
+    task = prepare_counting(make_tokenizer(), 12)
     config = snugbert.SnugBertConfig(**CONFIG | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1})
     task.make_model = lambda: snugbert.SnugBertForSequenceClassification(config)
     defaults = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "eval_strategy": "epoch"}
     run_or_sweep = run_sweep if "seeds" in settings else fine_tune
-    run_or_sweep(task, MODEL, arguments(folder, **defaults | settings))
+    run_or_sweep(task, arguments(folder, **defaults | settings))
 
 
 def log_of(folder: Path) -> list[tuple]:

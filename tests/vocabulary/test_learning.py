@@ -1,4 +1,7 @@
-"""Words are counted as the tokenizer splits them. The learned tokens equal the library's, but are deterministic."""
+"""Words are counted as the tokenizer splits them. The learned tokens equal the library's, but are deterministic.
+
+Also case and accents: defaults of a language, and what the command reports about them.
+"""
 
 import json
 import re
@@ -7,6 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 import pytest
+from babel import Locale
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
@@ -14,6 +18,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import (
     AutoTokenizer,
+    BertTokenizer,
     TokenizersBackend,
 )
 from vocabularies import DOCUMENTS, learn_wordpiece, many_ties
@@ -22,8 +27,18 @@ from snugbert import (
     SnugBertTokenizer,
 )
 from snugbert.data.documents import read_lines
+from snugbert.data.languages import read_language
+from snugbert.errors import InputError
 from snugbert.vocabulary import learning
-from snugbert.vocabulary.learning import KINDS, SPECIAL_TOKENS, count_words, learn_tokens, make_tokenizer
+from snugbert.vocabulary.learning import (
+    KINDS,
+    MANY_ACCENTS,
+    SPECIAL_TOKENS,
+    TextSample,
+    count_words,
+    learn_tokens,
+    make_tokenizer,
+)
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,7 +62,7 @@ def test_words_equal_the_tokenizers_own(monkeypatch, kind, do_lower_case: bool, 
         normalize = BertNormalizer(False, False, lowercase=do_lower_case).normalize_str
         split = ByteLevel(add_prefix_space=True)
     whole_lines = (word for line in lines for word, _ in split.pre_tokenize_str(normalize(line)))
-    assert count_words(lines, tokenizer, show_progress=False) == Counter(whole_lines)
+    assert count_words(lines, tokenizer) == Counter(whole_lines)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +79,10 @@ def test_words_equal_the_tokenizers_own(monkeypatch, kind, do_lower_case: bool, 
 def test_every_kind_respects_case_accents_and_chinese_characters(flags, words, byte_words):
     text = "Café NAÏVE 北京x"
     for kind in ("wordpiece", "bpe"):
-        assert count_words([text], make_tokenizer(kind, **flags), False) == Counter(words.split()), kind
+        assert count_words([text], make_tokenizer(kind, **flags)) == Counter(words.split()), kind
     as_bytes = ByteLevel(add_prefix_space=False, use_regex=False)
     expected = [as_bytes.pre_tokenize_str(word.replace("Ġ", " "))[0][0] for word in byte_words.split()]
-    assert list(count_words([text], make_tokenizer("byte-bpe", **flags), False)) == expected
+    assert list(count_words([text], make_tokenizer("byte-bpe", **flags))) == expected
 
 
 def test_merges_by_hand():
@@ -78,7 +93,7 @@ def test_merges_by_hand():
     assert tokens == [*SPECIAL_TOKENS, *"bghnpsu", "##g", "##n", "##s", "##u", *merges]
     assert learn_wordpiece(words, vocab_size=19) == tokens[:19]
     assert learn_wordpiece(words, vocab_size=100, min_frequency=5) == tokens[:-1]
-    learned, merges = learn_tokens(words, 100, kind="bpe", show_progress=False)
+    learned, merges = learn_tokens(words, 100, kind="bpe")
     assert learned == tokens
     inside = [
         ("##u", "##g"),
@@ -116,13 +131,13 @@ def test_pruning_bounds_the_table_and_keeps_frequent_words(monkeypatch):
     monkeypatch.setattr(learning, "MOST_DISTINCT_WORDS", 100)
     monkeypatch.setattr(learning, "CHARACTERS_AT_ONCE", 200)
     lines = [f"often {'seldom' if number % 3 == 0 else ''} once{number}" for number in range(5000)]
-    words = count_words(lines, SnugBertTokenizer(), show_progress=False)
+    words = count_words(lines, SnugBertTokenizer())
     assert len(words) <= 100
     assert words.most_common(2) == [("often", 5000), ("seldom", 1667)]
 
 
 def test_words_too_long_for_wordpiece_are_left_out():
-    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer(), False) == {"b" * 100: 1}
+    assert count_words(["a" * 101 + " " + "b" * 100], SnugBertTokenizer()) == {"b" * 100: 1}
 
 
 def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
@@ -136,8 +151,8 @@ def test_tokens_equal_the_librarys_wordpiece(data_dir: Path):
     )
     library.train_from_iterator(text, trainer)
 
-    words = count_words(text, SnugBertTokenizer(), False)
-    tokens, merges = learn_tokens(words, vocab_size, show_progress=False)
+    words = count_words(text, SnugBertTokenizer())
+    tokens, merges = learn_tokens(words, vocab_size)
     assert len(tokens) == len(set(tokens)) == library.get_vocab_size() == vocab_size
     lengths = [
         sum(len(encoding) for encoding in tokenizer.encode_batch(held_out, add_special_tokens=False))
@@ -166,8 +181,8 @@ def test_tokens_equal_the_librarys_byte_level_bpe(some_text: Path):
     library.train_from_iterator(text, trainer)
     expected = json.loads(library.to_str())["model"]
 
-    words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False), False)
-    tokens, merges = learn_tokens(words, 8192, kind="byte-bpe", show_progress=False)
+    words = count_words(text, make_tokenizer("byte-bpe", tokenize_chinese_chars=False))
+    tokens, merges = learn_tokens(words, 8192, kind="byte-bpe")
     assert {piece: index for index, piece in enumerate(tokens)} == expected["vocab"]
     assert merges == [tuple(merge) for merge in expected["merges"]]
 
@@ -232,3 +247,123 @@ def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
     )
     lower = AutoTokenizer.from_pretrained(tmp_path / "lower")
     assert lower.decode(lower("A  NaÏve\tÉ")["input_ids"], skip_special_tokens=True) == "a  naïve\té"
+
+
+GERMAN = ["Es ist schon dunkel.", "Der Hund ist schön, und die Küche ist schön.", "Schon schön!"]
+
+
+@pytest.fixture
+def german(tmp_path):
+    (tmp_path / "german.txt").write_text("\n".join(GERMAN), encoding="utf-8")
+    return tmp_path / "german.txt"
+
+
+def learn(folder, file, *arguments):
+    flags = ["--vocab_size", "600", "--overwrite_output_dir", *arguments]
+    run_command("vocabulary", ["--train_file", str(file), "--output_dir", str(folder), *flags])
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def to_text(tokenizer, text):
+    return tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_languages_than_english_keep_case_and_accents(kind, german, tmp_path):
+    both = "Schon schön"
+    of_kind = ("--model", kind)
+    assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "de"), both) == both
+    assert read_language(AutoTokenizer.from_pretrained(tmp_path / "tok")) == "de"
+    assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "mul"), both) == both
+    unchanged = both if kind == "byte-bpe" else "schon schon"
+    for english in ([], ["--language", "en"], ["--language", "en-gb"]):
+        assert to_text(learn(tmp_path / "tok", german, *of_kind, *english), both) == unchanged
+    # Given flags win. Lowercased text keeps the accents of the language.
+    for flags, expected in (
+        (["--do_lower_case"], "schon schön"),
+        (["--do_lower_case", "--strip_accents"], "schon schon"),
+        (["--strip_accents"], "Schon schon"),
+    ):
+        assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "de", *flags), both) == expected
+    for flags in (["--no_strip_accents"], ["--strip_accents", "false"]):
+        assert to_text(learn(tmp_path / "tok", german, *of_kind, "--do_lower_case", *flags), both) == "schon schön"
+    with pytest.raises(InputError, match="--strip_accents and --no_strip_accents exclude each other"):
+        learn(tmp_path / "tok", german, "--strip_accents", "--no_strip_accents")
+
+
+def test_the_default_of_german_is_the_one_of_multilingual_bert(german, tmp_path):
+    tokenizer = learn(tmp_path / "tok", german, "--language", "de")
+    cased = BertTokenizer(vocab=str(tmp_path / "tok/vocab.txt"), do_lower_case=False)  # bert-base-multilingual-cased
+    assert [tokenizer(line)["input_ids"] for line in GERMAN] == [cased(line)["input_ids"] for line in GERMAN]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            [],
+            "Case and accents: both removed (schön -> schon). 26.7% of the words have accents. If the text is not "
+            "English, add --language, such as --language de, which keeps case and accents.",
+        ),
+        (["--language", "de"], "Case and accents: both kept. To change this: --do_lower_case or --strip_accents."),
+        (
+            ["--no_strip_accents"],
+            "Case: removed. Accents: kept. To change this: --no_do_lower_case or --strip_accents or --language.",
+        ),
+        (
+            ["--language", "en"],
+            "Case and accents: both removed (schön -> schon). To change this: --no_do_lower_case or "
+            "--no_strip_accents.",
+        ),
+        (
+            ["--model", "byte-bpe"],
+            "Case and accents: both kept. To change this: --do_lower_case or --strip_accents.",
+        ),
+    ],
+)
+def test_one_line_reports_the_choice_and_the_example_shows_it(flags, line, german, tmp_path, capsys):
+    learn(tmp_path / "tok", german, *flags)
+    printed = capsys.readouterr().out.splitlines()
+    assert line in printed
+    assert f"Example: {GERMAN[1]}" in printed  # the first line with an accent
+    assert ("Add --language if the text is not English." in printed) is ("--language" not in flags)
+
+
+def test_the_settings_of_an_existing_tokenizer_hold(german, tmp_path, capsys):
+    learn(tmp_path / "old", german)
+    capsys.readouterr()
+    more = german.with_name("more.txt")
+    more.write_text("Schöne Hunde, schöne Hunde", encoding="utf-8")
+    flags = ["--init", str(tmp_path / "old"), "--language", "de"]
+    tokenizer = learn(tmp_path / "new", more, *flags)
+    assert to_text(tokenizer, "Schon schön") == "schon schon" and read_language(tokenizer) == "de"
+    line = f"Case and accents: both removed (schöne -> schone). These settings of {tmp_path / 'old'} hold."
+    assert line in capsys.readouterr().out.splitlines()
+    with pytest.raises(InputError, match=r"--strip_accents false: the tokenizer of .* was learned with true"):
+        learn(tmp_path / "new", more, *flags, "--no_strip_accents")
+    with pytest.raises(InputError, match=r"--language fr: the tokenizer .*new stores de"):
+        learn(tmp_path / "newer", more, "--init", str(tmp_path / "new"), "--language", "fr")
+
+
+@pytest.mark.parametrize("code", ["de", "fr", "pl", "vi", "ru", "el", "hi", "tr"])
+def test_languages_with_accents_are_recognized(code):
+    """Names of countries and languages, also in scripts whose vowels or letters count as accents."""
+    locale = Locale(code)
+    assert TextSample(chain(locale.territories.values(), locale.languages.values())).share_with_accents > 0.05
+
+
+def test_english_text_is_recognized(data_dir):
+    for name in ("wiki_en/train.txt.gz", "books_en/train-00.txt.gz"):
+        sample = TextSample(read_lines([data_dir / name]))
+        assert sample.share_with_accents < MANY_ACCENTS and sample.find_affected_word() in ("The", "They")
+
+
+def test_a_sample_loses_no_line_and_its_example_contains_the_word(monkeypatch):
+    monkeypatch.setattr(learning, "SAMPLE_CHARACTERS", 500)
+    lines = ["plain words", "x " * 60 + "a Word " + "y " * 300, "Late"]
+    sample = TextSample(iter(lines))
+    assert list(sample.lines) == lines
+    assert sample.find_affected_word() == "Word" and sample.find_example() == ("Word " + "y " * 50)[:100]
+    assert TextSample(["plain words"]).find_example() == "plain words"
+    combining = TextSample(["e\u0301te\u0301"])
+    assert combining.share_with_accents == 1

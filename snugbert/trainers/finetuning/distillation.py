@@ -10,33 +10,36 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.students import hash_model
+from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.reports.results import RESULTS
-from snugbert.tasks.base import FineTuningTask
+from snugbert.tasks import find_task
+from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import (
-    ExampleLimits,
     FineTunedModelArguments,
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.plan import check_plan
+from snugbert.trainers.finetuning.prepare_task import Distillation, PreparedTask, prepare_task
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
 from snugbert.trainers.finetuning.teacher import (
     compute_items,
     compute_logits,
-    count_items,
     count_parameters,
 )
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
+from snugbert.trainers.processes import set_up
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.stopping import DivergedError
 
 TIMED_EXAMPLES = 1000  # of the validation set
@@ -45,21 +48,25 @@ WARMUP_EXAMPLES, ROUNDS = 64, 3
 logger = logging.getLogger(__name__)
 
 
-class MakeTask(Protocol):
-    """`make_task` of a command."""
+def run_fine_tuning(
+    model_args: FineTunedModelArguments, data_args: DataArguments, args: FineTuningArguments, head: str
+) -> None:
+    """Runs a fine-tuning command.
 
-    def __call__(
-        self,
-        model_args: FineTunedModelArguments,
-        data_args: Any,
-        training_args: FineTuningArguments,
-        teacher: FineTuningTask | None = None,
-    ) -> FineTuningTask:
-        """Returns the task that the arguments describe."""
+    Args:
+        model_args, data_args, args: the arguments of the command.
+        head: the head of the models, such as "ForTokenClassification". It determines the task.
+
+    Raises:
+        InputError: see [`fine_tune_or_distill`]; or the output folder is in use.
+    """
+    set_up(args)
+    with lock_output_dir(args):
+        fine_tune_or_distill(find_task(head)(data_args), model_args, args)
 
 
-def run_command(
-    make_task: MakeTask, model_args: FineTunedModelArguments, data_args: ExampleLimits, args: FineTuningArguments
+def fine_tune_or_distill(
+    task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments
 ) -> None:
     """Fine-tunes, and prints a summary. With `teacher_name_or_path`, distills.
 
@@ -67,42 +74,45 @@ def run_command(
         InputError: see [`run_task`]; or arguments, teacher and data contradict each other.
     """
     if model_args.teacher_name_or_path is None:
-        if getattr(data_args, "unlabeled_file", None) is not None:
+        if task.args.unlabeled_file is not None:
             raise InputError("--unlabeled_file needs a teacher that labels it. Give --teacher_name_or_path.")
         for name in ("distillation_temperature", "distillation_weight"):
             if getattr(args, name) != getattr(FineTuningArguments, name):
                 raise InputError(f"--{name} needs --teacher_name_or_path.")
-        run_task(make_task(model_args, data_args, args), model_args, args)
+        run_task(prepare_task(task, model_args, args), args)
         return
     if args.class_weights is not None or args.label_smoothing_factor:
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
-    teacher = make_task(model_args.as_teacher(), data_args, copy.copy(args))
+    teacher = prepare_task(task, model_args.as_teacher(), copy.copy(args))
     if teacher.train_features is None:
         raise InputError(
             "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
             "--do_predict, also give --do_train."
         )
-    task = make_task(model_args, data_args, args, teacher)
+    student = prepare_task(task, model_args, args, teacher)
     trainer = _make_teacher_trainer(teacher, args)
-    task.teacher_digest = hash_model(trainer.model)  # type: ignore[arg-type]
-    task.settings |= {
+    distillation = Distillation(hash_model(trainer.model))  # type: ignore[arg-type]
+    student.distillation = distillation
+    student.settings |= {
         "teacher": find_base_model(model_args.teacher_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
         "distillation_weight": args.distillation_weight,
     }
-    if args.sweeps:  # a single run was checked by `make_task`
-        _, plan = plan_sweep(task, model_args, args)
+    if args.sweeps:  # a single run was checked by `prepare_task`
+        _, plan = plan_sweep(student, args)
         check_plan(plan, args, [Path(str(args.output_dir))])
-    task.soft_targets = make_soft_targets(teacher, task, trainer, model_args.cache_dir)
+    distillation.soft_targets = make_soft_targets(teacher, student, trainer, model_args.cache_dir)
     _move(trainer, "cpu")  # the student needs the memory of the GPU
-    if teacher.validation_set is not None and teacher.validation_set.score is not None:
-        without = _train_without_teacher(make_task, model_args, data_args, args, teacher)
-        task.compare = functools.partial(measure_models, teacher, task, trainer, without, model_args.cache_dir)
+    if teacher.validation_set is not None and teacher.validation_set.labeled:
+        without = _train_without_teacher(task, model_args, args, teacher)
+        distillation.compare = functools.partial(
+            measure_models, teacher, student, trainer, without, model_args.cache_dir
+        )
     logger.info("training the student with the teacher")
-    run_task(task, model_args, args)
+    run_task(student, args)
 
 
-def _make_teacher_trainer(teacher: FineTuningTask, args: FineTuningArguments) -> FineTuningTrainer:
+def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
     """Returns a trainer that only predicts. No argument of the training changes the teacher."""
     args = copy.copy(args)
     args.push_to_hub = False
@@ -117,11 +127,10 @@ def _move(trainer: FineTuningTrainer, device: Any) -> None:
 
 
 def _train_without_teacher(
-    make_task: MakeTask,
+    task: Task[Any, Any, Any],
     model_args: FineTunedModelArguments,
-    data_args: Any,
     args: FineTuningArguments,
-    teacher: FineTuningTask,
+    teacher: PreparedTask,
 ) -> Path | None:
     """Trains the same student on the gold labels alone. Returns its folder, or None if there is no such student."""
     labeled = any(source.split != "unlabeled" for source in teacher.data["train"])
@@ -134,9 +143,9 @@ def _train_without_teacher(
         args.resume_from_checkpoint = "true"  # a named checkpoint belongs to the student with the teacher
     model_args = dataclasses.replace(model_args, teacher_name_or_path=None)
     logger.info("training the student without the teacher, for comparison. --compare_without_teacher false skips it.")
-    task = make_task(model_args, dataclasses.replace(data_args, unlabeled_file=None), args, teacher)
+    student = prepare_task(task.copy(unlabeled_file=None), model_args, args, teacher)
     try:
-        run_task(task, model_args, args)
+        run_task(student, args)
     except DivergedError as error:
         logger.warning("without the teacher: %s", error)
         return None
@@ -144,41 +153,36 @@ def _train_without_teacher(
 
 
 def make_soft_targets(
-    teacher: FineTuningTask,
-    task: FineTuningTask,
+    teacher: PreparedTask,
+    student: PreparedTask,
     trainer: FineTuningTrainer,
     cache_dir: str | None,
 ) -> SoftTargets:
-    """Computes the teacher's logits for the training examples of the student's task.
+    """Computes the teacher's logits for the training examples of the student.
 
-    Teacher and student may have different tokenizers, except for question answering, which predicts tokens.
+    Teacher and student may have different tokenizers if their items are the same, such as words.
 
     Args:
         teacher: the teacher's task, with its own tokens.
-        task: the student's task.
+        student: the student's task.
         trainer: a trainer with the teacher.
         cache_dir: see [`compute_logits`].
 
     Raises:
-        InputError: the tokenizers of teacher and student split the text differently, and the task predicts tokens.
+        InputError: the tokenizers of teacher and student split the text differently, and the items are tokens.
     """
-    assert teacher.train_features is not None and task.train_features is not None and task.teacher_digest is not None
-    tag = task.pipeline_tag
-    counts = count_items(task.train_features, tag)
-    teacher_counts = count_items(teacher.train_features, tag)
-    # The words of a sentence are the same for all tokenizers. Their windows are not.
-    same = (
-        np.array_equal(counts, teacher_counts) if tag == "question-answering" else sum(counts) == sum(teacher_counts)
-    )
-    if not same:
+    assert teacher.train_features is not None and student.train_features is not None
+    assert student.distillation is not None
+    output = student.task.output
+    counts, teacher_counts = (output.count_items(each.train_features) for each in (student, teacher))
+    if not output.match(counts, teacher_counts):
         raise InputError(
             "--teacher_name_or_path: its tokenizer splits the text differently. Choose a student with its tokenizer."
         )
-    kind: Any = "regression" if task.labels is None and tag == "text-classification" else "single_label_classification"
     return SoftTargets(
-        logits=compute_items(trainer, teacher.train_features, task.teacher_digest, tag, cache_dir),
+        logits=compute_items(trainer, teacher.train_features, student.distillation.teacher, cache_dir),
         first_items=np.concatenate([[0], np.cumsum(counts)]),
-        kind="multi_label_classification" if task.multi_label else kind,
+        kind=student.task.problem,
     )
 
 
@@ -186,8 +190,8 @@ def make_soft_targets(
 
 
 def measure_models(
-    teacher: FineTuningTask,
-    task: FineTuningTask,
+    teacher: PreparedTask,
+    student: PreparedTask,
     trainer: FineTuningTrainer,
     without: Path | None,
     cache_dir: str | None,
@@ -196,7 +200,7 @@ def measure_models(
 
     Args:
         teacher: the teacher's task.
-        task: the student's task.
+        student: the student's task.
         trainer: a trainer with the teacher.
         without: the folder of the student without the teacher. None: no such row.
         cache_dir: see [`compute_logits`].
@@ -207,21 +211,20 @@ def measure_models(
         `interval` and `seeds` on the validation set; `parameters`; `bytes` of the weights; and `examples_per_second`,
         on the first `TIMED_EXAMPLES` windows of the validation examples.
     """
-    validation, digest = teacher.validation_set, task.teacher_digest
-    assert validation is not None and validation.score is not None and digest is not None
+    validation, distillation = teacher.validation_set, student.distillation
+    assert validation is not None and distillation is not None
     _move(trainer, trainer.args.device)
-    student_trainer = make_trainer(dataclasses.replace(task, soft_targets=None), trainer.args)  # type: ignore[arg-type]
+    student_trainer = make_trainer(dataclasses.replace(student, distillation=None), trainer.args)  # type: ignore[arg-type]
     teacher_costs, student_costs = _measure_costs(validation.num_examples, trainer, student_trainer)
-    metric = task.main_metric
-    predictions = validation.decode(compute_logits(trainer, validation.features, digest, cache_dir))
-    score: dict[str, Any] = {
-        "mean": validation.score(predictions)[metric],
+    metric = student.task.main_metric
+    logits = compute_logits(trainer, validation.features.inputs, distillation.teacher, cache_dir)
+    answers = validation.decode(logits)
+    score = {
+        "mean": validation.score(answers)[metric],
         "std": np.nan,
         "seeds": 1,
-        "interval": None,
+        "interval": validation.estimate_intervals(answers).get(metric),
     }
-    if validation.estimate_intervals is not None:
-        score["interval"] = validation.estimate_intervals(predictions).get(metric)
 
     def make_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         rows = [{"model": "teacher", "metric": metric, **score, **teacher_costs}]

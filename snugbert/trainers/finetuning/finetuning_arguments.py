@@ -1,7 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -56,26 +56,6 @@ class FineTunedModelArguments(StudentArguments):
 
 
 @dataclass
-class ExampleLimits:
-    """Limits on the number of examples. The data arguments of every task include them."""
-
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on at most this many examples. Default: all."}
-    )
-    max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
-    )
-
-    @property
-    def max_samples(self) -> dict[str, int | None]:
-        """The maximum number of training, validation and test examples. None: all."""
-        return {"train": self.max_train_samples, "validation": self.max_eval_samples, "test": self.max_predict_samples}
-
-
-@dataclass
 class FineTuningArguments(DeviceArguments):
     """`TrainingArguments` with the paper's fine-tuning settings as defaults.
 
@@ -100,8 +80,6 @@ class FineTuningArguments(DeviceArguments):
         min_steps: minimum number of steps of a run. 0 if the user chose the length.
         chooses_evaluation: whether the user left `eval_strategy` to the run.
     """
-
-    paper_learning_rate: ClassVar[float] = 3e-5
 
     do_train: bool = field(
         default=False,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from snugbert.errors import format_count
 from snugbert.reports.intervals import Interval
 from snugbert.reports.score_tables import format_metric, is_perfect, is_score, set_title
-from snugbert.tasks.base import FineTuningTask
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
 
 LOWER_IS_BETTER = ("loss", "mse")
 # Overfitting: the last validation loss relative to the lowest one, and the last training loss relative to the first.
@@ -16,12 +16,12 @@ WIDE = 10  # points on the scale up to 100; wider intervals get a warning
 
 
 def describe_shortfalls(
-    task: FineTuningTask, metrics: Mapping[str, Mapping[str, float]], args: FineTuningArguments, trained: bool
+    prepared: PreparedTask, metrics: Mapping[str, Mapping[str, float]], args: FineTuningArguments, trained: bool
 ) -> list[str]:
     """Returns a sentence for each set whose main metric does not beat its baseline, and what to try.
 
     Args:
-        task: the task. Sets without labels or without a baseline are skipped.
+        prepared: the task. Sets without labels or without a baseline are skipped.
         metrics: evaluation set -> metric -> value.
         args: the settings of the run.
         trained: whether the run trained the model.
@@ -29,8 +29,9 @@ def describe_shortfalls(
     Returns:
         Sentences. Empty: every set beats its baseline.
     """
+    task = prepared.task
     metric, sentences, same = task.main_metric, [], []
-    for evaluation_set in task.evaluation_sets:
+    for evaluation_set in prepared.evaluation_sets:
         score, baseline = metrics[evaluation_set.name].get(metric), evaluation_set.baseline
         if score is None or baseline is None:
             continue
@@ -56,23 +57,25 @@ def describe_shortfalls(
 
 
 def describe_wide_intervals(
-    task: FineTuningTask, intervals: Mapping[str, Mapping[str, Interval | None]], remedy: str
+    prepared: PreparedTask, intervals: Mapping[str, Mapping[str, Interval | None]], remedy: str
 ) -> list[str]:
     """Returns a sentence for each set whose main metric has an interval wider than `WIDE` points, and what to do.
 
     Args:
-        task: the task. Metrics that are no scores, such as the mean squared error, are skipped.
+        prepared: the task. Metrics that are no scores, such as the mean squared error, are skipped.
         intervals: evaluation set -> metric -> low and high.
         remedy: what to do.
     """
     return [
         f"{title}: the 95 % interval is {width:.0f} points wide. {remedy}"
-        for title, _, (low, high) in _list_intervals(task, intervals)
-        if (width := 100 * (high - low) / task.perfect_score) > WIDE
+        for title, _, (low, high) in _list_intervals(prepared, intervals)
+        if (width := 100 * (high - low) / prepared.task.perfect_score) > WIDE
     ]
 
 
-def describe_perfect_scores(task: FineTuningTask, intervals: Mapping[str, Mapping[str, Interval | None]]) -> list[str]:
+def describe_perfect_scores(
+    prepared: PreparedTask, intervals: Mapping[str, Mapping[str, Interval | None]]
+) -> list[str]:
     """Returns a sentence for each set on which the main metric is perfect in every resample.
 
     The bootstrap then finds no uncertainty. Arguments: as in [`describe_wide_intervals`].
@@ -80,21 +83,22 @@ def describe_perfect_scores(task: FineTuningTask, intervals: Mapping[str, Mappin
     return [
         f"{title}: perfect on all {format_count(number, 'example')}, so the interval shows no uncertainty. Other "
         "examples may score lower."
-        for title, number, (low, high) in _list_intervals(task, intervals)
-        if low == high == task.perfect_score
+        for title, number, (low, high) in _list_intervals(prepared, intervals)
+        if low == high == prepared.task.perfect_score
     ]
 
 
 def _list_intervals(
-    task: FineTuningTask, intervals: Mapping[str, Mapping[str, Interval | None]]
+    prepared: PreparedTask, intervals: Mapping[str, Mapping[str, Interval | None]]
 ) -> Iterator[tuple[str, int, Interval]]:
     """Yields the title, the number of examples and the interval of the main metric of each set, if it is a score."""
-    if not is_score(task.main_metric):
+    metric = prepared.task.main_metric
+    if not is_score(metric):
         return
-    for evaluation_set in task.evaluation_sets:
-        interval = intervals.get(evaluation_set.name, {}).get(task.main_metric)
+    for evaluation_set in prepared.evaluation_sets:
+        interval = intervals.get(evaluation_set.name, {}).get(metric)
         if interval is not None:
-            title = f"{set_title(evaluation_set.name)} {task.main_metric.replace('_', ' ')}"
+            title = f"{set_title(evaluation_set.name)} {metric.replace('_', ' ')}"
             yield title, evaluation_set.num_examples, interval
 
 

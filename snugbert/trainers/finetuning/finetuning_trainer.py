@@ -20,11 +20,11 @@ from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError, format_count
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.tasks.outputs import PADDING, Output
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.run_trainer import RunTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
-PADDING = -100  # padding of predictions, as in Trainer
 MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
 # ELECTRA projects its embeddings. The embeddings of DeBERTa's relative positions are in the encoder.
@@ -50,7 +50,7 @@ class FineTuningTrainer(RunTrainer):
     Args:
         model: a model with a head.
         args: the arguments.
-        token_outputs: whether the head returns logits for every token.
+        output: the form of the logits.
         class_weights: weights of the classes in the loss, see [`weighted_loss`]. *Shape:* (C,)
         kwargs: as in `Trainer`. `compute_metrics` scores `eval_dataset` during training. It gets predictions without
             labels. [`predict`] does not call it.
@@ -77,11 +77,11 @@ class FineTuningTrainer(RunTrainer):
         *,
         model: PreTrainedModel,
         args: FineTuningArguments,
-        token_outputs: bool,
+        output: Output,
         class_weights: torch.Tensor | None = None,
         **kwargs: Any,
     ):
-        self._token_outputs = token_outputs
+        self.output = output
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
         self._losses: list[torch.Tensor] | None = None
@@ -119,11 +119,12 @@ class FineTuningTrainer(RunTrainer):
         return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """As in Trainer. Question answering counts windows: each has two labels, and there is no column `labels`."""
+        """As in Trainer, which counts the column `labels`. The form of the logits names the column to count."""
         batches, count = super().get_batch_samples(*args, **kwargs)
-        if batches and "start_positions" in batches[0]:
-            windows = [{"labels": batch["start_positions"]} for batch in batches]
-            count = self._get_num_items_in_batch(windows, self.args.device)
+        name = self.output.counted_labels
+        if name != "labels" and batches and name in batches[0]:
+            counted = [{"labels": batch[name]} for batch in batches]
+            count = self._get_num_items_in_batch(counted, self.args.device)
         return batches, count
 
     def compute_loss(
@@ -172,14 +173,14 @@ class FineTuningTrainer(RunTrainer):
         """
         model = self.graphs.for_evaluation(model)
         loss, logits, _ = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        labels = inputs.get("start_positions", inputs.get("labels"))
+        labels = inputs.get(self.output.counted_labels)
         if loss is not None and labels is not None and self._losses is not None:
             count = (labels != IGNORE_INDEX).sum()
             if labels.is_floating_point():  # -100 is a number
                 count = torch.full_like(count, labels[: inputs.get("num_sequences")].numel())
             self._losses.append(torch.stack([(loss * count).masked_fill(count == 0, 0), count]))
         number = inputs.get("num_sequences")  # None: the row is not filled
-        if logits is not None and self._token_outputs and "cu_seq_lens_q" in inputs:
+        if logits is not None and self.output.per_token and "cu_seq_lens_q" in inputs:
             lengths = inputs["cu_seq_lens_q"].diff()[:number].tolist()
             if isinstance(logits, tuple):
                 logits = tuple(_pad(part, lengths) for part in logits)

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 WIDEST, NARROWEST = 768, 128
 
 
-def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments) -> None:
+def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, paper: float = 3e-5) -> None:
     """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
 
     It is the paper's rate times (768 / hidden size) squared, for hidden sizes from 128 to 768. The rule is our own.
@@ -20,8 +20,9 @@ def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments) -> N
     Args:
         config: the configuration of the encoder.
         args: `learning_rate` is None unless the user chose one. With `sweep` "paper", the grid sets the rates.
+        paper: the paper's rate for BERT-base, see [`Task`].
     """
-    paper, hidden_size = args.paper_learning_rate, config.hidden_size
+    hidden_size = config.hidden_size
     factor = (WIDEST / min(max(hidden_size, NARROWEST), WIDEST)) ** 2
     rate = float(f"{paper * factor:.1e}")
     reason = "from the BERT paper"

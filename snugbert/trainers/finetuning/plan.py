@@ -16,9 +16,9 @@ from typing import Any
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
-from snugbert.tasks.base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.output_folder import list_run_files, remove_run
 from snugbert.trainers.processes import wait_for_all
 
@@ -46,13 +46,15 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
 
 
-def digest_examples(task: FineTuningTask) -> dict[str, str]:
+def digest_examples(prepared: PreparedTask) -> dict[str, str]:
     """Returns a digest of the features of each set, for the plan."""
-    sets = {"train": task.train_features, **{s.name: s.features for s in task.evaluation_sets}}
+    sets = {"train": prepared.train_features, **{s.name: s.features.inputs for s in prepared.evaluation_sets}}
     digests = {
         f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None
     }
-    return digests if task.teacher_digest is None else {**digests, "teacher weights": task.teacher_digest}
+    if prepared.distillation is not None:
+        digests["teacher weights"] = prepared.distillation.teacher
+    return digests
 
 
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:

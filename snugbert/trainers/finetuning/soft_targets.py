@@ -1,12 +1,11 @@
 """Distillation: the teacher's logits as soft targets, their loss, and a Trainer that uses both.
 
-An item is what a task predicts once: an example of `snugbert glue`, a word of `snugbert ner`, a token of `snugbert
-squad`. Shapes: N examples in a batch, I items, T tokens, L tokens in the longest example, C labels.
+Items are described in [`snugbert.tasks.outputs`]. Shapes: I items, C labels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +14,12 @@ from datasets import Dataset
 from torch import nn
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.tasks.base import Problem
+from snugbert.tasks.outputs import UNLABELED, Output
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 
-UNLABELED = -1  # label of an item without a gold label; unlike -100, the item counts
 ROW = "soft_target_row"  # column with the number of the example
 TEACHER_LOGITS = "teacher_logits"
-OUTSIDE = -1e30  # score of a position after the end of a window; finite, so that 0 times it is 0
-
-Kind = Literal["regression", "single_label_classification", "multi_label_classification"]
 
 
 @dataclass
@@ -37,7 +34,7 @@ class SoftTargets:
 
     logits: np.ndarray
     first_items: np.ndarray
-    kind: Kind
+    kind: Problem
 
 
 class SoftTargetCollator:
@@ -46,11 +43,11 @@ class SoftTargetCollator:
     Args:
         collate: the data collator.
         targets: the soft targets.
+        output: the form of the logits.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets):
-        self.collate = collate
-        self.targets = targets
+    def __init__(self, collate: Callable[[Any], Any], targets: SoftTargets, output: Output):
+        self.collate, self.targets, self.output = collate, targets, output
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
         """Returns the batch. Features of an evaluation have no column `ROW` and get no logits."""
@@ -60,10 +57,7 @@ class SoftTargetCollator:
         first, logits = self.targets.first_items, self.targets.logits
         rows = [feature[ROW] for feature in features]
         parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
-        if "start_positions" in batch:  # the classes are the positions of a window
-            batch[TEACHER_LOGITS] = nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
-        else:
-            batch[TEACHER_LOGITS] = torch.cat(parts)
+        batch[TEACHER_LOGITS] = self.output.join_items(parts)
         return batch
 
 
@@ -72,17 +66,21 @@ class DistillationTrainer(FineTuningTrainer):
 
     Args:
         targets: the teacher's logits for `train_dataset`.
+        output: the form of the logits.
         train_dataset: labels may be `UNLABELED`, or NaN for numbers and several labels.
         kwargs: as in [`FineTuningTrainer`].
     """
 
     compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
 
-    def __init__(self, *, targets: SoftTargets, train_dataset: Dataset, data_collator: Any, **kwargs: Any):
+    def __init__(
+        self, *, targets: SoftTargets, output: Output, train_dataset: Dataset, data_collator: Any, **kwargs: Any
+    ):
         self.targets = targets
         super().__init__(
+            output=output,
             train_dataset=train_dataset.add_column(ROW, np.arange(len(train_dataset))),
-            data_collator=SoftTargetCollator(data_collator, targets),
+            data_collator=SoftTargetCollator(data_collator, targets, output),
             **kwargs,
         )
         self.keep_column(ROW)
@@ -97,56 +95,32 @@ class DistillationTrainer(FineTuningTrainer):
         """Returns the sum of [`distillation_loss`] divided by the items of all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        args: Any = self.args
         inputs = dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
-        if "start_positions" in inputs:
-            # Without the padding of filled rows, here and below.
-            positions = [inputs.pop(name)[: len(teacher)] for name in ("start_positions", "end_positions")]
-            outputs = model(**inputs)
-            total = self._question_loss(outputs, positions, teacher, inputs.get("cu_seq_lens_q"))
-            items: Any = (positions[0] != IGNORE_INDEX).sum()
-        else:
-            labels, indices = inputs.pop("labels"), inputs.pop("label_indices", None)
-            outputs = model(**inputs)
-            logits = outputs["logits"]
-            if logits.ndim == 3:  # tokens
-                if indices is None:
-                    indices = (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
-                logits = logits.flatten(0, 1).index_select(0, indices)
-                labels = labels.flatten().index_select(0, indices)
-            logits, labels = logits[: len(teacher)], labels[: len(teacher)]
-            items = (labels != IGNORE_INDEX).sum()
-            total = self._sum_losses(logits, teacher, labels)
-        count = items if num_items_in_batch is None else num_items_in_batch
+        labels = self.output.pop_labels(inputs)
+        outputs = model(**inputs)
+        # Without the padding of filled rows.
+        parts = list(self.output.list_items(outputs, inputs, labels, teacher))
+        losses = [
+            distillation_loss(*items, self.targets.kind, args.distillation_temperature, args.distillation_weight)
+            for items in parts
+        ]
+        count: Any = num_items_in_batch
+        if count is None:
+            count = (parts[0].labels != IGNORE_INDEX).sum()
+        total: Any = sum(losses) / len(losses)
         loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss
-
-    def _question_loss(
-        self, outputs: Any, positions: list[torch.Tensor], teacher: torch.Tensor, offsets: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The mean of the losses of start and end. The batch is packed with these `offsets`, or padded."""
-        student = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
-        length = teacher.shape[1]  # of the longest window
-        if offsets is not None:
-            indices = offsets[: len(teacher), None] + torch.arange(length, device=offsets.device)
-            student = student[0][indices.clamp(max=student.shape[1] - 1)]
-        student = student[:, :length].masked_fill(teacher == OUTSIDE, OUTSIDE)
-        start, end = (self._sum_losses(student[..., side], teacher[..., side], positions[side]) for side in (0, 1))
-        return (start + end) / 2
-
-    def _sum_losses(self, student: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        args: Any = self.args
-        temperature, weight = args.distillation_temperature, args.distillation_weight
-        return distillation_loss(student, teacher, labels, self.targets.kind, temperature, weight)
 
 
 def distillation_loss(
     student: torch.Tensor,
     teacher: torch.Tensor,
     labels: torch.Tensor,
-    kind: Kind,
+    kind: Problem,
     temperature: float,
     weight: float,
 ) -> torch.Tensor:

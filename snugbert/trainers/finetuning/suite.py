@@ -7,20 +7,39 @@ import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from snugbert.data.glue import TASKS
+from snugbert.data.glue import TASKS, missing_files
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.intervals import METHOD_FOR_MEANS
 from snugbert.reports.results import RESULTS
 from snugbert.reports.score_tables import suite_table
-from snugbert.tasks.classification import make_task
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import missing_files
+from snugbert.trainers.finetuning.distillation import run_fine_tuning
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
+from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.processes import set_up
+from snugbert.trainers.run_lock import lock_output_dir
 
 logger = logging.getLogger(__name__)
+
+
+def run_glue(
+    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
+) -> None:
+    """Runs `snugbert glue`: one task, or all of them.
+
+    Raises:
+        InputError: see [`run_fine_tuning`] and [`run_suite`].
+    """
+    if data_args.task_name != "all":
+        run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
+        return
+    set_up(training_args)
+    with lock_output_dir(training_args):
+        run_suite(model_args, data_args, training_args)
 
 
 def run_suite(
@@ -48,7 +67,7 @@ def run_suite(
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
         if training_args.sweeps or not (output_dir / name / RESULTS).exists():  # a sweep skips its finished runs
             args = make_task_arguments(training_args, name)
-            run_task(make_task(model_args, replace(data_args, task_name=name), args), model_args, args)
+            run_task(prepare_task(TextClassification(replace(data_args, task_name=name)), model_args, args), args)
     if training_args.should_save and "validation" in wanted:
         write_table(output_dir, names)
     if training_args.should_save and "test" in wanted:

@@ -25,11 +25,11 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval, estimate_mean_interval
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
-from snugbert.tasks.base import FineTuningTask
 from snugbert.trainers.finetuning.fine_tune import choose_metric, fine_tune
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
@@ -105,21 +105,21 @@ class PlannedRun(NamedTuple):
         return FinishedRun(self.setting, self.folder, read_json(self.folder / RESULTS))
 
 
-def run_task(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+def run_task(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Fine-tunes once, or runs the sweep that `sweep` and `seeds` define, and prints a summary.
 
     Raises:
         InputError: see [`fine_tune`] and [`run_sweep`].
     """
     if args.sweeps:
-        run_sweep(task, model_args, args)
+        run_sweep(prepared, args)
     else:
-        results = fine_tune(task, model_args, args)
+        results = fine_tune(prepared, args)
         if args.should_save:
-            print(f"\n{format_summary(task, results, Path(str(args.output_dir)))}", flush=True)
+            print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
 
 
-def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
 
     Raises:
@@ -127,22 +127,24 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             run diverged.
     """
     epochs = args.num_train_epochs
-    args, plan = plan_sweep(task, model_args, args)
+    args, plan = plan_sweep(prepared, args)
     if args.num_train_epochs > epochs:
         logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
-    output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(task, args)
+    output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(prepared, args)
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
     prepare_folders(plan, args, [output_dir])
-    single = dataclasses.replace(task, compare=None)  # the comparison is made once, at the end
+    distillation = prepared.distillation
+    if distillation is not None:  # the comparison is made once, at the end
+        prepared = dataclasses.replace(prepared, distillation=dataclasses.replace(distillation, compare=None))
     for index, run in enumerate(runs, start=1):
         if not run.is_finished:
             logger.info("run %d of %d: %s", index, len(runs), run.name)
             try:
-                results = fine_tune(single, model_args, _run_arguments(args, run))
+                results = fine_tune(prepared, _run_arguments(args, run))
                 interval = results.get("intervals", {}).get(set_name, {}).get(metric)
                 score = format_with_interval(
-                    metric, results["metrics"][set_name].get(metric), interval, task.perfect_score
+                    metric, results["metrics"][set_name].get(metric), interval, prepared.task.perfect_score
                 )
                 logger.info("%s: %s %s", run.name, metric, score)
             except DivergedError as error:
@@ -152,27 +154,26 @@ def run_sweep(task: FineTuningTask, model_args: FineTunedModelArguments, args: F
             wait_for_all()  # the main process writes the results, every process reads them
             if args.should_save:
                 # A continued sweep may have finished runs after this one.
-                _keep_best_weights(output_dir, _best([r.finished for r in runs if r.is_finished], task, args))
-    compare = None if task.compare is None else task.compare()
+                _keep_best_weights(output_dir, _best([r.finished for r in runs if r.is_finished], prepared, args))
+    compare = None if distillation is None or distillation.compare is None else distillation.compare()
     if args.should_save:
-        _finish(task, model_args, args, [run.finished for run in runs], compare)
+        _finish(prepared, args, [run.finished for run in runs], compare)
 
 
-def plan_sweep(
-    task: FineTuningTask, model_args: FineTunedModelArguments, args: FineTuningArguments
-) -> tuple[FineTuningArguments, dict[str, Any]]:
+def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
     """Returns the arguments with the number of epochs, and the plan of the output folder.
 
     Raises:
         InputError: see [`choose_metric`]; the metric is the loss; or there are no training examples.
     """
-    choose_metric(task, args)
+    choose_metric(prepared, args)
     if args.metric_for_best_model == "loss":
-        raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {task.main_metric}, not the loss.")
-    if task.train_features is None:
+        main_metric = prepared.task.main_metric
+        raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {main_metric}, not the loss.")
+    if prepared.train_features is None:
         raise InputError("--sweep and --seeds need training examples.")
-    args = lengthen(args, len(task.train_features))
-    return args, {**make_plan(model_args, args, task.settings), **digest_examples(task)}
+    args = lengthen(args, len(prepared.train_features))
+    return args, {**make_plan(prepared.model_args, args, prepared.settings), **digest_examples(prepared)}
 
 
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
@@ -225,25 +226,24 @@ def _write_failure(run: PlannedRun, message: str) -> None:
 
 
 def _finish(
-    task: FineTuningTask,
-    model_args: FineTunedModelArguments,
+    prepared: PreparedTask,
     args: FineTuningArguments,
     runs: list[FinishedRun],
     compare: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None,
 ) -> None:
     """Moves the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
     output_dir = Path(str(args.output_dir))
-    best = _best(runs, task, args)
+    best = _best(runs, prepared, args)
     if best.failed:
         raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
-    summary = summarize_sweep(runs, task, args)
+    summary = summarize_sweep(runs, prepared, args)
     mean_intervals = {
         name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()
     }
     if summary["best_setting"]["seeds"] > 1:  # a single run gave its own warning
-        for sentence in describe_wide_intervals(task, mean_intervals, "Add seeds (--seeds)."):
+        for sentence in describe_wide_intervals(prepared, mean_intervals, "Add seeds (--seeds)."):
             logger.warning("mean over the seeds, %s", sentence)
-    tables = sweep_tables(summary, Setting._fields, task.perfect_score)
+    tables = sweep_tables(summary, Setting._fields, prepared.task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
     _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
     _move_best_run(output_dir, best)
@@ -255,10 +255,10 @@ def _finish(
     results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
     if compare is not None:
         results["comparison"] = compare(results)
-    card_name = repository or args.hub_model_id
-    write_finetuning_card(output_dir, task, results, model_args.model_name_or_path, card_name, tables)
+    card_name, base_model = repository or args.hub_model_id, prepared.model_args.model_name_or_path
+    write_finetuning_card(output_dir, prepared.facts, results, base_model, card_name, tables)
     write_results(output_dir, results, tables)
-    print(f"\n{tables}\n\n{format_summary(task, results, output_dir)}", flush=True)
+    print(f"\n{tables}\n\n{format_summary(prepared.facts, results, output_dir)}", flush=True)
     if repository is not None:
         hub.upload_folder(
             repo_id=repository,
@@ -291,7 +291,7 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTuningArguments) -> dict[str, Any]:
+def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
     """Returns mean and standard deviation over seeds: the score of each setting, all metrics of the best setting.
 
     Returns:
@@ -300,7 +300,7 @@ def summarize_sweep(runs: list[FinishedRun], task: FineTuningTask, args: FineTun
         set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of diverged runs. The
         interval of one seed is the run's own. It is None if there is none.
     """
-    set_name, metric = _selection_metric(task, args)
+    set_name, metric = _selection_metric(prepared, args)
     settings = []
     failures = [run.results["failure"] for run in runs if run.failed]
     runs = [run for run in runs if not run.failed]
@@ -335,14 +335,14 @@ def _summarize_seeds(runs: list[FinishedRun], metric: str, set_name: str) -> dic
     }
 
 
-def _selection_metric(task: FineTuningTask, args: FineTuningArguments) -> tuple[str, str]:
+def _selection_metric(prepared: PreparedTask, args: FineTuningArguments) -> tuple[str, str]:
     """Returns the evaluation set and the metric by which the best run is selected."""
-    assert task.validation_set is not None  # see `choose_metric`
-    return task.validation_set.name, str(args.metric_for_best_model)
+    assert prepared.validation_set is not None  # see `choose_metric`
+    return prepared.validation_set.name, str(args.metric_for_best_model)
 
 
-def _best(runs: list[FinishedRun], task: FineTuningTask, args: FineTuningArguments) -> FinishedRun:
-    set_name, metric = _selection_metric(task, args)
+def _best(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> FinishedRun:
+    set_name, metric = _selection_metric(prepared, args)
     sign = 1 if args.greater_is_better else -1
 
     def rank(run: FinishedRun) -> tuple[bool, float]:

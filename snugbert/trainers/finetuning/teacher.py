@@ -18,12 +18,10 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from snugbert.data.cache import TEACHERS, cache_folder
-from snugbert.data.packed_batches import count_tokens
 from snugbert.files import hash_json
-from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.tasks.base import Logits
+from snugbert.tasks.outputs import PADDING, Logits
 from snugbert.trainers.finetuning.fine_tune import digest_features
-from snugbert.trainers.finetuning.finetuning_trainer import PADDING, FineTuningTrainer
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.processes import wait_for_all
 
 logger = logging.getLogger(__name__)
@@ -31,19 +29,16 @@ logger = logging.getLogger(__name__)
 PART = 16384  # examples in a file: some minutes of work on a CPU
 
 
-def compute_items(
-    trainer: FineTuningTrainer, features: Dataset, teacher: str, kind: str, cache_dir: str | None
-) -> np.ndarray:
+def compute_items(trainer: FineTuningTrainer, features: Dataset, teacher: str, cache_dir: str | None) -> np.ndarray:
     """Returns the teacher's logits of all items of the training examples, see [`SoftTargets`]. *Shape:* (items, C)
 
     Args:
         trainer, teacher, cache_dir: see [`compute_logits`].
-        features: the examples, with labels. They mark the words of token classification.
-        kind: the pipeline tag of the task.
+        features: the examples, with labels.
     """
 
     def select(logits: Logits, part: Dataset) -> tuple[np.ndarray, ...]:
-        return (select_items(logits, part, kind).astype(np.float32),)
+        return (trainer.output.select_items(logits, part).astype(np.float32),)
 
     (parts,) = zip(*_compute_parts(trainer, features, teacher, cache_dir, "items", select), strict=True)
     return np.concatenate(parts)
@@ -81,9 +76,9 @@ def _compute_parts(
     convert: Callable[[Logits, Dataset], tuple[np.ndarray, ...]],
 ) -> list[tuple[np.ndarray, ...]]:
     """Returns the converted logits of each part, computed or from the cache."""
-    labels = [name for name in features.column_names if name.startswith("label") or name.endswith("_positions")]
-    # The labels of words mark the items. The labels of examples and questions do not matter.
-    keyed = [] if form == "items" and "labels" in labels else labels
+    labels = [name for name in features.column_names if name in trainer.output.label_columns]
+    # Labels matter only if they mark the items.
+    keyed = [] if form == "items" and trainer.output.labels_mark_items else labels
     folder = cache_folder(cache_dir) / TEACHERS
     computed, results = 0, []
     for start in range(0, len(features), PART):
@@ -135,34 +130,6 @@ def _concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
 def _pad(array: np.ndarray, columns: int) -> np.ndarray:
     width = [(0, 0), (0, columns - array.shape[1]), *[(0, 0)] * (array.ndim - 2)]
     return np.pad(array, width, constant_values=PADDING)
-
-
-def count_items(features: Dataset, pipeline_tag: str) -> np.ndarray:
-    """Counts the items of each example: 1, or its labeled words, or its tokens. *Shape:* (examples,)"""
-    if pipeline_tag == "text-classification":
-        return np.ones(len(features), dtype=np.int64)
-    if pipeline_tag == "question-answering":
-        return count_tokens(features)
-    return np.array([np.count_nonzero(np.array(labels) != IGNORE_INDEX) for labels in features["labels"][:]])
-
-
-def select_items(logits: Logits, features: Dataset, pipeline_tag: str) -> np.ndarray:
-    """Returns the logits of all items in order, see [`SoftTargets`]. *Shape:* (items, C)
-
-    Args:
-        logits: from [`compute_logits`].
-        features: the same examples, with labels.
-        pipeline_tag: the kind of task.
-    """
-    if pipeline_tag == "question-answering":
-        stacked = np.stack([*logits], axis=-1)
-        return np.concatenate([row[:length] for row, length in zip(stacked, count_tokens(features), strict=True)])
-    scores = logits[0] if isinstance(logits, tuple) else logits
-    if pipeline_tag == "text-classification":
-        return scores
-    labels = features["labels"][:]
-    rows = [row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in zip(scores, labels, strict=True)]
-    return np.concatenate(rows)
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import Subset
-
 from snugbert.card_snugbert import find_base_model
 from snugbert.data.corpus import Corpus
 from snugbert.data.languages import primary_language
@@ -17,16 +15,18 @@ from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.examples import unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import list_student_layers
-from snugbert.trainers.pretraining.objectives import (
+from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
     DISCRIMINATOR_WEIGHT,
     LABEL_WEIGHT,
     PAIR_TASKS,
     SOFT_WEIGHT,
     TEMPERATURE,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
 )
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments, PretrainingModelArguments
 
 if TYPE_CHECKING:
     from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
@@ -52,12 +52,16 @@ def write_run_card(
     """
     output_dir = Path(trainer.args.output_dir or "")
     train, validation = find_corpus(trainer.phases[0].dataset), find_corpus(trainer.eval_dataset)
+    corpora = {"training text": train, "validation text": validation}
+    # None: lines are sentences, and no language is given or stored.
+    given_language = None if data_args is None else data_args.language
+    language = given_language or (None if train is None else train.language)
     given = trainer.model.config.name_or_path if model_args is None else model_args.model_name_or_path
     write_pretraining_card(
         output_dir,
         name=trainer.hub_model_id or trainer.args.hub_model_id or output_dir.resolve().name,
-        language=_find_language(data_args, train),
-        data=_describe_text(train, validation),
+        language=language and primary_language(language),
+        data={text: f"{list_sources(corpus)}: {corpus}" for text, corpus in corpora.items() if corpus is not None},
         settings=_describe_training(trainer, model_args, data_args),
         metrics=metrics,
         baselines=baselines,
@@ -73,7 +77,7 @@ def write_run_card(
 
 def find_corpus(dataset: Any) -> Corpus | None:
     """Returns the corpus of a dataset. None: it has none."""
-    return getattr(dataset.dataset if isinstance(dataset, Subset) else dataset, "corpus", None)
+    return getattr(unwrap_subset(dataset), "corpus", None)
 
 
 def _find_head(model: Any) -> str:
@@ -83,24 +87,12 @@ def _find_head(model: Any) -> str:
     return "ForMaskedLM" if type(model).__name__.endswith("ForMaskedLM") else "ForPreTraining"
 
 
-def _find_language(data_args: PretrainingDataArguments | None, train: Corpus | None) -> str | None:
-    """Returns the language of the text. None: lines are sentences, and no language is given or stored."""
-    given = None if data_args is None else data_args.language
-    language = given or (None if train is None else train.language)
-    return language and primary_language(language)
-
-
 def _name_validation_text(data_args: PretrainingDataArguments | None, validation: Corpus | None) -> str:
     if validation is None:
         return "validation text"
     if data_args is not None and data_args.dataset_name is not None and not data_args.validation_file:
         return f"{describe_dataset(data_args.dataset_name)}, held out"
     return list_sources(validation)
-
-
-def _describe_text(train: Corpus | None, validation: Corpus | None) -> dict[str, str]:
-    corpora = {"training text": train, "validation text": validation}
-    return {name: f"{list_sources(corpus)}: {corpus}" for name, corpus in corpora.items() if corpus is not None}
 
 
 def _describe_training(
@@ -117,6 +109,7 @@ def _describe_training(
         name = trainer.teacher.config.name_or_path if model_args is None else model_args.teacher_name_or_path
         known = f"{find_base_model(name)[1]}: " if name else ""
         sizes["teacher"] = f"{known}{_describe_model(trainer.teacher)}"
+    optimizer, schedule = (getattr(choice, "value", choice) for choice in (args.optim, args.lr_scheduler_type))
     changes = {"changed on resume": "; ".join(trainer.run_settings.changes)} if trainer.run_settings.changes else {}
     return {
         **_describe_start(trainer, model_args, data_args),
@@ -126,8 +119,8 @@ def _describe_training(
         "steps": "; ".join(map(_describe_phase, trainer.phases)),
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
-        "optimizer": f"{_name(args.optim)}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
-        "schedule": _name(args.lr_scheduler_type),
+        "optimizer": f"{optimizer}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
+        "schedule": schedule,
         "warmup steps": args.get_warmup_steps(state.max_steps),
         "dropout": f"hidden {model.config.hidden_dropout_prob:g}, "
         f"attention {model.config.attention_probs_dropout_prob:g}",
@@ -160,8 +153,8 @@ def _describe_objective(trainer: "PretrainingTrainer") -> str:
         return f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
     objective = "masked tokens"
     if _find_head(model) == "ForPreTraining":
-        examples = getattr(trainer.phases[0].dataset, "objective", None)
-        objective += f", {PAIR_TASKS[examples] if examples in PAIR_TASKS else 'sentence pairs'}"
+        examples: Any = getattr(trainer.phases[0].dataset, "objective", None)
+        objective += f", {PAIR_TASKS.get(examples, 'sentence pairs')}"
     if trainer.teacher is not None:
         objective = f"{LABEL_WEIGHT:g} x ({objective}), {SOFT_WEIGHT:g} x predictions of the teacher at temperature "
         objective += f"{TEMPERATURE:g}"
@@ -192,7 +185,3 @@ def _describe_model(model: Any) -> str:
         f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {heads}, {model.num_parameters():,} "
         f"parameters, vocabulary of {config.vocab_size:,} tokens"
     )
-
-
-def _name(choice: object) -> str:
-    return str(getattr(choice, "value", choice))

@@ -17,7 +17,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.pretraining.masking import mask_tokens
-from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
+from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective
 
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so

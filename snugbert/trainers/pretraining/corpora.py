@@ -1,8 +1,7 @@
 """The training and validation text of a run: corpora, and their examples."""
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.objectives import PAIR_LABELS, Objective
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -51,27 +49,52 @@ def load_corpora(
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
         raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
-    check_files(data_args)
+    _check_files(data_args)
     hold_out = do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
-    prepare = partial(_prepare, data_args, cache_dir, tokenizer)
     train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
+
+    def prepare(objective: Objective, name: str, text: TextArguments, **documents: Any) -> Corpus:
+        language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
+        folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
+        logger.info("%s: %s (%s)", name, corpus, folder)
+        _check_corpus(corpus, name, objective)
+        return corpus
+
     train = validation = None
     if data_args.validation_file:  # first, because the training text can take hours
-        validation = prepare(data_args.dataset_objective, "validation text", _select_validation_text(data_args))
+        text = TextArguments(
+            train_file=data_args.validation_file,
+            text_column_name=data_args.text_column_name,
+            on_bad_text=data_args.on_bad_text,
+        )
+        validation = prepare(data_args.dataset_objective, "validation text", text)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)
     elif hold_out:
-        train, validation = _split(prepare, data_args, train_objective)
+        percentage = data_args.validation_split_percentage
+
+        def is_held_out(number: int) -> bool:
+            """Whether a document is for validation: they are spread evenly over the text, the same in every run."""
+            return number * percentage // 100 != (number + 1) * percentage // 100
+
+        def is_kept(number: int) -> bool:
+            return not is_held_out(number)
+
+        part = f"all but {percentage} %"
+        train = prepare(train_objective, "training text", data_args, documents=part, keeps=is_kept)
+        name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
+        part = f"{percentage} %"
+        validation = prepare(data_args.dataset_objective, name, data_args, documents=part, keeps=is_held_out)
     elif has_text:
         train = prepare(train_objective, "training text", data_args)
     return train, validation
 
 
-def check_files(data_args: PretrainingDataArguments) -> None:
+def _check_files(data_args: PretrainingDataArguments) -> None:
     """Finds the text files, and reads the first line or row of each.
 
     Raises:
@@ -85,50 +108,8 @@ def check_files(data_args: PretrainingDataArguments) -> None:
             raise InputError(f"--{flag}: {error}") from error
 
 
-def _select_validation_text(data_args: PretrainingDataArguments) -> TextArguments:
-    return TextArguments(
-        train_file=data_args.validation_file,
-        text_column_name=data_args.text_column_name,
-        on_bad_text=data_args.on_bad_text,
-    )
-
-
-def _split(
-    prepare: Callable[..., Corpus], data_args: PretrainingDataArguments, train_objective: Objective
-) -> tuple[Corpus, Corpus]:
-    """Holds out documents for validation: spread evenly over the text, and the same in every run."""
-    percentage = data_args.validation_split_percentage
-
-    def is_held_out(number: int) -> bool:
-        return number * percentage // 100 != (number + 1) * percentage // 100
-
-    def is_kept(number: int) -> bool:
-        return not is_held_out(number)
-
-    train = prepare(train_objective, "training text", data_args, documents=f"all but {percentage} %", keeps=is_kept)
-    name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
-    return train, prepare(data_args.dataset_objective, name, data_args, documents=f"{percentage} %", keeps=is_held_out)
-
-
-def _prepare(
-    data_args: PretrainingDataArguments,
-    cache_dir: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    objective: Objective,
-    name: str,
-    text: TextArguments,
-    **documents: Any,
-) -> Corpus:
-    """Prepares a text in the cache, logs its size, and checks that it suits the objective."""
-    language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
-    folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
-    logger.info("%s: %s (%s)", name, corpus, folder)
-    _check_corpus(corpus, name, objective)
-    return corpus
-
-
 def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
-    documents, sentences = corpus.num_documents, corpus.num_sentences
+    documents = corpus.num_documents
     if documents == 0:
         raise InputError(f"{name}: no documents.")
     if objective != "nsp":
@@ -138,7 +119,7 @@ def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
             f"{name}: next sentence prediction needs at least two documents, but the text has only one. Separate "
             "documents by blank lines, or pass --no_nsp."
         )
-    if sentences == documents:
+    if corpus.num_sentences == documents:
         raise InputError(
             f"{name}: every document is a single sentence, so there are no next sentences. Put the sentences of a "
             "document on adjacent lines, with a blank line between documents, or pass --no_nsp."
@@ -176,19 +157,15 @@ def make_dataset(
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
-    if data_args.dataset_objective == "nsp" and (share := _share_of_longest_document(corpus)) > 0.5:
+    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
+    if data_args.dataset_objective == "nsp" and longest > 0.5 * corpus.num_tokens:
         logger.warning(
             "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
             "come from other documents. Split it at blank lines, or pass --no_nsp.",
             name,
-            100 * share,
+            100 * longest / corpus.num_tokens,
         )
     return dataset
-
-
-def _share_of_longest_document(corpus: Corpus) -> float:
-    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
-    return longest / corpus.num_tokens
 
 
 def list_sources(corpus: Corpus) -> str:

@@ -18,7 +18,7 @@ from snugbert.trainers.run_settings import describe_change, read_state
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for state that Trainer does not store
 
 
-def collect_data_settings(
+def collect_example_settings(
     corpus: Corpus, phases: Sequence[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
 ) -> dict[str, Any]:
     """Collects the data settings of a run of `snugbert pretrain`, as JSON values."""

@@ -30,7 +30,7 @@ from snugbert.modeling_snugbert import (
     SnugBertPreTrainedModel,
 )
 from snugbert.trainers.output_folder import GENERATOR_FOLDER
-from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
+from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WEIGHT
 
 # What ElectraForSequenceClassification computes, so that fine-tuned models convert to it.
 ELECTRA_HEADS = {"classification_head": "dense", "pooler_act": "gelu", "prediction_act": "gelu"}

@@ -28,17 +28,19 @@ from snugbert.data.corpus import Block, Corpus
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
 from snugbert.files import NO_SPACE, lock_file, replacing
-from snugbert.trainers.pretraining.objectives import Objective
+from snugbert.trainers.pretraining.pretraining_arguments import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
+    EXAMPLE,
     LABELED_ROWS,
-    ROW,
+    classify_tokens,
     cut_pairs,
     exchange_second_segments,
     full_sentences,
+    rank_places,
     sentence_limit,
+    split_long_sentences,
     swap_segments,
 )
-from snugbert.trainers.pretraining.sentence_splits import classify_tokens, rank_places, split_long_sentences
 
 RECIPE_VERSION = 4  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
@@ -187,7 +189,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return sentence_limit(self.max_seq_length, self.objective)
 
     def open_table(self, epoch: int) -> np.ndarray:
-        """Returns the examples of `epoch` in the order of the text. *Shape:* (examples,), [`ROW`], read-only"""
+        """Returns the examples of `epoch` in the order of the text. *Shape:* (examples,), [`EXAMPLE`], read-only"""
         self.prepare_epoch(epoch)
         return self._table
 
@@ -235,10 +237,12 @@ class PretrainingDataset(torch.utils.data.Dataset):
                         with suppress(FileNotFoundError):
                             if time.time() - old.stat().st_mtime > STALE_SECONDS:
                                 old.unlink()
-                self._table = np.memmap(file, dtype=ROW, mode="r")
+                self._table = np.memmap(file, dtype=EXAMPLE, mode="r")
         except OSError as error:
             is_full = error.errno in NO_SPACE
-            remedy = f" Each takes {ROW.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
+            remedy = (
+                f" Each takes {EXAMPLE.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
+            )
             raise OSError(
                 f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}).{remedy}"
             ) from error
@@ -255,7 +259,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
                     stream.write(rows)
                 if not stream.tell():
                     raise ValueError("The text is too short to make an example.")
-            table = np.memmap(unfinished, dtype=ROW, mode="r+")
+            table = np.memmap(unfinished, dtype=EXAMPLE, mode="r+")
             self._label_rows(table, epoch)
             table.flush()
 
@@ -277,10 +281,17 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 swap_segments(rows, rng)
 
 
+def unwrap_subset(dataset: Any) -> Any:
+    """Returns the dataset that a `Subset` selects from, or the dataset itself."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
 def _is_table(file: Path) -> bool:
     """Whether the table exists and consists of whole rows."""
     size = file.stat().st_size if file.exists() else 0
-    return size > 0 and size % ROW.itemsize == 0
+    return size > 0 and size % EXAMPLE.itemsize == 0
 
 
 def shuffle_position(position: int, size: int, key: str) -> int:

@@ -25,8 +25,13 @@ from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.kernels_snugbert import ACCELERATOR_CHUNK_SIZE, CHUNK_SIZE, has_own_kernels, upcast
-from snugbert.trainers.pretraining.objectives import COSINE_WEIGHT, LABEL_WEIGHT, SOFT_WEIGHT, TEMPERATURE
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingModelArguments
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    COSINE_WEIGHT,
+    LABEL_WEIGHT,
+    SOFT_WEIGHT,
+    TEMPERATURE,
+    PretrainingModelArguments,
+)
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
 # A student may change these fields. They do not affect the weights.

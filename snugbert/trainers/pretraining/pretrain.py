@@ -3,9 +3,10 @@
 import copy
 import logging
 import shutil
-from dataclasses import dataclass
+import tempfile
+import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
 from transformers import (
@@ -26,14 +27,14 @@ from snugbert.data.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
 from snugbert.errors import InputError
 from snugbert.progress import format_duration
-from snugbert.reports.training_plots import PLOT_NAME
+from snugbert.reports.pretrained_card import format_comparison
+from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_disk_space, check_output_dir
-from snugbert.trainers.pretraining.baselines import compute_baselines, detection_baseline, format_comparison
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
-from snugbert.trainers.pretraining.bigram_init import check_config, initialize_from_bigrams, share_weights
-from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
+from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
-from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_data_settings
+from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
@@ -42,15 +43,15 @@ from snugbert.trainers.pretraining.masked_distillation import (
     load_teacher,
     load_teacher_config,
 )
-from snugbert.trainers.pretraining.objectives import PAIR_TASKS
 from snugbert.trainers.pretraining.pretraining_arguments import (
+    PAIR_TASKS,
     PretrainingArguments,
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.pretraining.show import show_examples
+from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
@@ -61,7 +62,7 @@ logger = logging.getLogger(__name__)
 FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
 
 
-def run(
+def pretrain(
     model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
@@ -76,6 +77,7 @@ def run(
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
     set_up(training_args)
+    _check_arguments(model_args, data_args)
     tokenizer = load_tokenizer(model_args)
     check_ids(tokenizer, str(model_args.tokenizer_source))
     config = load_config(model_args, tokenizer)
@@ -84,21 +86,13 @@ def run(
         config.update({name: value for name, value in ELECTRA_HEADS.items() if f"{name}=" not in given})
     teacher_config = None
     if model_args.teacher_name_or_path is not None:
-        _check_objective(data_args)
         teacher_config = load_teacher_config(model_args, config, tokenizer)
         if model_args.num_student_layers is not None:
             config.num_hidden_layers = len(list_student_layers(model_args, teacher_config.num_hidden_layers))
-    names = {model_args.model_name_or_path or model_args.config_name: config}
-    names |= {model_args.teacher_name_or_path: teacher_config} if teacher_config else {}
-    for name, each in names.items():
-        _check_lengths(data_args, each, str(name))
-        if data_args.dataset_objective in PAIR_TASKS and each.type_vocab_size < 2:
-            raise InputError(
-                f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
-                f"{each.type_vocab_size}. Use --objective mlm."
-            )
+        _check_config(data_args, teacher_config, model_args.teacher_name_or_path)
+    _check_config(data_args, config, str(model_args.model_name_or_path or model_args.config_name))
     if data_args.bigram_init:
-        _check_bigram_init(model_args, data_args, config)
+        check_bigram_config(config)
     choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
     _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
@@ -110,10 +104,41 @@ def run(
         replacement_keys=data_args.objective == "electra",
     )
     if data_args.show:
-        show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
+        _show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
     with lock_output_dir(training_args):
         _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, teacher_config, collator)
+
+
+def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
+    """Checks that the arguments of the model and of the data do not exclude each other."""
+    if model_args.teacher_name_or_path is not None and data_args.objective == "electra":
+        raise InputError(
+            "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
+            "--objective mlm."
+        )
+    if not data_args.bigram_init:
+        return
+    if model_args.teacher_name_or_path is not None:
+        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of them.")
+    if model_args.model_name_or_path is not None:
+        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Give --config_name instead.")
+    if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
+        raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
+
+
+def _check_config(data_args: PretrainingDataArguments, config: SnugBertConfig, name: str) -> None:
+    """Checks that a model with this `config` can learn from the examples."""
+    limit = min(LONGEST_EXAMPLE, compute_max_length(config))
+    for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
+        if not SHORTEST_EXAMPLE <= length <= limit:
+            flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
+            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit}).")
+    if data_args.dataset_objective in PAIR_TASKS and config.type_vocab_size < 2:
+        raise InputError(
+            f"--objective {data_args.objective}: sentence pairs need two token types, but {name} has "
+            f"{config.type_vocab_size}. Use --objective mlm."
+        )
 
 
 def _choose_language(
@@ -127,24 +152,34 @@ def _choose_language(
     if start is None:
         vars(config).pop("language", None)  # --config_name may be a trained model
     stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
-    if data_args.corpus is not None:
-        corpus = Stored(
-            f"the corpus {data_args.corpus}", read_corpus_language(data_args.corpus), "prepare the text again"
-        )
-        stored = [corpus, *stored]
+    if (folder := data_args.corpus) is not None:
+        stored = [Stored(f"the corpus {folder}", read_corpus_language(folder), "prepare the text again"), *stored]
     data_args.language = choose_language(data_args.language, stored)
     store_language(data_args.language, config, tokenizer)
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The text of a run and its examples. Without training, `phases` and `settings` are empty."""
-
-    train_corpus: Corpus | None
-    validation_corpus: Corpus | None
-    phases: list[Phase]
-    settings: dict[str, Any]
-    validation: PretrainingDataset | None
+def _show_examples(
+    data_args: PretrainingDataArguments,
+    training_args: PretrainingArguments,
+    cache_dir: str | None,
+    tokenizer: PreTrainedTokenizerBase,
+    collator: SnugBertDataCollatorForPretraining,
+) -> None:
+    """Prints the first training examples with their masks, as the model sees them."""
+    data_args.validation_file = []
+    corpus, _ = load_corpora(data_args, do_train=True, do_eval=False, cache_dir=cache_dir, tokenizer=tokenizer)
+    assert corpus is not None  # load_corpora raised an error if there is no text to train on
+    (length, _), *_ = data_args.lengths_and_shares
+    log_first_epoch("training text")
+    with tempfile.TemporaryDirectory() as epochs_dir:
+        dataset = make_dataset(
+            corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), training_args.examples_seed
+        )
+        legend = ELECTRA_LEGEND if data_args.objective == "electra" else LEGEND
+        print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
+        for index in range(min(data_args.show, len(dataset))):
+            example = collator.describe(dataset[index], dataset.objective, dataset.find_cuts(index))
+            print(f"\n{index + 1}. {example}")
 
 
 def _train_and_evaluate(
@@ -159,18 +194,7 @@ def _train_and_evaluate(
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     teacher = load_teacher(model_args, teacher_config) if teacher_config is not None and do_train else None
-    initial_weights: dict[str, Any] = {
-        "--objective": data_args.objective,
-        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
-        "--bigram_init": data_args.bigram_init,
-        "--teacher_name_or_path": None if teacher is None else f"weights {hash_model(teacher)}",
-    }
-    if teacher_config is not None and model_args.num_student_layers is not None:
-        # The weights of the teacher count, not its name.
-        initial_weights["--model_name_or_path"] = "layers of the teacher"
-        initial_weights["--student_layers"] = list_student_layers(model_args, teacher_config.num_hidden_layers)
-    if data_args.objective == "electra":
-        initial_weights["--generator_size"] = data_args.generator_size
+    initial_weights = _collect_initial_weights(model_args, data_args, teacher)
     checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again
         check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
@@ -204,12 +228,33 @@ def _train_and_evaluate(
     if training_args.should_save:
         if do_train:
             trainer.report(metrics, baselines)
-            _print_duration(trainer.state.global_step, checkpoint, seconds)
+        after = f". The steps after {Path(checkpoint).name} took" if checkpoint is not None else " in"
+        if do_train:
+            print(f"\nTrained {trainer.state.global_step:,} steps{after} {format_duration(seconds)}.")
         if metrics:
-            print(f"\n{format_comparison(metrics, baselines, data_args.dataset_objective)}")
+            print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data_args.dataset_objective))}")
         _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
+
+
+def _collect_initial_weights(
+    model_args: PretrainingModelArguments, data_args: PretrainingDataArguments, teacher: PreTrainedModel | None
+) -> dict[str, Any]:
+    """Collects the arguments that determine the initial weights, for comparison when a run is resumed."""
+    initial_weights: dict[str, Any] = {
+        "--objective": data_args.objective,
+        "--model_name_or_path": find_base_model(model_args.model_name_or_path)[1],
+        "--bigram_init": data_args.bigram_init,
+        "--teacher_name_or_path": None if teacher is None else f"weights {hash_model(teacher)}",
+    }
+    if teacher is not None and model_args.num_student_layers is not None:
+        # The weights of the teacher count, not its name.
+        initial_weights["--model_name_or_path"] = "layers of the teacher"
+        initial_weights["--student_layers"] = list_student_layers(model_args, teacher.config.num_hidden_layers)
+    if data_args.objective == "electra":
+        initial_weights["--generator_size"] = data_args.generator_size
+    return initial_weights
 
 
 def _load_model(
@@ -241,8 +286,28 @@ def _load_model(
         # ELECTRA's two files both have the shared embeddings.
         models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
         check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
-        _check_training_arguments(training_args, model)
+        # An optimizer and a schedule without data, so that invalid arguments fail before long work.
+        args = copy.copy(training_args)
+        args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
+        steps = args.max_steps if args.max_steps > 0 else 10**9
+        _make_trainer(model=model, args=args).create_optimizer_and_scheduler(steps)
     return model
+
+
+def _make_trainer(**arguments: Any) -> PretrainingTrainer:
+    try:
+        return PretrainingTrainer(**arguments)
+    except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
+        raise InputError(str(error)) from error
+
+
+class _Data(NamedTuple):
+    """The text of a run and its examples. Without training, `phases` and `settings` are empty."""
+
+    train_corpus: Corpus | None
+    phases: list[Phase]
+    settings: dict[str, Any]
+    validation: PretrainingDataset | None
 
 
 def _prepare_data(
@@ -257,26 +322,34 @@ def _prepare_data(
     train_corpus, validation_corpus = load_corpora(
         data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
     )
-    phases: list[Phase] = []
-    settings: dict[str, Any] = {}
+
+    def make_examples(corpus: Corpus, name: str, length: int, seed: int) -> PretrainingDataset:
+        return make_dataset(corpus, name, length, data_args, tokenizer, epochs_dir, seed)
+
+    data = _Data(train_corpus, [], {}, None)
     if training_args.do_train and train_corpus is not None:
-        phases = _plan(train_corpus, data_args, training_args, tokenizer, epochs_dir)
-        settings = collect_data_settings(train_corpus, phases, data_args, training_args)
+        log_first_epoch("training text")
+        lengths, shares = zip(*data_args.lengths_and_shares, strict=True)
+        seed = training_args.examples_seed
+        datasets = [make_examples(train_corpus, "training text", length, seed) for length in lengths]
+        phases = plan_phases(datasets, shares, training_args)
+        for phase in phases:
+            logger.info(
+                "training: %s steps of %s examples of at most %s tokens, %.2f epochs",
+                f"{phase.steps:,}",
+                f"{phase.batch_size:,}",
+                phase.max_seq_length,
+                phase.steps * phase.batch_size / len(phase.dataset),
+            )
+        settings = collect_example_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
             check_data_settings(checkpoint, settings)
-    validation: PretrainingDataset | None = None
+        data = data._replace(phases=phases, settings=settings)
     if validation_corpus is not None:
         log_first_epoch("validation text")
-        validation = make_dataset(
-            validation_corpus,
-            "validation text",
-            data_args.max_seq_length,
-            data_args,
-            tokenizer,
-            epochs_dir,
-            VALIDATION_SEED,
-        )
-    return _Data(train_corpus, validation_corpus, phases, settings, validation)
+        length = data_args.max_seq_length
+        data = data._replace(validation=make_examples(validation_corpus, "validation text", length, VALIDATION_SEED))
+    return data
 
 
 def _train(trainer: PretrainingTrainer, checkpoint: str | None) -> float:
@@ -307,86 +380,8 @@ def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float
     return {name.removeprefix("eval_"): value for name, value in metrics.items()}, baselines
 
 
-def _check_training_arguments(args: PretrainingArguments, model: PreTrainedModel) -> None:
-    """Creates a trainer, an optimizer and a schedule without data, so that invalid arguments fail before long work."""
-    args = copy.copy(args)
-    args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
-    _make_trainer(model=model, args=args).create_optimizer_and_scheduler(
-        args.max_steps if args.max_steps > 0 else 10**9
-    )
-
-
-def _make_trainer(**arguments: Any) -> PretrainingTrainer:
-    try:
-        return PretrainingTrainer(**arguments)
-    except (ValueError, RuntimeError, ImportError) as error:  # Trainer rejects an argument, such as a reporter
-        raise InputError(str(error)) from error
-
-
-def _check_objective(data_args: PretrainingDataArguments) -> None:
-    """Checks that the objective and the initial weights allow a teacher."""
-    if data_args.objective == "electra":
-        raise InputError(
-            "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
-            "--objective mlm."
-        )
-    if data_args.bigram_init:
-        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of them.")
-
-
-def _check_lengths(data_args: PretrainingDataArguments, config: SnugBertConfig, name: str) -> None:
-    limit = min(LONGEST_EXAMPLE, compute_max_length(config))
-    for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
-        if not SHORTEST_EXAMPLE <= length <= limit:
-            flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
-            raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit}).")
-
-
-def _check_bigram_init(
-    model_args: PretrainingModelArguments, data_args: PretrainingDataArguments, config: SnugBertConfig
-) -> None:
-    if model_args.model_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Give --config_name instead.")
-    if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
-        raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
-    check_config(config)
-
-
-def _plan(
-    corpus: Corpus,
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    epochs_dir: Path,
-) -> list[Phase]:
-    """Plans the phases of the run, and logs them."""
-    log_first_epoch("training text")
-    datasets = [
-        make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, training_args.examples_seed)
-        for length, _ in data_args.lengths_and_shares
-    ]
-    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
-    for phase in phases:
-        logger.info(
-            "training: %s steps of %s examples of at most %s tokens, %.2f epochs",
-            f"{phase.steps:,}",
-            f"{phase.batch_size:,}",
-            phase.max_seq_length,
-            phase.steps * phase.batch_size / len(phase.dataset),
-        )
-    return phases
-
-
-def _print_duration(num_steps: int, checkpoint: str | None, seconds: float) -> None:
-    steps, duration = f"{num_steps:,} steps", format_duration(seconds)
-    if checkpoint is None:
-        print(f"\nTrained {steps} in {duration}.")
-    else:
-        print(f"\nTrained {steps}. The steps after {Path(checkpoint).name} took {duration}.")
-
-
 def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: dict[str, Any]) -> None:
-    files = {"model": "", "generator": GENERATOR_FOLDER, "plot": PLOT_NAME, "model card": "README.md"}
+    files = {"model": "", "generator": GENERATOR_FOLDER, "plot": TRAINING_PLOT, "model card": "README.md"}
     files = files if trained else {}
     if evaluated:
         files["metrics"] = "eval_results.json"

@@ -1,13 +1,19 @@
-"""Which recipe fits a run, what to expect of it, and a warning if it stays near the frequency baseline."""
+"""What a run logs besides its metrics: the recipe that fits, what to expect, and how much of the text an epoch shows.
+
+It also warns once if the run stays near the frequency baseline.
+"""
 
 import logging
 from collections.abc import Sequence
 
+import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.trainers.pretraining.batches import Phase, count_epochs
+from snugbert.data.corpus import Corpus
+from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_epoch, find_phase
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -32,33 +38,38 @@ SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 # mini and small gained more than 2.0, and a run of tiny 1.9.
 EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 1_000_000
 LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
-LARGEST_MODEL = 12_600_000  # parameters in the layers of small, see [`count_layer_parameters`]
+LARGEST_MODEL = 12_600_000  # weights in the matrices of the layers of small. They do not depend on the vocabulary
 SMALLEST_VOCABULARY = 1_000  # with few tokens, such as letters, the baseline itself is low
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
-def count_layer_parameters(config: PreTrainedConfig) -> int:
-    """Returns the number of weights in the matrices of the layers, which does not depend on the vocabulary."""
-    H, inner = config.hidden_size, config.intermediate_size
-    return config.num_hidden_layers * (4 * H * H + 2 * H * inner)
-
-
-def has_expectation(config: PreTrainedConfig) -> bool:
-    """Whether a model is like the measured ones: not larger than small, and with a vocabulary of words or pieces."""
-    return count_layer_parameters(config) <= LARGEST_MODEL and config.vocab_size >= SMALLEST_VOCABULARY
-
-
-def recipe_flags(size: str, vocab_size: int, corpus_tokens: float) -> dict[str, str]:
-    """Returns the flags of `snugbert pretrain` for a new model: its size, and the small recipe if that fits.
+def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
+    """Lists in what a run differs from the measured ones: not larger than small, words or pieces, not too much text.
 
     Args:
-        size: a named size.
+        config: configuration of the model.
+        corpus_tokens: number of tokens in the training text.
+    """
+    H, inner = config.hidden_size, config.intermediate_size
+    reasons = []
+    if config.num_hidden_layers * (4 * H * H + 2 * H * inner) > LARGEST_MODEL:
+        reasons.append("a model larger than small")
+    if config.vocab_size < SMALLEST_VOCABULARY:
+        reasons.append(f"a vocabulary of {config.vocab_size:,} tokens")
+    if corpus_tokens > LARGEST_TEXT:
+        reasons.append(f"a text of {corpus_tokens:,} tokens")
+    return reasons
+
+
+def recipe_flags(vocab_size: int, corpus_tokens: float) -> dict[str, str]:
+    """Returns the flags of `snugbert pretrain` that suggest a new model, with the small recipe if that fits.
+
+    Args:
         vocab_size: number of tokens in the vocabulary.
         corpus_tokens: number of tokens in the training text.
     """
-    config = SnugBertConfig.from_size(size, vocab_size=vocab_size)
-    fits = has_expectation(config) and corpus_tokens <= LARGEST_TEXT
-    return {"config_name": size, **(SMALL_RECIPE_FLAGS if fits else {})}
+    unmeasured = list_unmeasured(SnugBertConfig.from_size(SUGGESTED_SIZE, vocab_size=vocab_size), corpus_tokens)
+    return {"config_name": SUGGESTED_SIZE, **({} if unmeasured else SMALL_RECIPE_FLAGS)}
 
 
 def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:
@@ -76,14 +87,7 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
         corpus_tokens: number of tokens in the training text.
         passes: number of passes over it.
     """
-    reasons = []
-    if count_layer_parameters(config) > LARGEST_MODEL:
-        reasons.append("a model larger than small")
-    if config.vocab_size < SMALLEST_VOCABULARY:
-        reasons.append(f"a vocabulary of {config.vocab_size:,} tokens")
-    if corpus_tokens > LARGEST_TEXT:
-        reasons.append(f"a text of {corpus_tokens:,} tokens")
-    if reasons:
+    if reasons := list_unmeasured(config, corpus_tokens):
         return (
             f"none was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
@@ -104,7 +108,7 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
         config: configuration of the model.
     """
     lines = [line for line in state.log_history if "mlm_gain" in line]
-    if not has_expectation(config) or not lines or lines[-1] is not state.log_history[-1]:
+    if list_unmeasured(config) or not lines or lines[-1] is not state.log_history[-1]:
         return
 
     def is_due(line: dict[str, float]) -> bool:
@@ -121,3 +125,54 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
             SMALL_RECIPE,
             EXPECTED_GAIN,
         )
+
+
+def log_coverage(phases: Sequence[Phase], step: int) -> None:
+    """Logs how much of the text the epoch of `step` shows, and how many sentences were too long for an example."""
+    if step >= sum(phase.steps for phase in phases):
+        return  # the run is finished
+    dataset = find_phase(phases, step).dataset
+    if not isinstance(dataset, PretrainingDataset):
+        return
+    epoch, limit = find_epoch(phases, step), dataset.sentence_limit
+    longest = num_split = 0
+    for block in dataset.corpus.blocks:
+        lengths = np.diff(block.sentences)
+        longest, num_split = max(longest, int(lengths.max())), num_split + int((lengths > limit).sum())
+    share = measure_coverage(dataset.corpus, dataset.open_table(epoch), dataset.find_unused(epoch))
+    logger.info(
+        "epoch %d: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
+        "than %d tokens): %s",
+        epoch,
+        100 * share,
+        f"{longest:,}",
+        limit,
+        f"{num_split:,}",
+    )
+
+
+def measure_coverage(corpus: Corpus, table: np.ndarray, unused: Sequence[int] = ()) -> float:
+    """Returns the share of a corpus's tokens that are in at least one example.
+
+    Args:
+        corpus: the corpus.
+        table: the examples of an epoch, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
+        unused: rows that do not count.
+    """
+    block_starts = np.cumsum([0, *(len(block.tokens) for block in corpus.blocks)])
+    covered = 0
+    # Rows that are labeled together exchange segments only with each other.
+    for numbers in np.array_split(np.arange(len(table)), -(-len(table) // LABELED_ROWS)):
+        rows = table[np.setdiff1d(numbers, unused, assume_unique=True)]
+        starts = np.concatenate(
+            [
+                block_starts[rows["block"]] + rows["start"],
+                block_starts[rows["second_block"]] + rows["second_start"],
+            ]
+        )
+        ends = starts + np.concatenate([rows["length"], rows["second_length"]])
+        order = np.argsort(starts)
+        starts, ends = starts[order], ends[order]
+        before = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]])  # text before this is already counted
+        covered += np.maximum(ends - np.maximum(starts, before), 0).sum()
+    return float(covered / corpus.num_tokens)

@@ -31,9 +31,8 @@ from snugbert.data.languages import DEFAULT, store_language
 from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
-from snugbert.reports.training_plots import METRICS_NAME, DrawTraining, draw_log
+from snugbert.reports.pretraining_plots import METRICS_NAME, DrawTraining, draw_log
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, ClearOutputDir, check_output_dir
-from snugbert.trainers.pretraining.baselines import add_gain, count_dataset, frequency_loss
 from snugbert.trainers.pretraining.batches import (
     COUNTS,
     Batch,
@@ -49,17 +48,22 @@ from snugbert.trainers.pretraining.batches import (
     seed_random_state,
 )
 from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
-from snugbert.trainers.pretraining.coverage import log_coverage
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.electra import ElectraPair
+from snugbert.trainers.pretraining.examples import unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
-from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
-from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
+from snugbert.trainers.pretraining.pretraining_guidance import log_coverage, warn_at_baseline
+from snugbert.trainers.pretraining.scores import (
+    add_gain,
+    compute_metrics,
+    count_dataset,
+    frequency_loss,
+    sum_per_sequence,
+)
 from snugbert.trainers.pretraining.sharding import Sharding
-from snugbert.trainers.pretraining.throughput import peak_flops
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog
+from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
 from snugbert.trainers.processes import use_one_gpu
 from snugbert.trainers.run_trainer import RunTrainer
 
@@ -339,7 +343,7 @@ class PretrainingTrainer(RunTrainer):
         return super()._explain_unfilled_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
-        rows = [(float(batch_size), dataset)]
+        rows = [(float(batch_size), unwrap_subset(dataset))]
         if dataset is self.train_dataset:
             parts = self.args.world_size * self.args.gradient_accumulation_steps
             rows = [(phase.batch_size / parts, phase.dataset) for phase in self.phases]

@@ -1,4 +1,4 @@
-"""Evaluation metrics from a few sums per sequence, so that no logits are kept.
+"""Evaluation metrics from a few sums per sequence, so that no logits are kept, and the metrics of trivial predictions.
 
 Shapes: a batch has N sequences.
 """
@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from transformers import EvalPrediction
 from transformers.utils import ModelOutput
 
+from snugbert.data.corpus import Corpus
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.pretraining.objectives import DISCRIMINATOR_WEIGHT
+from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
+from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WEIGHT
 
 
 def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -93,3 +95,103 @@ def average_sums(sums_per_sequence: np.ndarray) -> dict[str, float]:
             if task == "disc":
                 metrics["replaced"] = sums[-1] / count
     return metrics
+
+
+# --- trivial predictions: always the most frequent label, and tokens by their frequency ------------------------------
+
+
+def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict[str, float]:
+    """Computes the metrics of a model that ignores its input.
+
+    Args:
+        dataset: the validation examples.
+        train: the training text. None: leave out [`unigram_baseline`].
+
+    Returns:
+        `nsp_accuracy` of always predicting the more frequent label, if there are pairs; [`unigram_baseline`].
+    """
+    baselines: dict[str, float] = {}
+    if dataset.next_share is not None:
+        baselines["nsp_accuracy"] = max(dataset.next_share, 1 - dataset.next_share)
+    if train is not None:
+        baselines |= unigram_baseline(train, dataset)
+    return baselines
+
+
+def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, float]:
+    """Computes the metrics of a model that predicts tokens by their frequency in the training text.
+
+    Args:
+        train: text that gives the frequencies, with add-one (Laplace) smoothing.
+        dataset: examples of the text to predict. Special tokens do not count, because they are never predicted.
+
+    Returns:
+        `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
+    """
+    train_counts, counts = (
+        count_corpus_tokens(corpus, dataset.vocab_size, dataset.special_ids) for corpus in (train, dataset.corpus)
+    )
+    return {
+        "mlm_loss": frequency_loss(train_counts, counts),
+        "mlm_accuracy": float(counts[train_counts.argmax()] / (counts.sum() or math.nan)),
+    }
+
+
+def detection_baseline(replaced: float) -> dict[str, float]:
+    """Computes the metrics of an ELECTRA discriminator that gives all tokens the same probability.
+
+    Args:
+        replaced: share of the tokens that were replaced.
+
+    Returns:
+        `disc_loss` in nats, which is the entropy of `replaced`, and `disc_accuracy` of the more frequent answer.
+    """
+    shares = replaced, 1 - replaced
+    return {"disc_loss": -sum(share * math.log(share) for share in shares if share), "disc_accuracy": max(shares)}
+
+
+def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency.
+
+    Args:
+        train_counts: count of each token in the training text. They give the frequencies, with add-one (Laplace)
+            smoothing. *Shape:* (vocabulary,)
+        counts: the same for the text to predict.
+    """
+    log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
+    return float(-(counts * log_probabilities).sum() / (counts.sum() or math.nan))
+
+
+def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset: object) -> None:
+    """Adds `mlm_gain` to the metrics of an evaluation: how much lower its loss is than [`frequency_loss`].
+
+    Args:
+        metrics: of an evaluation. Names begin with a prefix.
+        train_counts: count of each token in the training text. None: unknown, so nothing is added.
+        dataset: the evaluation set. Only for a [`PretrainingDataset`], something is added.
+    """
+    if train_counts is None or (counts := count_dataset(dataset)) is None:
+        return
+    baseline = frequency_loss(train_counts, counts)
+    for name in [name for name in metrics if name.endswith("_mlm_loss")]:
+        metrics[f"{name.removesuffix('loss')}gain"] = baseline - metrics[name]
+
+
+def count_dataset(dataset: object) -> np.ndarray | None:
+    """Counts the predictable tokens of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
+    dataset = unwrap_subset(dataset)
+    if not isinstance(dataset, PretrainingDataset):
+        return None
+    return count_corpus_tokens(dataset.corpus, dataset.vocab_size, dataset.special_ids)
+
+
+def count_corpus_tokens(corpus: Corpus, vocab_size: int, special_ids: np.ndarray | None = None) -> np.ndarray:
+    """Counts how often each token occurs in a corpus. The counts of `special_ids` are 0. *Shape:* (vocabulary,)"""
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for block in corpus.blocks:
+        # A million tokens at a time, because bincount takes 8 bytes per token.
+        for tokens in np.array_split(block.tokens, len(block.tokens) // 10**6 + 1):
+            counts += np.bincount(tokens, minlength=vocab_size)
+    if special_ids is not None:
+        counts[special_ids] = 0
+    return counts

@@ -8,9 +8,14 @@
 Each recipe shows nearly every token in every epoch. `create_pretraining_data.py` of the original release drops what
 exceeds a pair, and shows the text of short documents many times. Its second segments also reveal the label. Here,
 random pairs exchange their second segments, so neither the text nor the lengths of segments reveal it.
+
+Over-long sentences are split first. The sentence splitter does not split inside quotation marks, so an unbalanced mark
+can make a "sentence" of thousands of tokens. Cuts depend only on token ids, so one prepared corpus serves every
+sequence length.
 """
 
 import random
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +23,142 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from tokenizers.decoders import ByteLevel, Metaspace
+from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import Block, Corpus
-from snugbert.trainers.pretraining.objectives import Objective
-from snugbert.trainers.pretraining.sentence_splits import IN_WORD, rank_places, split_long_sentences
+from snugbert.trainers.pretraining.pretraining_arguments import Objective
+
+# --- where text may be cut -------------------------------------------------------------------------------------------
+
+SENTENCE_MARKS = frozenset(".!?…。！？｡؟۔।॥።")  # noqa: RUF001
+CLAUSE_MARKS = frozenset(",;:—–，；：、､،؛")  # noqa: RUF001
+JOINING_MARKS = frozenset("'’-/")  # noqa: RUF001 (inside words and numbers: don't, well-known, 1/2)
+
+# Kinds of tokens, as `classify_tokens` returns them.
+NUM_KINDS = 8
+WORD, CONTINUATION, CLAUSE, SENTENCE, OPENING, CLOSING, QUOTE, JOINING = range(NUM_KINDS)
+# Ranks of places, as `rank_places` returns them.
+IN_WORD, BESIDE_MARK, WORD_END, CLAUSE_END, SENTENCE_END = range(5)
+
+
+def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Returns the kind of each token: a word, its continuation, or a kind of punctuation.
+
+    Returns:
+        *Shape:* (vocabulary,), uint8
+    """
+    backend = tokenizer.backend_tokenizer
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    if isinstance(backend.decoder, ByteLevel):
+        texts = [backend.decoder.decode([token]) for token in tokens]
+        return np.array([_classify_spaced(text) for text in texts], dtype=np.uint8)
+    if isinstance(backend.decoder, Metaspace):  # SentencePiece
+        return np.array([_classify_spaced(token.replace("▁", " ")) for token in tokens], dtype=np.uint8)
+    prefix = getattr(backend.model, "continuing_subword_prefix", None) or "##"
+    continues = [len(token) > 1 and token.startswith(prefix) for token in tokens]
+    kinds = [
+        CONTINUATION if continued else _classify(token) for token, continued in zip(tokens, continues, strict=True)
+    ]
+    return np.array(kinds, dtype=np.uint8)
+
+
+def _classify_spaced(text: str) -> int:
+    """Returns the kind of a token that includes the space before it. Chinese and Japanese words have no spaces.
+
+    Args:
+        text: the decoded token. Incomplete characters are U+FFFD.
+    """
+    word = text.lstrip(" ")
+    kind = _classify(word[:1])
+    starts_word = word != text or (word != "" and unicodedata.category(word[0]) == "Lo")
+    return kind if kind != WORD or starts_word else CONTINUATION
+
+
+def _classify(token: str) -> int:
+    """Returns the kind of a mark. Everything else is a word."""
+    for marks, kind in ((SENTENCE_MARKS, SENTENCE), (CLAUSE_MARKS, CLAUSE), (JOINING_MARKS, JOINING)):
+        if token in marks:
+            return kind
+    if len(token) != 1:
+        return WORD
+    # Languages differ in which quotation marks open and which close.
+    kinds = {"Ps": OPENING, "Pe": CLOSING, "Pi": QUOTE, "Pf": QUOTE}
+    return QUOTE if token == '"' else kinds.get(unicodedata.category(token), WORD)
+
+
+def _rank_place(context: int, after: int) -> int:
+    """Returns the rank of the place between two tokens.
+
+    Args:
+        context: the kind of the token before the place. If that may close something, plus `NUM_KINDS` times the kind
+            of the token before it.
+        after: the kind of the token after the place.
+    """
+    mark, before = divmod(context, NUM_KINDS)
+    if before not in (CLOSING, QUOTE):
+        mark = before
+    rank = {SENTENCE: SENTENCE_END, CLAUSE: CLAUSE_END}.get(mark, WORD_END)
+    if after == CONTINUATION:
+        return IN_WORD
+    if before in (OPENING, JOINING) or after in (CLAUSE, SENTENCE, CLOSING, JOINING):
+        return BESIDE_MARK
+    # Quotation marks close after a mark, and open after a word.
+    if (before == QUOTE and rank == WORD_END) or (after == QUOTE and rank != WORD_END):
+        return BESIDE_MARK
+    return rank
+
+
+RANKS = np.array(
+    [[_rank_place(context, after) for after in range(NUM_KINDS)] for context in range(NUM_KINDS * NUM_KINDS)],
+    dtype=np.uint8,
+)
+
+
+def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
+    """Ranks how well a text can be cut before each of its tokens: best after a sentence, worst within a word.
+
+    Args:
+        block: any text.
+        token_kinds: from [`classify_tokens`].
+
+    Returns:
+        One of the ranks above for each token. *Shape:* (tokens,), uint8
+    """
+    kinds = token_kinds[block.tokens]
+    contexts = kinds.copy()
+    closing = np.flatnonzero((kinds == CLOSING) | (kinds == QUOTE))
+    contexts[closing] += NUM_KINDS * kinds[closing - 1]
+    places = np.full(len(kinds), IN_WORD, dtype=np.uint8)
+    places[1:] = RANKS[contexts[:-1], kinds[1:]]
+    places[block.sentences[:-1]] = SENTENCE_END
+    return places
+
+
+def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.ndarray:
+    """Splits sentences of more than `limit` tokens at the best place within reach. Of equal places, the last is used.
+
+    A part has at most `limit` tokens, and at least half of that unless it is the last one.
+
+    Args:
+        block: any text.
+        places: from [`rank_places`].
+        limit: tokens of the longest part.
+
+    Returns:
+        The offsets of all sentences and parts, and of the end. *Shape:* (parts + 1,)
+    """
+    cuts = []
+    for sentence in np.flatnonzero(np.diff(block.sentences) > limit).tolist():
+        start, end = block.sentences[sentence : sentence + 2].tolist()
+        while end - start > limit:
+            reach = places[start + (limit + 1) // 2 : start + limit + 1]
+            start += limit - int(reach[::-1].argmax())
+            cuts.append(start)
+    return np.union1d(block.sentences, cuts).astype(np.int64) if cuts else block.sentences
+
+
+# --- examples --------------------------------------------------------------------------------------------------------
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
@@ -30,7 +167,7 @@ SHORTEST_SEGMENT = 4  # tokens; the end of a sentence needs some context to be u
 # An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
 # and the label: 0 if the second span follows the first, 1 if it is random or precedes it. A block has fewer than 2^32
 # tokens, an example fewer than 2^16.
-ROW = np.dtype(
+EXAMPLE = np.dtype(
     [
         *[("block", "<u4"), ("start", "<u4"), ("length", "<u2")],
         *[("second_block", "<u4"), ("second_start", "<u4"), ("second_length", "<u2")],
@@ -40,7 +177,7 @@ ROW = np.dtype(
 LABELED_ROWS = 2**20  # rows that get their labels together, in about 200 MB of memory
 
 # Offsets in a block: the start of the first segment, the start of the second, and the end of the pair.
-Pair = tuple[int, int, int]
+PairOffsets = tuple[int, int, int]
 
 
 def sentence_limit(max_seq_length: int, objective: Objective) -> int:
@@ -80,7 +217,7 @@ def cut_pairs(
             sentences but were split between two, the ends of swapped segments would reveal the label.
 
     Returns:
-        Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`ROW`]
+        Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`EXAMPLE`]
     """
     longest, whole_sentences = max_seq_length - PAIR_SPECIAL_TOKENS, objective == "sop"
     places = rank_places(block, token_kinds)
@@ -89,7 +226,7 @@ def cut_pairs(
     # Lists and bytes: bisect and indexing are several times faster on them than on arrays.
     offsets = sentences.tolist()
     cutter = _Cutter(places.tobytes(), longest, short_seq_prob, whole_sentences, rng)
-    pairs: list[Pair] = []
+    pairs: list[PairOffsets] = []
     for first, last in pairwise(documents):
         document = offsets[first : last + 1]
         if rng.random() < 0.5:
@@ -97,7 +234,7 @@ def cut_pairs(
         else:
             pairs += [(-end, -middle, -start) for start, middle, end in cutter.cut([-at for at in reversed(document)])]
     starts, middles, ends = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
-    table = np.zeros(len(pairs), dtype=ROW)
+    table = np.zeros(len(pairs), dtype=EXAMPLE)
     table["block"] = table["second_block"] = block_index
     table["start"], table["length"] = starts, middles - starts
     table["second_start"], table["second_length"] = middles, ends - middles
@@ -120,7 +257,7 @@ class _Cutter:
     whole_sentences: bool
     rng: random.Random
 
-    def cut(self, offsets: list[int]) -> Iterator[Pair]:
+    def cut(self, offsets: list[int]) -> Iterator[PairOffsets]:
         """Yields the pairs of a document, from the offsets of its sentences and of its end."""
         end = offsets[0]
         while end < offsets[-1] and offsets[-1] - offsets[0] >= 2:
@@ -285,7 +422,7 @@ def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_
         max_seq_length: tokens of the longest example, including [CLS], the final [SEP] and a [SEP] between documents.
 
     Returns:
-        Rows with one span. *Shape:* (examples,), [`ROW`]
+        Rows with one span. *Shape:* (examples,), [`EXAMPLE`]
     """
     sentences, documents = block.sentences.tolist(), block.sentences[block.documents].tolist()
     ranks = rank_places(block, token_kinds).tobytes()
@@ -305,4 +442,4 @@ def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_
             end = _find_place(ranks, range(start + room, start + room // 2, -1))
         examples.append((block_index, start, end - start, 0, 0, 0, 0))
         start = end
-    return np.array(examples, dtype=ROW)
+    return np.array(examples, dtype=EXAMPLE)

@@ -5,12 +5,11 @@ import functools
 import json
 import os
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from finetuning_examples import HEADS, arguments, examples, make_task
+from finetuning_examples import HEADS, arguments, counting_set, examples, make_tokenizer, prepare_counting
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from parity import CONFIG
@@ -19,9 +18,11 @@ from safetensors.torch import load_file
 import snugbert
 from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.fine_tune import check_early, class_weights, fine_tune, make_trainer
+from snugbert.tasks.base import Features
+from snugbert.trainers.finetuning.fine_tune import class_weights, fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.prepare_task import check_early
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.run_checkpoints import write_manifest
 
@@ -38,7 +39,7 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
     settings = {"num_train_epochs": 2, "save_strategy": "no", "push_to_hub": True}
-    run_task(make_task(tokenizer), model_args, arguments(folder, **settings))
+    run_task(prepare_counting(tokenizer), arguments(folder, **settings))
     summary = capsys.readouterr().out
     assert pushed.count("README.md") == 1  # once, and with the card
     assert "predictions.txt" not in pushed and "results.json" in pushed
@@ -65,14 +66,14 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
 
     # A run that only scores keeps the results of the training.
     before = (folder / "results.json").read_bytes()
-    task = make_task(tokenizer)
+    task = prepare_counting(tokenizer)
     task.train_features = None
-    fine_tune(task, model_args, arguments(folder, do_eval=True))
+    fine_tune(task, arguments(folder, do_eval=True))
     assert (folder / "results.json").read_bytes() == before
     # Without a training, it is not a finished run.
-    fine_tune(task, model_args, arguments(tmp_path / "scored", do_eval=True))
+    fine_tune(task, arguments(tmp_path / "scored", do_eval=True))
     with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
-        fine_tune(make_task(tokenizer), model_args, arguments(tmp_path / "scored", resume_from_checkpoint="true"))
+        fine_tune(prepare_counting(tokenizer), arguments(tmp_path / "scored", resume_from_checkpoint="true"))
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,14 @@ def test_validation_examples_are_scored_after_each_epoch_and_only_once(
     settings, steps, tokenizer, model_args, tmp_path, monkeypatch
 ):
     """The last evaluation also gives the final score. Test examples are predicted once, after the training."""
-    task, evaluated, decoded = make_task(tokenizer), [], []
-    (validation,) = task.evaluation_sets
-    decode = lambda logits: decoded.append(1) or logits.argmax(-1)  # noqa: E731
-    test = dataclasses.replace(validation, name="predict", features=examples(HEADS[0], 7), num_examples=7, score=None)
-    task.evaluation_sets = [dataclasses.replace(validation, decode=decode), test]
+    task, evaluated, decoded = prepare_counting(tokenizer), [], []
+
+    def decode(logits, split, features):
+        decoded.append(split.name)
+        return logits.argmax(-1)
+
+    task.task.decode = decode
+    task.evaluation_sets.append(counting_set(task.task, "test", 7, labeled=False))
     task.data["predict"] = [DataSource("test.csv", "test", 7)]
     loop = FineTuningTrainer.evaluation_loop
 
@@ -103,13 +107,13 @@ def test_validation_examples_are_scored_after_each_epoch_and_only_once(
         return loop(trainer, loader, *args, **kwargs)
 
     monkeypatch.setattr(FineTuningTrainer, "evaluation_loop", count)
-    results = fine_tune(task, model_args, arguments(tmp_path, **settings))
+    results = fine_tune(task, arguments(tmp_path, **settings))
     assert evaluated[-1] == (steps[-1], 7)
     *validations, _ = evaluated
     best = json.loads((tmp_path / "trainer_state.json").read_text())["best_global_step"]
     # The best model may not be the last one.
     again = [steps[-1]] if "load_best_model_at_end" in settings and best != steps[-1] else []
-    assert [step for step, _ in validations] == [*steps, *again] and len(decoded) == len(validations)
+    assert [step for step, _ in validations] == [*steps, *again] and decoded.count("validation") == len(validations)
     assert set(results["intervals"]) == {"eval", "predict"}
     predicted = np.loadtxt(tmp_path / "predictions.txt")
     assert predicted.shape == (7,)  # of the test examples, which are written last
@@ -119,10 +123,10 @@ def test_evaluation_does_not_change_the_training(tokenizer, model_args, tmp_path
     weights = []
     for strategy in ({}, {"eval_strategy": "no"}):
         folder = tmp_path / str(len(strategy))
-        task = make_task(tokenizer)
+        task = prepare_counting(tokenizer)
         config = snugbert.SnugBertConfig(**CONFIG | {"hidden_dropout_prob": 0.1})  # draws from the random state
         task.make_model = functools.partial(snugbert.SnugBertForSequenceClassification, config)
-        fine_tune(task, model_args, arguments(folder, num_train_epochs=2, **strategy))
+        fine_tune(task, arguments(folder, num_train_epochs=2, **strategy))
         weights.append(load_file(folder / "model.safetensors"))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
@@ -133,7 +137,7 @@ def test_only_training_starts_from_random_layers(tokenizer, tmp_path):
         args = arguments(tmp_path, reinit_layers=number, metric_for_best_model="accuracy")
         return dict(make_trainer(task, args).model.named_parameters())
 
-    trains, scores = make_task(tokenizer), make_task(tokenizer)
+    trains, scores = prepare_counting(tokenizer), prepare_counting(tokenizer)
     scores.train_features = None
     before, trained, scored = weights(trains, 0), weights(trains, 2), weights(scores, 2)
     changed = {name for name in before if not torch.equal(before[name], trained[name])}
@@ -148,7 +152,7 @@ def test_saving_a_model_pushes_as_trainer_does(tokenizer, tmp_path, monkeypatch)
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload))
     args = arguments(tmp_path, push_to_hub=True, metric_for_best_model="accuracy")
-    trainer = make_trainer(make_task(tokenizer), args)
+    trainer = make_trainer(prepare_counting(tokenizer), args)
     trainer.write_card = lambda: None
     trainer.save_model()
     trainer.push_to_hub("second", blocking=False, revision="trial", tags=["mine"])
@@ -158,10 +162,10 @@ def test_saving_a_model_pushes_as_trainer_does(tokenizer, tmp_path, monkeypatch)
 
 def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "snugbert")
-    folder, task = tmp_path / "run", make_task(tokenizer)
+    folder, task = tmp_path / "run", prepare_counting(tokenizer)
 
     def run(**settings):
-        return fine_tune(task, model_args, arguments(folder, num_train_epochs=1, **settings))
+        return fine_tune(task, arguments(folder, num_train_epochs=1, **settings))
 
     # A run that is stopped after its results are written, but before it ends, keeps them.
     def stopped(checkpoints):
@@ -198,9 +202,9 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     def relabeled(features):
         return features.map(lambda row, index: {"label": 2 - row["label"] if index == 0 else row["label"]}, True)
 
-    other_train, other_eval = make_task(tokenizer), make_task(tokenizer)
+    other_train, other_eval = prepare_counting(tokenizer), prepare_counting(tokenizer)
     other_train.train_features = relabeled(task.train_features)
-    other_eval.evaluation_sets[0].features = relabeled(task.evaluation_sets[0].features)
+    other_eval.evaluation_sets[0].features = Features(relabeled(task.evaluation_sets[0].features.inputs))
     for changed, settings, message in (
         (
             task,
@@ -214,7 +218,7 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     ):
         with pytest.raises(InputError) as error:
             settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
-            fine_tune(changed, model_args, arguments(folder, **settings))
+            fine_tune(changed, arguments(folder, **settings))
         start = f"--resume_from_checkpoint: settings changed since {folder}: {message}"
         assert str(error.value).startswith(start), error.value
         assert str(error.value).endswith("is finished and has no checkpoints.")
@@ -223,11 +227,11 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
 
 
 def test_checkpoints_that_the_user_wants_stay_on_resume(tokenizer, model_args, tmp_path):
-    folder, task = tmp_path / "run", make_task(tokenizer)
-    fine_tune(task, model_args, arguments(folder, num_train_epochs=2, save_steps=2))
+    folder, task = tmp_path / "run", prepare_counting(tokenizer)
+    fine_tune(task, arguments(folder, num_train_epochs=2, save_steps=2))
     named = tmp_path / "named" / "checkpoint-2"
     shutil.copytree(folder / "checkpoint-2", named)
-    fine_tune(task, model_args, arguments(folder, num_train_epochs=3, resume_from_checkpoint="true"))
+    fine_tune(task, arguments(folder, num_train_epochs=3, resume_from_checkpoint="true"))
     assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
 
     # Named, but not asked for.
@@ -236,25 +240,29 @@ def test_checkpoints_that_the_user_wants_stay_on_resume(tokenizer, model_args, t
     (named / "trainer_state.json").write_text(json.dumps(state))
     write_manifest(named)
     run = {"num_train_epochs": 2, "resume_from_checkpoint": str(named)}
-    fine_tune(task, model_args, arguments(named.parent, **run))
+    fine_tune(task, arguments(named.parent, **run))
     assert {path.name for path in named.parent.glob("checkpoint-*")} == {"checkpoint-2"}
 
 
 def test_named_class_weights():
-    task = SimpleNamespace(name="own", labels=["a=b", "few"], multi_label=False, train_features=examples(HEADS[0], 3))
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.labels = ["a=b", "few"]
     assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
     for text in ("few", "few=0", "few=x", "none=2", "few=inf"):
         with pytest.raises(InputError, match=r"with a positive weight, not .*\. Labels: a=b, few\."):
             class_weights(text, task)
     with pytest.raises(InputError, match="needs training examples with exactly one class each"):
-        class_weights("balanced", SimpleNamespace(name="STS-B", labels=None, train_features=None))
+        class_weights("balanced", dataclasses.replace(task, train_features=None))
+    task.task.labels, task.task.problem = None, "regression"
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
+        class_weights("balanced", task)
 
 
 def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "save_total_limit": 3}
-    task, accuracies = make_task(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
+    task, accuracies = prepare_counting(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
     task.evaluation_sets[0].score = lambda predictions: {"accuracy": next(accuracies)}
-    fine_tune(task, model_args, arguments(tmp_path / "run", **settings))
+    fine_tune(task, arguments(tmp_path / "run", **settings))
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["epoch"] == 4 and state["best_metric"] == 0.7
     best, kept = (load_file(f / "model.safetensors") for f in (tmp_path / "run/checkpoint-4", tmp_path / "run"))
@@ -263,21 +271,21 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     # An improvement below the threshold does not count.
     accuracies = iter([0.5, 0.55, 0.6, 0.65, 0.9])
     settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "early_stopping_threshold": 0.2}
-    fine_tune(task, model_args, arguments(tmp_path / "threshold", **settings))
+    fine_tune(task, arguments(tmp_path / "threshold", **settings))
     assert json.loads((tmp_path / "threshold" / "trainer_state.json").read_text())["epoch"] == 3
 
 
 def test_unknown_metric(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match=r"counting has no metric 'acuracy'\. Choose one of accuracy"):
-        fine_tune(make_task(tokenizer), model_args, arguments(tmp_path, metric_for_best_model="acuracy"))
+        fine_tune(prepare_counting(tokenizer), arguments(tmp_path, metric_for_best_model="acuracy"))
 
 
 def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, model_args, tmp_path):
     folder, resume = tmp_path / "run", {"resume_from_checkpoint": "true"}
     settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
     settings |= {"num_train_epochs": 2}
-    task = make_task(tokenizer)
-    fine_tune(task, model_args, arguments(folder, **settings))
+    task = prepare_counting(tokenizer)
+    fine_tune(task, arguments(folder, **settings))
     for changes, message in (
         ({"learning_rate": 5e-4}, "--learning_rate was 0.001 and is 0.0005"),
         ({"class_weights": "few=2"}, '--class_weights was null and is "few=2"'),
@@ -288,19 +296,19 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
         ({"per_device_train_batch_size": 16}, "batch was 32 and is 16"),
     ):
         with pytest.raises(InputError) as error:
-            fine_tune(task, model_args, arguments(folder, **settings | resume | changes))
+            fine_tune(task, arguments(folder, **settings | resume | changes))
         start = f"--resume_from_checkpoint: settings changed since {folder}/checkpoint-4: {message}"
         assert str(error.value).startswith(start), error.value
     with pytest.raises(InputError, match=r"checkpoint-4: the training data has changed\. Restore"):
-        fine_tune(make_task(tokenizer, 50), model_args, arguments(folder, **settings | resume))
+        fine_tune(prepare_counting(tokenizer, 50), arguments(folder, **settings | resume))
     other = FineTunedModelArguments(model_name_or_path="other")
     with pytest.raises(InputError, match='--model_name_or_path was "random weights" and is "other"'):
-        fine_tune(task, other, arguments(folder, **settings | resume))
+        fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
     with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
-        fine_tune(task, model_args, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
+        fine_tune(task, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
 
     same_batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
-    fine_tune(task, model_args, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
+    fine_tune(task, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
     change = "after step 4: 6 steps instead of 4, next learning rate 0.0004 instead of 0"
     assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
     assert f"| changed on resume | {change} |" in (folder / "README.md").read_text()

@@ -1,10 +1,9 @@
 """A run that does not beat its baseline says so and suggests what to try."""
 
-import dataclasses
 import math
 
 import pytest
-from finetuning_examples import arguments, make_task, make_tokenizer
+from finetuning_examples import arguments, counting_set, make_tokenizer, prepare_counting
 
 from snugbert.tasks.base import Baseline
 from snugbert.trainers.finetuning.fine_tune import fine_tune
@@ -39,10 +38,10 @@ ADVICE = (
     ],
 )  # fmt: skip
 def test_shortfalls(metric, score, baseline, told, tmp_path):
-    task = make_task(make_tokenizer(), 3)
-    task.main_metric = metric
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.main_metric = metric
     task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: baseline})
-    task.evaluation_sets += [dataclasses.replace(task.evaluation_sets[0], name="predict", baseline=None)]
+    task.evaluation_sets.append(counting_set(task.task, "test", labeled=False))
     metrics = {"eval": {metric: score}, "predict": {}}
     sentences = describe_shortfalls(task, metrics, arguments(tmp_path), trained=True)
     if told is None:
@@ -56,8 +55,8 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
 @pytest.mark.parametrize(("metric", "perfect"), [("accuracy", 1.0), ("mse", 0.0)])
 def test_a_baseline_that_cannot_be_beaten(metric, perfect, tmp_path):
     """Longer training would not help."""
-    task = make_task(make_tokenizer(), 3)
-    task.main_metric = metric
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.main_metric = metric
     task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: perfect})
     shown = "100.00" if perfect else "0.0000"
     assert describe_shortfalls(task, {"eval": {metric: perfect}}, arguments(tmp_path), trained=True) == [
@@ -69,8 +68,8 @@ def test_a_baseline_that_cannot_be_beaten(metric, perfect, tmp_path):
 @pytest.mark.parametrize(("perfect_score", "metric"), [(1, "accuracy"), (100, "f1")])
 def test_wide_intervals_and_perfect_scores(perfect_score, metric):
     """Warnings cover only the main metric, in points out of 100."""
-    task = make_task(make_tokenizer(), 3)
-    task.main_metric, task.perfect_score = metric, perfect_score
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.main_metric, task.task.perfect_score = metric, perfect_score
     ends = {
         "eval": (0.4, 0.5),
         "eval_mm": (0.4, 0.625),
@@ -78,7 +77,9 @@ def test_wide_intervals_and_perfect_scores(perfect_score, metric):
         "predict_ax": None,
         "predict_mm": (0, 0),
     }
-    task.evaluation_sets = [dataclasses.replace(task.evaluation_sets[0], name=name, num_examples=5) for name in ends]
+    task.evaluation_sets = [counting_set(task.task, number=5) for _ in ends]
+    for each, name in zip(task.evaluation_sets, ends, strict=True):
+        each.name = name
     intervals = {
         name: {metric: pair and [perfect_score * end for end in pair], "other": (0, 1)} for name, pair in ends.items()
     }
@@ -89,7 +90,7 @@ def test_wide_intervals_and_perfect_scores(perfect_score, metric):
         f"test {metric}: perfect on all 5 examples, so the interval shows no uncertainty. "
         "Other examples may score lower."
     ]
-    task.main_metric = "mse"
+    task.task.main_metric = "mse"
     assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []
     assert describe_perfect_scores(task, {"eval": {"mse": (1.0, 1.0)}}) == []
 
@@ -119,10 +120,10 @@ def test_overfitting_has_one_sentence(training, validation, rises, tmp_path):
 
 
 def test_a_run_reports_its_shortfall(model_args, tmp_path):
-    task = make_task(make_tokenizer())
+    task = prepare_counting(make_tokenizer())
     task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
     settings = {"max_steps": 1, "save_strategy": "no"}
-    results = fine_tune(task, model_args, arguments(tmp_path / "run", **settings))
+    results = fine_tune(task, arguments(tmp_path / "run", **settings))
     written = (tmp_path / "run/results.md").read_text()
     assert "is below the baseline, 100.00 (always right). Try longer training (--max_steps 3)" in written
     assert written.count("Try ") == 1 and len(results["shortfalls"]) == 2

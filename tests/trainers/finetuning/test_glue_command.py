@@ -240,7 +240,7 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypat
     output_dir = shutil.copytree(run, tmp_path / "run")
     before = (output_dir / "model.safetensors").read_bytes()
     with monkeypatch.context() as before_tokenization:
-        before_tokenization.setattr("snugbert.tasks.classification.make_features", None)
+        before_tokenization.setattr("snugbert.tasks.classification.TextClassification.encode", None)
         with pytest.raises(InputError, match="already contains a run"):
             run_command("glue", arguments(workshop, output_dir))
         for changes, message in (

@@ -8,21 +8,23 @@ from glue_examples import SMALL, VOCABULARY
 
 import snugbert_cli
 from snugbert import SnugBertConfig, SnugBertTokenizer
-from snugbert.tasks.question_answering_arguments import SquadTrainingArguments
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 
 
-def chosen(size: str | SnugBertConfig, folder, cls=FineTuningArguments, **settings) -> float | None:
-    args = cls(output_dir=str(folder), **settings)
-    choose_learning_rate(SnugBertConfig.from_size(size) if isinstance(size, str) else size, args)
+def chosen(size: str | SnugBertConfig, folder, task=TextClassification, **settings) -> float | None:
+    args = FineTuningArguments(output_dir=str(folder), **settings)
+    config = SnugBertConfig.from_size(size) if isinstance(size, str) else size
+    choose_learning_rate(config, args, task.paper_learning_rate)
     return args.learning_rate
 
 
 def test_base_and_large_keep_the_papers_rate(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="snugbert"):
         for size in ("base", "large"):
-            assert chosen(size, tmp_path) == 3e-5 and chosen(size, tmp_path, SquadTrainingArguments) == 5e-5
+            assert chosen(size, tmp_path) == 3e-5 and chosen(size, tmp_path, QuestionAnswering) == 5e-5
     assert caplog.messages[0] == "learning rate: 3e-05 (from the BERT paper). Set --learning_rate to change it."
 
 
@@ -33,7 +35,7 @@ def test_narrow_encoders_get_a_higher_rate(tmp_path, caplog):
     assert rates == [3e-5, 6.8e-5, 1.2e-4, 2.7e-4, 1.1e-3]
     reason = "4 times the BERT paper's 3e-05, because the hidden size is 384"
     assert caplog.messages[2] == f"learning rate: 0.00012 ({reason}). Set --learning_rate to change it."
-    assert chosen("tiny", tmp_path, SquadTrainingArguments) == 1.8e-3
+    assert chosen("tiny", tmp_path, QuestionAnswering) == 1.8e-3
 
 
 def test_stable_sweeps_use_the_same_rule(tmp_path):

@@ -14,10 +14,13 @@ from transformers import AutoModelForTokenClassification, pipeline
 import snugbert_cli
 from snugbert import SnugBertModel, SnugBertTokenizer
 from snugbert.command_line import parse_arguments
+from snugbert.data.conll import Sentence
 from snugbert.data.packed_batches import count_tokens
-from snugbert.tasks import tagging as ner
+from snugbert.tasks.tagged_sentences import TagSplit
+from snugbert.tasks.tagging import METRICS, Tagging
 from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,7 +130,7 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert trained_on == [("wikiann_train.txt", "train", 40)]
     assert scores == {
-        (*source, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in ner.METRICS}
+        (*source, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in METRICS}
         for *source, number, name in (
             ("conll_dev.txt", "validation", 15, "eval"),
             ("wnut.txt", "test", 10, "predict"),
@@ -136,20 +139,22 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.datasets is None and "fine-tuned on wikiann_train.txt (40 examples) with SnugBERT" in card.text
     assert "measured on conll_dev.txt and wnut.txt. " in card.text
-    hub = NerDataArguments(dataset_name="eriktks/conll2003")
+    split = TagSplit("test", "", [Sentence(["a"], ["O"], 1)] * 10)
     expected = ("eriktks/conll2003", "test", 10, "eriktks/conll2003", None)
-    assert ner.describe_split(hub, "test", 10) == expected
+    assert Tagging(dataset_name="eriktks/conll2003").describe_sources(split) == [expected]
 
 
 def test_document_context(workshop, tmp_path):
     types = (FineTunedModelArguments, NerDataArguments, FineTuningArguments)
-    without, with_context = (
-        ner.make_task(*parse_arguments(types, arguments(workshop, tmp_path, document_context=context), "", ""))
-        for context in (False, True)
-    )
+    prepared = []
+    for context in (False, True):
+        argv = arguments(workshop, tmp_path, document_context=context)
+        model_args, data_args, training_args = parse_arguments(types, argv, "", "")
+        prepared.append(prepare_task(Tagging(data_args), model_args, training_args))
+    without, with_context = prepared
     for one, other in (
         (without.train_features, with_context.train_features),
-        (without.evaluation_sets[0].features, with_context.evaluation_sets[0].features),
+        (without.evaluation_sets[0].features.inputs, with_context.evaluation_sets[0].features.inputs),
     ):
         assert 1.2 * count_tokens(one).sum() < count_tokens(other).sum()
 

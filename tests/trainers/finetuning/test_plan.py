@@ -1,28 +1,29 @@
 """The output folder of a sweep: what may be continued or replaced, and what may be published."""
 
+import dataclasses
 import json
 
 import pytest
-from finetuning_examples import arguments, make_task
+from finetuning_examples import arguments, prepare_counting
 
 from snugbert.errors import InputError
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
-from snugbert.trainers.finetuning.fine_tune import collect_data_settings
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.plan import PLAN, check_plan, make_plan, prepare_folders
+from snugbert.trainers.finetuning.prepare_task import collect_data_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):
     settings = {"sweep": "fixed", "max_steps": 1}
-    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path, **settings))
+    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path, **settings))
     (run,) = (tmp_path / "runs").iterdir()
     for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
         (run / name).write_text("mine")
     (run / "checkpoint-notes").mkdir()
-    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path, **settings, seeds=2))  # continues
+    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path, **settings, seeds=2))  # continues
     assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
     assert not list(run.glob("model*.safetensors"))
 
@@ -33,7 +34,7 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")
     args = arguments(tmp_path, **settings, overwrite_output_dir=True)
-    sweep.run_task(make_task(tokenizer), model_args, args)
+    sweep.run_task(prepare_counting(tokenizer), args)
     prepare_folders({}, args, [tmp_path, tmp_path / "cola"])  # as a suite does
     assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
     assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
@@ -41,8 +42,8 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
 
 def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match=r"--freeze_layers 99 is too large\. The model has \d+ layers?"):
-        sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
-    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "run", sweep="fixed", max_steps=1))
+        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
+    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", max_steps=1))
     assert (tmp_path / "run" / "results.json").exists()
 
 
@@ -67,15 +68,18 @@ def test_results_contain_no_local_paths(tokenizer, tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
     model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
-    task = make_task(tokenizer)
+    task = dataclasses.replace(prepare_counting(tokenizer), model_args=model_args)
     task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
     folder = tmp_path / "run"
     given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    sweep.run_task(task, model_args, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    sweep.run_task(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
     files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
     assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert json.loads((folder / "results.json").read_text())["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
     with pytest.raises(InputError, match="contains a run with different --model_name_or_path"):
-        sweep.run_task(task, other, arguments(folder, **given, save_strategy="steps", save_steps=1))
+        sweep.run_task(
+            dataclasses.replace(task, model_args=other),
+            arguments(folder, **given, save_strategy="steps", save_steps=1),
+        )

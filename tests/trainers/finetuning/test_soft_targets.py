@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from finetuning_examples import HEADS, TAGS, examples, new_distillation_trainer, new_model, new_trainer
+from finetuning_examples import HEADS, examples, new_distillation_trainer, new_model, new_trainer
 from parity import assert_same_gradients
 from transformers import TrainerCallback
 
@@ -150,7 +150,7 @@ def test_a_killed_teacher_computes_only_the_missing_parts(head, tokenizer, tmp_p
     trainer = new_trainer(head, tokenizer, tmp_path, data=data, per_device_eval_batch_size=7)
 
     def compute(cache):
-        items = compute_items(trainer, data, "digest", TAGS[head], str(tmp_path / cache))
+        items = compute_items(trainer, data, "digest", str(tmp_path / cache))
         logits = compute_logits(trainer, data, "digest", str(tmp_path / cache))
         return [items, *(logits if isinstance(logits, tuple) else (logits,))]
 

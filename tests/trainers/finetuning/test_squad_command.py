@@ -9,15 +9,14 @@ import pytest
 from card_metadata import read_metadata
 from huggingface_hub import ModelCard
 from squad_definition import definition_2
-from squad_forms import flat, nested
+from squad_forms import flat, load_questions, nested
 
 import snugbert_cli
 from snugbert import SnugBertTokenizer
-from snugbert.data.squad import load_questions
+from snugbert.data.squad import Question
 from snugbert.errors import InputError
-from snugbert.tasks.question_answering import describe_sources
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import Question
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -178,7 +177,8 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     )
     assert "measured on xquad_dev.jsonl and tydiqa.jsonl. " in card.text
     hub = SquadDataArguments(dataset_name="google/xquad", dataset_config_name="xquad.en")
-    (source,) = describe_sources(hub, "validation", [Question("a", "Who?", "Anna.")] * 9)
+    split = QuestionSplit("validation", [Question("a", "Who?", "Anna.")] * 9)
+    (source,) = QuestionAnswering(hub).describe_sources(split)
     assert source == ("google/xquad (xquad.en)", "validation", 9, "google/xquad", "xquad.en")
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from card_metadata import read_metadata
-from finetuning_examples import HEADS, arguments, examples, make_task, new_trainer
+from finetuning_examples import HEADS, arguments, examples, new_trainer, prepare_counting
 from huggingface_hub.utils import filter_repo_objects
 
 import snugbert
@@ -37,9 +37,9 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     settings = {"sweep": "paper", "seeds": 2}
     calls = []
 
-    def counted(task, model_args, args):
+    def counted(task, args):
         calls.append(args.output_dir)
-        return fine_tune(task, model_args, args)
+        return fine_tune(task, args)
 
     training_step = FineTuningTrainer.training_step
 
@@ -51,11 +51,11 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     monkeypatch.setattr(sweep, "fine_tune", counted)
     monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
-    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings))
+        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
+    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
     assert len(calls) == 3 + 6  # two were finished, one was started
     monkeypatch.setattr(sweep, "fine_tune", fine_tune)
-    sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "b", **settings))
+    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "b", **settings))
     a, b = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
     assert a["sweep"] == b["sweep"] and a["metrics"] == b["metrics"]
     assert len(a["sweep"]["settings"]) == 4 and all(len(row["scores"]) == 2 for row in a["sweep"]["settings"])
@@ -79,9 +79,9 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
     with pytest.raises(InputError, match=r"contains a run with different --weight_decay. Choose another folder"):
-        sweep.run_task(make_task(tokenizer), model_args, arguments(tmp_path / "a", **settings, weight_decay=0.1))
+        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings, weight_decay=0.1))
     with pytest.raises(InputError, match=r"contains a run with different train examples."):
-        sweep.run_task(make_task(tokenizer, 61), model_args, arguments(tmp_path / "a", **settings))
+        sweep.run_task(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
     assert not calls
 
 
@@ -90,16 +90,16 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
     failures: list[type[Exception]] = [Interrupted, DivergedError]
 
-    def run_of_a_seed(task, model_args, args):
+    def run_of_a_seed(task, args):
         if args.seed == 45:
             raise failures.pop(0)("the loss is nan")
         task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed], "pearson": np.nan}
-        return fine_tune(task, model_args, args)
+        return fine_tune(task, args)
 
     def sweep_over(seeds: int) -> None:
-        task = make_task(tokenizer)
-        task.metrics = ("accuracy", "pearson")
-        sweep.run_task(task, model_args, arguments(output_dir, seeds=seeds, max_steps=1))
+        task = prepare_counting(tokenizer)
+        task.task.metrics = ("accuracy", "pearson")
+        sweep.run_task(task, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
     with pytest.raises(Interrupted):
@@ -134,7 +134,7 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
     given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
-    sweep.run_task(make_task(tokenizer), model_args, given)
+    sweep.run_task(prepare_counting(tokenizer), given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     assert not {"_lock", "predictions.txt"} & pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
@@ -147,13 +147,13 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
-        sweep.run_task(make_task(tokenizer), model_args, given)
+        sweep.run_task(prepare_counting(tokenizer), given)
 
 
 def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys, caplog):
     """It is one setting with 5 seeds and at least 100 steps, whose top layers are new in every run."""
     settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
-    sweep.run_task(make_task(tokenizer, 8), model_args, arguments(tmp_path, **settings))
+    sweep.run_task(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
     results = json.loads((tmp_path / "results.json").read_text())
     (setting,) = results["sweep"]["settings"]
     assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (100, 5, 5)
@@ -163,7 +163,7 @@ def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys, caplog):
     assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
     assert (high - low > 0.1) == ("mean over the seeds, validation accuracy: the 95 % interval is" in caplog.text)
     with pytest.raises(InputError, match="contains a run with different --reinit_layers"):
-        sweep.run_task(make_task(tokenizer, 8), model_args, arguments(tmp_path, **settings | {"reinit_layers": 2}))
+        sweep.run_task(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_the_length_of_a_stable_sweep(settings, examples, epochs, tmp_path):
 
 
 def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, caplog):
-    task = make_task(tokenizer)
+    task = prepare_counting(tokenizer)
     task.evaluation_sets[0].estimate_intervals = lambda predictions: {"accuracy": (0.25, 0.375)}
-    sweep.run_task(task, model_args, arguments(tmp_path, sweep="fixed", max_steps=1))
+    sweep.run_task(task, arguments(tmp_path, sweep="fixed", max_steps=1))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["intervals"] == {"eval": {"accuracy": [0.25, 0.375]}}
     assert results["sweep"]["settings"][0]["interval"] == results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
@@ -189,11 +189,11 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, c
 
 
 def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
-    task = make_task(tokenizer)
+    task = prepare_counting(tokenizer)
     with pytest.raises(InputError, match="16 is not divisible by"):
-        sweep.run_task(task, model_args, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
+        sweep.run_task(task, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
     task.evaluation_sets = []
     with pytest.raises(
         InputError, match=r"--validation_file is missing\. Evaluation during training and sweeps need validation"
     ):
-        sweep.run_task(task, model_args, arguments(tmp_path, seeds=2))
+        sweep.run_task(task, arguments(tmp_path, seeds=2))

@@ -1,12 +1,25 @@
-"""Counts of bigrams, their mutual information, and its factors, each against the formula on dense matrices."""
+"""Initial weights from bigrams.
+
+Counts, mutual information and its factors are compared with the formula on dense matrices. Models are trained on the
+text of a Markov chain: only its bigrams help to predict it.
+"""
 
 from itertools import pairwise
+from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import scipy.sparse
+import torch
+import transformers
+from accelerate import PartialState
+from pretraining_command import run
 from synthetic import make_corpus
 
+import snugbert
+from snugbert.data.corpus import Block, Corpus
+from snugbert.errors import InputError
 from snugbert.trainers.pretraining import bigrams
 from snugbert.trainers.pretraining.bigrams import (
     PRIOR_COUNT,
@@ -14,10 +27,12 @@ from snugbert.trainers.pretraining.bigrams import (
     count_bigrams,
     factorize,
     fit_side,
+    initialize_from_bigrams,
+    share_weights,
     weigh_bigrams,
 )
 
-VOCAB_SIZE = 40
+NUM_TOKENS = 40
 
 
 @pytest.fixture(scope="module")
@@ -25,33 +40,33 @@ def documents() -> list[list[list[int]]]:
     """Documents of sentences of tokens. Some have a single token. The last ten ids never occur."""
     rng = np.random.default_rng(0)
     return [
-        [rng.integers(0, VOCAB_SIZE - 10, size=rng.integers(1, 9)).tolist() for _ in range(rng.integers(1, 4))]
+        [rng.integers(0, NUM_TOKENS - 10, size=rng.integers(1, 9)).tolist() for _ in range(rng.integers(1, 4))]
         for _ in range(300)
     ]
 
 
 @pytest.fixture(scope="module")
 def sides(documents) -> list[Bigrams]:
-    counts = count_bigrams(make_corpus([documents]), VOCAB_SIZE)
+    counts = count_bigrams(make_corpus([documents]), NUM_TOKENS)
     tokens = np.concatenate([sentence for document in documents for sentence in document])
-    frequencies = np.bincount(tokens, minlength=VOCAB_SIZE) + 1.0
+    frequencies = np.bincount(tokens, minlength=NUM_TOKENS) + 1.0
     return [weigh_bigrams(matrix, frequencies / frequencies.sum()) for matrix in (counts, counts.T.tocsr())]
 
 
 def dense(side: Bigrams) -> np.ndarray:
-    return side.times(np.eye(VOCAB_SIZE))
+    return side.times(np.eye(NUM_TOKENS))
 
 
 @pytest.mark.parametrize("pairs_at_once", [2**22, 7])
 def test_bigrams_are_counted_within_documents(documents, pairs_at_once, monkeypatch):
     """Across sentences, but not across documents, with any number of blocks and of pairs at once."""
     monkeypatch.setattr(bigrams, "PAIRS_AT_ONCE", pairs_at_once)
-    expected = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
+    expected = np.zeros((NUM_TOKENS, NUM_TOKENS))
     for document in documents[:60]:
         for left, right in pairwise(token for sentence in document for token in sentence):
             expected[left, right] += 1
     corpus = make_corpus([documents[:1], documents[1:20], documents[20:60]])
-    np.testing.assert_array_equal(count_bigrams(corpus, VOCAB_SIZE).toarray(), expected)
+    np.testing.assert_array_equal(count_bigrams(corpus, NUM_TOKENS).toarray(), expected)
 
 
 def test_mutual_information_equals_its_formula():
@@ -64,14 +79,14 @@ def test_mutual_information_equals_its_formula():
     np.testing.assert_allclose(side.transposed_times(np.eye(6)), expected.T, atol=1e-14)
 
 
-@pytest.mark.parametrize("rank", [5, VOCAB_SIZE + 7])
+@pytest.mark.parametrize("rank", [5, NUM_TOKENS + 7])
 def test_factors_are_singular_vectors_of_all_matrices_side_by_side(sides, rank):
     """A rank above the number of tokens gives as many vectors as there are tokens."""
     vectors, values = factorize(sides, rank, np.random.default_rng(0))
     matrix = np.concatenate([part for side in sides for part in (dense(side), dense(side).T)], axis=1)
     expected, expected_values, _ = np.linalg.svd(matrix)
-    size = min(rank, VOCAB_SIZE)
-    assert vectors.shape == (VOCAB_SIZE, size)
+    size = min(rank, NUM_TOKENS)
+    assert vectors.shape == (NUM_TOKENS, size)
     large = expected_values[:size] > 1e-6 * expected_values[0]
     np.testing.assert_allclose(values[large], expected_values[:size][large], rtol=1e-3)
     np.testing.assert_allclose(np.abs((vectors[:, :5] * expected[:, :5]).sum(axis=0)), 1, rtol=1e-3)
@@ -80,7 +95,7 @@ def test_factors_are_singular_vectors_of_all_matrices_side_by_side(sides, rank):
 def test_a_fit_of_full_rank_is_least_squares(sides):
     """A regression with one coefficient per pair of dimensions has the same weighted squared error."""
     rng = np.random.default_rng(0)
-    contexts, tokens = rng.standard_normal((2, VOCAB_SIZE, 6))
+    contexts, tokens = rng.standard_normal((2, NUM_TOKENS, 6))
     root = sides[0].root[:, None]
     a, b = fit_side(sides[0], contexts, tokens, rank=9)
     assert a.shape == b.T.shape == (6, 6)
@@ -90,11 +105,11 @@ def test_a_fit_of_full_rank_is_least_squares(sides):
     np.testing.assert_allclose((a @ b).ravel(), coefficients, atol=1e-8 * np.abs(coefficients).max())
 
 
-@pytest.mark.parametrize("size", [12, VOCAB_SIZE + 5])
+@pytest.mark.parametrize("size", [12, NUM_TOKENS + 5])
 def test_a_fit_of_lower_rank_is_the_best_one(sides, size):
     """It keeps the largest singular values (Eckart and Young, 1936). Also with more dimensions than tokens."""
     rng = np.random.default_rng(0)
-    contexts, tokens = rng.standard_normal((2, VOCAB_SIZE, size))
+    contexts, tokens = rng.standard_normal((2, NUM_TOKENS, size))
     root = sides[0].root[:, None]
     a, b = fit_side(sides[0], contexts, tokens, rank=3)
     assert a.shape == b.T.shape == (size, 3)
@@ -103,3 +118,170 @@ def test_a_fit_of_lower_rank_is_the_best_one(sides, size):
     left, values, right = np.linalg.svd(projected)
     expected = left[:, :3] * values[:3] @ right[:3]
     np.testing.assert_allclose((root * contexts) @ a @ b @ (root * tokens).T, expected, atol=1e-7 * values[0])
+
+
+MASK, SPECIAL, WORDS, LENGTH, HELD_OUT = 4, 5, 60, 40, 200
+VOCAB_SIZE = SPECIAL + WORDS
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
+    return snugbert.SnugBertTokenizer({token: index for index, token in enumerate(tokens)})
+
+
+@pytest.fixture(scope="module")
+def transitions() -> np.ndarray:
+    """p(next word | word). *Shape:* (words, words)"""
+    rng = np.random.default_rng(0)
+    return rng.dirichlet(np.full(WORDS, 0.2), size=WORDS)
+
+
+@pytest.fixture(scope="module")
+def text(transitions) -> np.ndarray:
+    """A document per row."""
+    rng = np.random.default_rng(1)
+    cumulated = transitions.cumsum(axis=1)
+    columns = [rng.integers(WORDS, size=15_000)]
+    for _ in range(LENGTH - 1):
+        columns.append((cumulated[columns[-1]] < rng.random(15_000)[:, None]).sum(axis=1).clip(max=WORDS - 1))
+    return np.stack(columns, axis=1)
+
+
+@pytest.fixture(scope="module")
+def corpus(text) -> Corpus:
+    """All documents but the last ones. Each is one sentence."""
+    documents = text[:-HELD_OUT] + SPECIAL
+    offsets = np.arange(len(documents) + 1)
+    return Corpus([Block(documents.ravel(), offsets * LENGTH, offsets)], digest="")
+
+
+@pytest.fixture(scope="module")
+def batch(text) -> dict[str, torch.Tensor]:
+    """The last documents. Each has one masked word, which is not the first or last one."""
+    rows, columns = torch.arange(HELD_OUT), 2 + torch.arange(HELD_OUT) % (LENGTH - 2)
+    input_ids = torch.nn.functional.pad(torch.from_numpy(text[-HELD_OUT:]) + SPECIAL, (1, 1))
+    input_ids[:, 0], input_ids[:, -1] = 2, 3
+    labels = torch.full_like(input_ids, -100)
+    labels[rows, columns] = input_ids[rows, columns]
+    return {"input_ids": input_ids.index_put((rows, columns), torch.tensor(MASK)), "labels": labels}
+
+
+def make_model(corpus, tokenizer, kind=snugbert.SnugBertForMaskedLM, **config):
+    torch.manual_seed(0)
+    config = {"vocab_size": VOCAB_SIZE, "attn_implementation": "eager"} | NO_DROPOUT | config
+    model = kind(snugbert.SnugBertConfig.from_size("tiny", **config)).eval()
+    initialize_from_bigrams(model, corpus, tokenizer, seed=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(corpus, tokenizer):
+    return make_model(corpus, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "excess"),
+    [
+        (snugbert.SnugBertForPreTraining, {}, 0.15),  # more dimensions than tokens
+        (snugbert.SnugBertForMaskedLM, {"hidden_act": "relu", "vocab_size": 100, "pad_token_id": None}, 0.2),
+        (snugbert.SnugBertForMaskedLM, {"hidden_size": 144, "num_attention_heads": 3}, 0.2),  # one head stays random
+        (snugbert.SnugBertForMaskedLM, {"hidden_size": 64, "num_attention_heads": 8}, 1.0),  # few dimensions
+    ],
+    ids=["pretraining", "masked", "three heads", "small heads"],
+)
+def test_a_model_without_training_predicts_from_both_neighbors(
+    kind, config, excess, corpus, tokenizer, batch, text, transitions
+):
+    """Its loss is at most `excess` nats above the loss of p(w | left) p(right | w), exact for Markov chains."""
+    rows, columns = (batch["labels"] != -100).nonzero(as_tuple=True)
+    left, right = (batch["input_ids"][rows, columns + offset] - SPECIAL for offset in (-1, 1))
+    words = batch["labels"][rows, columns] - SPECIAL
+    exact = transitions[left] * transitions[:, right].T
+    exact_loss = -np.log(exact[rows, words] / exact.sum(axis=1)).mean()
+    frequency_loss = -np.log(np.bincount(text.ravel())[words] / text.size).mean()
+    assert exact_loss < frequency_loss - 2  # otherwise, the text would be too easy
+    with torch.no_grad():
+        loss = make_model(corpus, tokenizer, kind, **config)(**batch).loss.item()
+    assert exact_loss < loss < exact_loss + excess
+
+
+def test_stock_bert_has_the_same_loss(model, batch):
+    stock = transformers.BertForMaskedLM(transformers.BertConfig(**model.config.to_dict() | {"model_type": "bert"}))
+    stock.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert stock.eval()(**batch).loss.item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
+
+
+def test_a_masked_token_attends_to_the_previous_and_the_next_token(model, batch):
+    with torch.no_grad():
+        first, *_ = model(input_ids=batch["input_ids"], output_attentions=True).attentions
+    rows, columns = (batch["labels"] != -100).nonzero(as_tuple=True)
+    for head, offset in enumerate((-1, 1)):
+        weights = first[rows, head, columns, columns + offset]
+        assert weights.mean() > 0.95 and weights.min() > 0.8
+
+
+def test_every_weight_of_the_first_layer_can_learn(model, batch):
+    """If a query and its key were both zero, neither would get a gradient. The same holds for values and outputs."""
+    model.zero_grad()
+    model(**batch).loss.backward()
+    attention = model.bert.encoder.layer[0].attention
+    queries, keys = (module.weight.grad.any(dim=1) for module in (attention.self.query, attention.self.key))
+    values, outputs = attention.self.value.weight.grad.any(dim=1), attention.output.dense.weight.grad.any(dim=0)
+    assert (queries | keys).all() and (values | outputs).all()
+
+
+def test_the_same_text_and_seed_give_the_same_weights(model, corpus, tokenizer):
+    again = make_model(corpus, tokenizer)
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_attention_heads": 1}, "the model has one attention head, but needs one for each neighbor"),
+        ({"num_attention_heads": 32}, "attention heads have 4 dimensions, but need at least 8"),
+        ({"hidden_act": "tanh"}, "needs hidden_act gelu or relu, not tanh"),
+        ({"position_embedding_type": "sinusoidal"}, "needs learned positions"),
+        ({"tie_word_embeddings": False}, "needs tied word embeddings"),
+    ],
+)
+def test_models_that_cannot_have_such_weights_are_refused(config, message, corpus, tokenizer):
+    with pytest.raises(InputError, match=f"^--bigram_init.*{message}"):
+        make_model(corpus, tokenizer, **config)
+
+
+def test_text_without_bigrams_is_refused(tokenizer):
+    with pytest.raises(InputError, match="every document is a single token"):
+        make_model(make_corpus([[[[7]], [[8]]]]), tokenizer)
+
+
+def test_other_weights_and_missing_text_are_refused(tmp_path, tokenizer, model, capsys):
+    tokenizer.save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    arguments = {"bigram_init": "true", "use_cpu": "true", "output_dir": tmp_path / "run"}
+    assert run(arguments, model_name_or_path=tmp_path, train_file=__file__) == 2
+    assert "--bigram_init cannot be combined with --model_name_or_path" in capsys.readouterr().err
+    more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": __file__, "do_eval": "true"}
+    assert run(arguments, **more) == 2
+    assert "--bigram_init needs training text. Give --train_file" in capsys.readouterr().err
+
+
+def share_and_save(folder: Path) -> None:
+    process = PartialState(cpu=True).process_index
+    torch.manual_seed(process)
+    model = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig.from_size("tiny", vocab_size=50))
+    share_weights(model, torch.device("cpu"))
+    torch.save(model.state_dict(), folder / f"{process}.pt")
+
+
+def test_all_processes_get_the_weights_of_the_first(tmp_path):
+    result = forked.run(share_and_save, tmp_path, processes=2)
+    assert result.returncode == 0, result.stderr
+    torch.manual_seed(0)
+    expected = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig.from_size("tiny", vocab_size=50)).state_dict()
+    for process in range(2):
+        weights = torch.load(tmp_path / f"{process}.pt")
+        assert all(torch.equal(weights[key], expected[key]) for key in expected)

@@ -15,7 +15,7 @@ from synthetic import make_corpus
 
 from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.trainers.pretraining import examples
-from snugbert.trainers.pretraining.examples import ROW, PretrainingDataset, shuffle_position
+from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset, shuffle_position
 
 pytestmark = pytest.mark.slow
 
@@ -216,7 +216,7 @@ def test_a_table_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path
     expected = count_examples()
     (table,) = (tmp_path / "epochs").glob("*.examples")
     whole = table.read_bytes()
-    assert len(whole) == expected * ROW.itemsize
+    assert len(whole) == expected * EXAMPLE.itemsize
     for length in (0, 20, len(whole) - 1):
         table.write_bytes(whole[:length])
         assert count_examples() == expected

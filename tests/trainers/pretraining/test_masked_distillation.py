@@ -19,7 +19,7 @@ from snugbert.checkpoints.students import hash_model
 from snugbert.data.packed_batches import pack
 from snugbert.trainers.pretraining.masked_distillation import distill, load_student, sum_cosine_losses, sum_soft_losses
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingModelArguments
-from snugbert.trainers.pretraining.throughput import training_flops
+from snugbert.trainers.pretraining.training_log import training_flops
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -34,7 +34,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.modeling_snugbert import AUTO_CLASSES
-from snugbert.reports.training_plots import draw_training
+from snugbert.reports.pretraining_plots import draw_training
 from snugbert.trainers.pretraining import pretraining_guidance as guidance
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -157,7 +157,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
         draw_training(log, picture, baselines)
         assert picture.stat().st_size > 10_000
 
-    monkeypatch.setattr("snugbert.reports.training_plots.draw_training", draw)
+    monkeypatch.setattr("snugbert.reports.pretraining_plots.draw_training", draw)
     assert run(small_run, output_dir=tmp_path, eval_strategy="steps", eval_steps=4, save_steps=3, language="fr") == 0
     assert steps_drawn == [2, 6, 8]  # the last log line before step 3, after step 6, and at the end
     assert "training.png was not drawn (ValueError: no font)" in caplog.text

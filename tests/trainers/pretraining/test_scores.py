@@ -1,4 +1,6 @@
-"""Evaluation sums and metrics of packed and padded batches equal losses computed by hand."""
+"""Evaluation sums and metrics of packed and padded batches equal losses computed by hand. Also trivial predictions."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,7 +8,13 @@ import torch
 from synthetic import RandomExamples, packed, tiny_model
 from transformers import EvalPrediction
 
-from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
+from snugbert.data.corpus import Block, Corpus
+from snugbert.trainers.pretraining.scores import (
+    compute_metrics,
+    detection_baseline,
+    sum_per_sequence,
+    unigram_baseline,
+)
 
 
 def padded(examples) -> dict[str, torch.Tensor]:
@@ -51,3 +59,25 @@ def test_metrics_by_hand():
     unlabeled = np.array([[2.0, 1, 4, 0.0, 0, 0]])
     assert compute_metrics(EvalPrediction(unlabeled, None)) == {"mlm_loss": 0.5, "mlm_accuracy": 0.25, "loss": 0.5}
     assert np.isnan(compute_metrics(EvalPrediction(np.zeros((1, 3)), None))["loss"])
+
+
+def test_unigram_baseline_by_hand():
+    def corpus_of(tokens):
+        half = len(tokens) // 2
+        blocks = [np.array(tokens[:half]), np.array(tokens[half:])]
+        return Corpus([Block(block, np.array([0, len(block)]), np.array([0, 1])) for block in blocks], digest="")
+
+    # [UNK] (0) is never predicted. Without it, counts plus one are 1, 2, 1, 4 of 8.
+    dataset = SimpleNamespace(corpus=corpus_of([3, 1, 0, 0]), vocab_size=4, special_ids=np.array([0]))
+    baseline = unigram_baseline(corpus_of([3, 0, 3, 3, 0, 1]), dataset)
+    assert baseline["mlm_loss"] == pytest.approx(-(np.log(4 / 8) + np.log(2 / 8)) / 2)
+    assert baseline["mlm_accuracy"] == 0.5
+
+
+def test_detection_baseline_by_hand():
+    assert detection_baseline(0.25) == {
+        "disc_loss": pytest.approx(0.25 * np.log(4) + 0.75 * np.log(4 / 3)),
+        "disc_accuracy": 0.75,
+    }
+    assert detection_baseline(0.75)["disc_accuracy"] == 0.75
+    assert detection_baseline(0.0) == {"disc_loss": 0.0, "disc_accuracy": 1.0}

@@ -1,27 +1,109 @@
-"""The recipes: next sentences, sentence order, full sentences."""
+"""Where text may be cut, and the recipes: next sentences, sentence order, full sentences."""
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 import pytest
+from family_checkpoints import make_unigram
 from scipy.sparse import csr_matrix
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import cross_val_score
 from synthetic import make_corpus
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
+import snugbert
 from snugbert.data.corpus import Block, Corpus
 from snugbert.data.documents import read_documents, split_sentences
-from snugbert.trainers.pretraining.coverage import measure_coverage
+from snugbert.trainers.pretraining.pretraining_guidance import measure_coverage
 from snugbert.trainers.pretraining.sentence_pairs import (
+    CLAUSE,
+    CONTINUATION,
+    OPENING,
+    SENTENCE,
+    WORD,
+    classify_tokens,
     cut_pairs,
     exchange_second_segments,
     full_sentences,
+    rank_places,
+    split_long_sentences,
     swap_segments,
 )
-from snugbert.trainers.pretraining.sentence_splits import classify_tokens
 
-pytestmark = pytest.mark.slow
+
+def split(text: str, limit: int) -> list[str]:
+    """Splits `text`, whose tokens are separated by spaces. "|" separates sentences."""
+    sentences = [sentence.split() for sentence in text.split("|")]
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(text.replace("|", " ").split())]
+    tokenizer = snugbert.SnugBertTokenizer({token: index for index, token in enumerate(tokens)})
+    (block,) = make_corpus([[[tokenizer.convert_tokens_to_ids(sentence) for sentence in sentences]]]).blocks
+    places = rank_places(block, classify_tokens(tokenizer))
+    offsets = split_long_sentences(block, places, limit)
+    assert np.isin(block.sentences, offsets).all() and np.diff(offsets).max() <= limit
+    words = text.replace("|", " ").split()
+    return [" ".join(words[start:end]) for start, end in pairwise(offsets)]
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "parts"),
+    [
+        ("a b c | d e", 3, ["a b c", "d e"]),  # nothing is too long
+        # The last of the best places: after a sentence, after a clause, after a word, or anywhere.
+        ("a b . c , d e f g h", 6, ["a b .", "c , d e f g", "h"]),
+        ("a b c , d e f g", 6, ["a b c ,", "d e f g"]),
+        ("a b c d ##e ##f g", 5, ["a b c", "d ##e ##f g"]),
+        ("a ##b ##c ##d ##e ##f", 4, ["a ##b ##c ##d", "##e ##f"]),
+        # Marks stay with the words before them, and opening quotes and brackets with the words after them.
+        ('a b c . " d e f', 6, ['a b c . "', "d e f"]),
+        ('a b c , " d e f', 6, ['a b c , "', "d e f"]),
+        ('a b c " d e f', 4, ["a b c", '" d e f']),
+        ("a b c ( d ) . e f", 7, ["a b c ( d ) .", "e f"]),
+        ("a b c d ' t e f", 5, ["a b c", "d ' t e f"]),
+        # Languages without spaces, and their marks.
+        ("他 说 。 我 们 ， 走", 4, ["他 说 。", "我 们 ， 走"]),  # noqa: RUF001
+        ("„ a b “ , c d e", 6, ["„ a b “ ,", "c d e"]),
+    ],
+)
+def test_the_best_place_is_chosen(text, limit, parts):
+    assert split(text, limit) == parts
+
+
+def test_byte_level_tokens_are_classified():
+    """A character may be several tokens. Text is cut only before a space or a whole Chinese character."""
+    bpe = Tokenizer(BPE())
+    bpe.pre_tokenizer, bpe.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    text = "the house the house, the mouse. 我走走我我。走。我走。" * 50
+    bpe.train_from_iterator([text], BpeTrainer(vocab_size=290, initial_alphabet=ByteLevel.alphabet()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    kinds = classify_tokens(tokenizer)
+
+    def kind(token: str) -> int:
+        (id,) = tokenizer(token)["input_ids"]
+        return kinds[id]
+
+    expected = {".": SENTENCE, ",": CLAUSE, " the": WORD, "x": CONTINUATION, "我": WORD, "。": SENTENCE}
+    assert {token: kind(token) for token in expected} == expected
+    (partial,) = set(tokenizer("é")["input_ids"][:1])
+    assert kinds[partial] == CONTINUATION
+
+
+def test_sentencepiece_tokens_are_classified():
+    pieces = {".": SENTENCE, ",": CLAUSE, "▁the": WORD, "the": CONTINUATION, "走": WORD, "。": SENTENCE, "▁(": OPENING}
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    backend = make_unigram(special, [(piece, -1.0) for piece in pieces])
+    kinds = classify_tokens(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert kinds[len(special) : -1].tolist() == list(pieces.values())
+
+
+def test_a_very_long_sentence_is_split():
+    parts = split(" ".join(f"w{number}" for number in range(20_000)) + " | a b", 61)
+    assert len(parts) == 329 and parts[-1] == "a b"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +158,7 @@ def showings(corpus, *tables) -> np.ndarray:
     return np.concatenate(counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_seq_length", [128, 32, 5])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_pairs_follow_the_recipe(corpus, table_of, objective, max_seq_length):
@@ -98,6 +181,7 @@ def test_pairs_follow_the_recipe(corpus, table_of, objective, max_seq_length):
         assert (np.where(label == 0, second_start - start - first, start - second_start - second) == 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_seq_length", "fill", "spread"), [(32, 0.96, 0.1), (64, 0.99, 0.1), (512, 0.94, 0.25)])
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
 def test_every_token_is_shown_and_pairs_are_full(corpora, table_of, objective, max_seq_length, fill, spread):
@@ -113,6 +197,7 @@ def test_every_token_is_shown_and_pairs_are_full(corpora, table_of, objective, m
             assert lengths.mean() > fill * max_seq_length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_jsonl", [False, True])
 @pytest.mark.parametrize(("language", "quote", "stop"), [("de", "„", "."), ("tr", "“", "."), ("zh", "「", "。")])
 def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_of, language, quote, stop, is_jsonl):
@@ -132,6 +217,7 @@ def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_o
         assert (numbers(tables[0], "length") + numbers(tables[0], "second_length") + 3).mean() > fill * length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_seq_length", [64, 128, 512])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_lengths_do_not_reveal_the_label(corpora, table_of, objective, max_seq_length):
@@ -150,6 +236,7 @@ def test_lengths_do_not_reveal_the_label(corpora, table_of, objective, max_seq_l
     assert abs(at_end[table["label"] == 0].mean() - at_end[table["label"] == 1].mean()) < 0.03
 
 
+@pytest.mark.slow
 def test_the_second_segment_does_not_reveal_the_label(corpora, table_of):
     """In documents of three sentences, too. The original recipe draws random documents: 5.9 and 13 points."""
     whole = corpora["books_en"]
@@ -183,6 +270,7 @@ def gain(features, labels, classifier=None) -> float:
     return cross_val_score(classifier, features, labels, cv=3).mean() - max(labels.mean(), 1 - labels.mean())
 
 
+@pytest.mark.slow
 def test_short_documents(table_of):
     sentence = [1000, 1001, 1002, 1003]
     for objective in ("nsp", "sop"):

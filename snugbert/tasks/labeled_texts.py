@@ -1,4 +1,4 @@
-"""Reads examples from GLUE's TSV files, from your own files, or from a dataset.
+"""Reads texts and pairs of texts with their labels from rows.
 
 Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
@@ -6,19 +6,18 @@ Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training exa
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, GlueTask
-from snugbert.data.sources import SPLITS, choose_splits, load_dataset_splits
-from snugbert.data.tables import clean_label, read_rows
+from snugbert.data.tables import clean_label
 from snugbert.errors import InputError, format_count, shorten
 from snugbert.files import check_unicode
-from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.layout import NUMBER, Layout, describe_columns, make_layout
+from snugbert.tasks.layout import NUMBER, Layout, describe_columns
 
 logger = logging.getLogger(__name__)
 
@@ -32,27 +31,37 @@ BITS = {
 }
 
 
-class GlueSplit(NamedTuple):
+@dataclass
+class TextSplit:
     """The examples of a split.
 
     Attributes:
+        name: "train", "unlabeled", "validation", "test", or another split of GLUE.
         source: the file or dataset, for messages.
         data: the columns that [`read_examples`] returns.
         layout: the columns in the source.
+        labeled: whether every example is labeled.
         class_names: the dataset's class names in the order of their ids; empty if it has none.
-        name: the name of the split in the dataset; None for a file.
+        split_in_dataset: the name of the split in the dataset. None for a file.
+        limit: maximum number of examples to use, from the start. Labels are collected from all. None: all.
+        references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
+            yet.
     """
 
+    name: str
     source: str
     data: Dataset
     layout: Layout
+    labeled: bool = False
     class_names: tuple[str, ...] = ()
-    name: str | None = None
+    split_in_dataset: str | None = None
+    limit: int | None = None
+    references: np.ndarray | None = None
 
     @property
-    def labeled(self) -> bool:
-        """Whether every example is labeled."""
-        return None not in self.data["label"][:]
+    def num_examples(self) -> int:
+        """The number of examples to use."""
+        return len(self.data) if self.limit is None else min(self.limit, len(self.data))
 
     @property
     def multi_label(self) -> bool:
@@ -65,115 +74,11 @@ class GlueSplit(NamedTuple):
         return self.layout.vector_size or 0
 
 
-def load_splits(
-    data_args: GlueDataArguments,
-    wanted: tuple[str, ...] | None,
-    trained_columns: Sequence[str] = (),
-    **download: Any,
-) -> dict[str, GlueSplit]:
-    """Reads the splits that the arguments select.
-
-    Args:
-        data_args: the data to read.
-        wanted: which of "train", "validation" and "test" to read. None: train and validation if they exist, and
-            test if a test file was given.
-        trained_columns: the text columns that the checkpoint was trained on. Without training examples, they are
-            preferred.
-        download: passed on to `datasets.load_dataset`.
-
-    Returns:
-        The splits that exist among `GLUE_SPLITS[name]` of each wanted name, in that order. "train" includes
-        "unlabeled", the examples that only a teacher labels.
-
-    Raises:
-        InputError: a split, folder or dataset does not exist; or see [`read_examples`].
-    """
-    found: dict[str, Path | Dataset] = dict(_find_files(data_args))
-    if not found and (data_args.dataset_name or data_args.task_name):
-        found.update(_find_dataset(data_args, wanted, **download))
-    if data_args.unlabeled_file is not None:
-        found["unlabeled"] = Path(data_args.unlabeled_file)
-    available = [split for split in SPLITS if any(name in found for name in GLUE_SPLITS[split])]
-    wanted = choose_splits(wanted, available, data_args.test_file is not None, "examples")
-    splits = {}
-    layout = None
-    for split in wanted:
-        for name in GLUE_SPLITS[split]:
-            if name not in found:
-                continue
-            data = found[name]
-            class_names: tuple[str, ...] = ()
-            split_name = None
-            if isinstance(data, Path):
-                source = str(data)
-            else:
-                source = f"{data_args.dataset_name or GLUE_ON_THE_HUB} ({name})"
-                class_names = _class_names(data, data_args.label_column_name or "label")
-                split_name = str(data.split)
-            # All splits use the text columns of the first split.
-            if layout is None:
-                preferred = () if split == "train" else trained_columns
-                layout = make_layout(data_args, _read_rows(data, data_args.task), class_names, source, preferred)
-            # A column of labels in an unlabeled file is not read.
-            used = layout._replace(label_column="") if name == "unlabeled" else layout
-            labeled = name != "unlabeled" and split != "test"
-            examples, used = read_examples(_read_rows(data, data_args.task), source, used, labeled)
-            splits[name] = GlueSplit(source, examples, used, class_names, split_name)
-            # The first labels decide whether all are vectors.
-            layout = layout._replace(vector_size=used.vector_size)
-    return splits
-
-
-def missing_files(data_dir: str, task: GlueTask, wanted: tuple[str, ...]) -> list[Path]:
-    """Lists the files of the `wanted` splits that do not exist in the task's folder under `data_dir`."""
-    found = _find_task_files(Path(data_dir) / task.folder, task)
-    missing = [split for split in wanted if not any(name in found for name in GLUE_SPLITS[split])]
-    return [Path(data_dir) / task.folder / f"{task.files[split][0]}.tsv" for split in missing]
-
-
-def _find_task_files(folder: Path, task: GlueTask) -> dict[str, Path]:
-    found = {}
-    for name, stems in task.files.items():
-        candidates = [folder / f"{stem}.tsv{suffix}" for stem in stems for suffix in ("", ".gz")]
-        existing = [file for file in candidates if file.is_file()]
-        if existing:
-            found[name] = existing[0]
-    return found
-
-
-def _find_files(data_args: GlueDataArguments) -> dict[str, Path]:
-    found = {}
-    task = data_args.task
-    if data_args.data_dir is not None and task is not None:
-        folder = Path(data_args.data_dir)
-        folder = folder / task.folder if (folder / task.folder).is_dir() else folder
-        found = _find_task_files(folder, task)
-        if not found:
-            expected = ", ".join(f"{task.files[split][0]}.tsv" for split in SPLITS)
-            raise InputError(f"--data_dir: no {task.folder} files in {folder}. Expected {expected}.")
-    return found | data_args.files
-
-
-def _find_dataset(data_args: GlueDataArguments, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Dataset]:
-    if data_args.dataset_name is not None:
-        splits = load_dataset_splits(data_args.dataset_name, data_args.dataset_config_name, **download)
-    else:
-        splits = load_dataset_splits(GLUE_ON_THE_HUB, data_args.task_name, **download)
-    names = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
-    found = {name: splits[n] for name in names for n in (f"{name}_matched", name) if n in splits}
-    if data_args.dataset_name is None and data_args.task_name == "mnli" and "test" in (wanted or ()):
-        found["diagnostic"] = load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]
-    return found
-
-
-def _class_names(dataset: Dataset, column: str) -> tuple[str, ...]:
-    label = dataset.features.get(column)
+def list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
+    """Returns the class names of a dataset's label column. Empty if it has none."""
+    label = data.features.get(column) if isinstance(data, Dataset) else None
     label = label.feature if isinstance(label, List) else label
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
-
-
-def _read_rows(source: Path | Dataset, task: GlueTask | None) -> Iterator[tuple[int, Mapping[str, object]]]:
-    return read_rows(source) if task is None else read_rows(source, task.headerless_columns, task.skips_torn_rows)
 
 
 def read_examples(
@@ -188,15 +93,13 @@ def read_examples(
         labeled: whether every example must have a label.
 
     Returns:
-        A dataset with the columns
+        A dataset with the columns below, and the layout, with the size of the label vectors.
 
         - text and, for pairs, text_pair.
         - label: text, or a list of texts if examples can have several labels, or a list of 0 and 1 if labels are
           vectors. None: not labeled.
         - index: the index of a GLUE example in its source, otherwise its position.
         - row: the row in the source, for messages.
-
-        Also returns the layout, with the size of the label vectors.
 
     Raises:
         InputError: there are no rows, a column is missing, a row has no text or no required label, single labels and

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+from glue_examples import load_splits
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.glue import TASKS
 from snugbert.errors import InputError
-from snugbert.tasks.classification import make_features
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.classification_data import load_splits
 from snugbert.tasks.labels import choose_labels, encode_labels
 
 WORDS = "a the film plot story scene old new it was and with".split()
@@ -28,6 +29,14 @@ GLUE_FOLDERS = {
     "stsb": (5749, 1500, 1379, None),
     "wnli": (635, 71, 146, 31),
 }
+
+
+def encode(splits, tokenizer) -> tuple[list[str], Dataset]:
+    """Returns the labels of the training examples, and their features."""
+    task = TextClassification()
+    task.choose_labels(splits, SnugBertConfig())
+    task.use_tokenizer(tokenizer, 128)
+    return task.labels, task.encode(splits["train"]).inputs
 
 
 @pytest.mark.parametrize("task", GLUE_FOLDERS)
@@ -162,9 +171,9 @@ def test_every_format_gives_the_same_features(tmp_path):
     results = []
     for source in [*sources, {"dataset_name": str(tmp_path / "folder")}]:
         splits = load_splits(GlueDataArguments(**source), ("train",), cache_dir=str(tmp_path / "cache"))
-        labels = choose_labels(None, splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
+        labels, features = encode(splits, tokenizer)
         assert labels == ["no", "yes"]
-        results.append(make_features(splits["train"], labels, tokenizer, 128, None)[:])
+        results.append(features[:])
     assert all(result == results[0] for result in results)
     assert results[0]["label"] == [1, 0, 1]
     expected = tokenizer([row["question"] for row in rows], [row["answer"] for row in rows])
@@ -189,8 +198,7 @@ def test_every_form_of_several_labels_gives_the_same_features(tmp_path):
     ):
         arguments = GlueDataArguments(**source, label_column_name="topics")
         splits = load_splits(arguments, ("train",), cache_dir=str(tmp_path / "cache"))
-        labels = choose_labels(None, splits, checkpoint_labels=[])
-        features = make_features(splits["train"], labels, tokenizer, 128, None)
+        labels, features = encode(splits, tokenizer)
         assert labels == ["a", "b", "c"]
         assert features["label"][:] == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
         assert features["input_ids"][:] == tokenizer([text for text, _ in rows])["input_ids"]

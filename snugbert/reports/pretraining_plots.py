@@ -1,30 +1,33 @@
-"""`training.png`: the curves of a pretraining run, from its `metrics.jsonl`.
+"""The plots of pretraining: `training.png`, the curves of a run, and `minimal_pairs.png`, accuracies on minimal pairs.
 
-A line of `metrics.jsonl` is a JSON object. A training line has `step`, `tokens` (seen so far), `learning_rate`,
-`grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`,
-with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the same metrics with
-the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
+The curves come from `metrics.jsonl`. Each line is a JSON object. A training line has `step`, `tokens` (seen so far),
+`learning_rate`, `grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss`
+and `nsp_accuracy`, with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the
+same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
 import json
 import logging
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from snugbert.reports.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
 
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"  # in the output folder
-PLOT_NAME = "training.png"
-TASKS = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
+TRAINING_PLOT = "training.png"
+PAIRS_PLOT = "minimal_pairs.png"
+TASK_TITLES = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
+MOST_BARS = 100  # of minimal pairs
 
 
 class DrawTraining(TrainerCallback):
@@ -39,9 +42,9 @@ class DrawTraining(TrainerCallback):
 def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> None:
     """Draws the log of a run. A plot that cannot be drawn does not stop the run."""
     try:
-        draw_training(output_dir / METRICS_NAME, output_dir / PLOT_NAME, baselines)
+        draw_training(output_dir / METRICS_NAME, output_dir / TRAINING_PLOT, baselines)
     except Exception as error:
-        logger.warning("%s was not drawn (%s: %s)", output_dir / PLOT_NAME, type(error).__name__, error)
+        logger.warning("%s was not drawn (%s: %s)", output_dir / TRAINING_PLOT, type(error).__name__, error)
 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
@@ -55,7 +58,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
     lines = _read_metrics(metrics_file)
-    tasks = [task for task in TASKS if any(f"{task}_loss" in name for line in lines for name in line)]
+    tasks = [task for task in TASK_TITLES if any(f"{task}_loss" in name for line in lines for name in line)]
     if not tasks:
         image_file.unlink(missing_ok=True)
         return
@@ -76,7 +79,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
             panel.set_ylabel(label)
             if measure == "accuracy":
                 panel.yaxis.set_major_formatter(PercentFormatter(1))
-        panels[f"{task}_loss"].set_title(TASKS[task], **TITLE)
+        panels[f"{task}_loss"].set_title(TASK_TITLES[task], **TITLE)
         panels[f"{task}_accuracy"].tick_params(labelbottom=True)  # narrower than the panels below
     for name in conditions:
         curve = _curve(lines, name, unit)
@@ -124,3 +127,51 @@ def _choose_unit(maximum: float) -> tuple[float, str]:
 def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
     points = [(line["tokens"] / unit, line[name]) for line in lines if name in line]
     return [x for x, _ in points], [y for _, y in points]
+
+
+def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
+    """Draws the accuracy on each phenomenon as a bar, with a dot for each of its paradigms.
+
+    Only the first `MOST_BARS` are drawn.
+
+    Args:
+        results: from [`score_pairs`].
+        file: the plot, a PNG.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    groups: dict[str, Any] = dict(islice(results["phenomena"].items(), MOST_BARS))
+    names = [f"{name.replace('_', ' ')} ({group['pairs']:,})".replace("$", r"\$") for name, group in groups.items()]
+    places = range(len(groups))
+    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.5 + 0.32 * len(groups))
+    panel = figure.subplots()
+    bars = [group["accuracy"]["original"] for group in groups.values()]
+    panel.barh(places, bars, height=0.6, color=COLORS["training"], alpha=0.55, label="pseudo-log-likelihood")
+    panel.plot(
+        [group["accuracy"]["within_word_l2r"] for group in groups.values()],
+        places,
+        marker="|",
+        markersize=13,
+        markeredgewidth=2,
+        linestyle="",
+        color=COLORS["validation"],
+        label="within-word left-to-right",
+        clip_on=False,
+    )
+    dots = [
+        (paradigm["accuracy"]["original"], list(groups).index(paradigm["phenomenon"]))
+        for paradigm in results["paradigms"].values()
+        if paradigm["phenomenon"] in groups
+    ]
+    panel.plot(*zip(*dots, strict=True), "o", markersize=3, color=GREY, label="one paradigm", clip_on=False)
+    panel.axvline(0.5, color=GREY, linestyle=":", label="chance")
+    for place, value in enumerate(bars):
+        panel.text(1.03, place, f"{value:.1%}", va="center")
+    panel.set_yticks(places, names)
+    panel.set_ylim(len(groups) - 0.5, -0.5)  # the first group on top
+    panel.set_xlim(0, 1)
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
+    panel.set_title(f"mean over paradigms: {results['accuracy']['original']:.1%}", **TITLE)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, reverse=True)
+    tidy(panel, "x")
+    figure.savefig(file, format="png")

@@ -12,16 +12,18 @@ It also lists and cleans the cache:
     snugbert prepare --clean all
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from snugbert.checkpoints.loading import check_ids, load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import changed_flags, format_command
+from snugbert.data.cache import cache_folder, clean_cache, list_cache
+from snugbert.data.corpus import open_corpus
 from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
+from snugbert.data.preparation import plan_parts, prepare_parts
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
 
 def run_preparation(
@@ -30,13 +32,11 @@ def run_preparation(
     output_args: OutputArguments,
     cache_args: CacheArguments,
 ) -> None:
-    """Prepares text, or lists or cleans the cache. This is `snugbert prepare`."""
-    # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
-    from snugbert.data.cache import cache_folder, clean_cache, list_cache
-    from snugbert.data.corpus import open_corpus
-    from snugbert.data.preparation import plan_parts, prepare_parts
-    from snugbert.trainers.pretraining.pretraining_guidance import SUGGESTED_SIZE, recipe_flags
+    """Tokenizes a shard of the text, or lists or cleans the cache.
 
+    Raises:
+        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`clean_cache`].
+    """
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:
             raise InputError(
@@ -53,8 +53,9 @@ def run_preparation(
         raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
     check_ids(tokenizer, tokenizer_args.tokenizer_name)
-    language = choose_language(text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)])
-    text_args.language = language
+    text_args.language = choose_language(
+        text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)]
+    )
     parts = plan_parts(text_args, output_args.num_shards)
     folder = Path(output_args.output_dir)
     prepare_parts(
@@ -64,7 +65,7 @@ def run_preparation(
         text_args.sentence_language,
         num_workers=text_args.preprocessing_num_workers,
         replace=output_args.overwrite_output_dir,
-        lines_language=language if text_args.lines_are_sentences else None,
+        lines_language=text_args.language if text_args.lines_are_sentences else None,
     )
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:
@@ -75,20 +76,13 @@ def run_preparation(
     else:
         corpus = open_corpus(folder, tokenizer)
         print(f"{folder}: {corpus}")
-        recipe = recipe_flags(SUGGESTED_SIZE, len(tokenizer), corpus.num_tokens)
-        print(f"Next: {_suggest_pretraining(tokenizer_args, text_args, folder, recipe)}")
-
-
-def _suggest_pretraining(
-    tokenizer_args: TokenizerArguments, text_args: PreparationArguments, folder: Path, recipe: Mapping[str, Any]
-) -> str:
-    flags = {
-        "tokenizer_name": tokenizer_args.tokenizer_name,
-        **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
-        "corpus": folder,
-        # For --validation_file. The corpus stores the language.
-        **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
-        **recipe,
-        "output_dir": "pretrained",
-    }
-    return format_command("pretrain", flags)
+        flags = {
+            "tokenizer_name": tokenizer_args.tokenizer_name,
+            **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
+            "corpus": folder,
+            # For --validation_file. The corpus stores the language.
+            **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
+            **recipe_flags(len(tokenizer), corpus.num_tokens),
+            "output_dir": "pretrained",
+        }
+        print(f"Next: {format_command('pretrain', flags)}")

@@ -1,0 +1,225 @@
+"""The three forms of a head's outputs: logits of a sequence, of each token, or of the start and end of a span.
+
+Training, distillation, prediction and export only need to know the form, not the task.
+
+An item is what a head predicts once: an example, a labeled token of token classification, or a token of question
+answering. Shapes: W windows, I items, T tokens in a batch, L tokens in the longest window, C labels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import DataCollator, DataCollatorForTokenClassification, DataCollatorWithPadding
+
+from snugbert.data.packed_batches import count_tokens
+from snugbert.modeling_snugbert import IGNORE_INDEX
+
+Logits = np.ndarray | tuple[np.ndarray, ...]
+
+UNLABELED = -1  # label of an item without a gold label; unlike -100, the item counts
+PADDING = -100  # padding of predictions, as in Trainer
+OUTSIDE = -1e30  # score of a position after the end of a window; finite, so that 0 times it is 0
+
+
+class Items(NamedTuple):
+    """The items of a batch, for distillation.
+
+    Attributes:
+        student: the student's logits. *Shape:* (I, C)
+        teacher: the teacher's logits. *Shape:* (I, C)
+        labels: the gold labels. *Shape:* (I,), or (I, C) with several labels per example
+    """
+
+    student: torch.Tensor
+    teacher: torch.Tensor
+    labels: torch.Tensor
+
+
+class Output(ABC):
+    """The form of a head's outputs.
+
+    Attributes:
+        label_columns: the columns of features that contain labels.
+        counted_labels: the column of a batch whose labels the loss counts.
+        names: the outputs of the model.
+        per_token: whether there are logits for every token.
+        labels_mark_items: whether the labels decide which tokens are items.
+        padding_collator: the collator of padded batches.
+    """
+
+    label_columns: tuple[str, ...]
+    counted_labels: str = "labels"
+    names: tuple[str, ...] = ("logits",)
+    per_token: bool = True
+    labels_mark_items: bool = False
+    padding_collator: Callable[..., DataCollator] = DataCollatorWithPadding
+
+    @abstractmethod
+    def count_items(self, inputs: Dataset) -> np.ndarray:
+        """Counts the items of each window of labeled features. *Shape:* (W,)"""
+
+    def match(self, counts: np.ndarray, other_counts: np.ndarray) -> bool:
+        """Whether two tokenizers give the same items, by their counts. The windows may differ."""
+        return bool(counts.sum() == other_counts.sum())
+
+    @abstractmethod
+    def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
+        """Returns the logits of all items of labeled features, in order. *Shape:* (I, C)"""
+
+    @abstractmethod
+    def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
+        """Joins the logits of single windows to the form that tasks decode, with zeros as padding.
+
+        Args:
+            rows: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
+
+        Returns:
+            (W, C), or (W, L, C); for spans, two arrays (W, L).
+        """
+
+    def stack(self, outputs: Any) -> torch.Tensor:
+        """Returns the logits of a model's outputs as one tensor, with the labels in the last dimension."""
+        return outputs["logits"]
+
+    def join_items(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Joins a teacher's logits of the windows in a batch, (I, C) each, for [`list_items`]."""
+        return torch.cat(parts)
+
+    @abstractmethod
+    def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Removes the labels from a batch, so that the model does not compute its own loss, and returns them."""
+
+    @abstractmethod
+    def list_items(
+        self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
+    ) -> Iterator[Items]:
+        """Yields the items of a batch; for spans, first the starts and then the ends. Their losses are averaged.
+
+        Args:
+            outputs: the student's outputs.
+            batch: its inputs, packed or padded. Rows that were filled have more items than `teacher`.
+            labels: from [`pop_labels`].
+            teacher: from [`join_items`].
+        """
+
+
+class _SequenceOutput(Output):
+    """One row of logits per sequence, (W, C)."""
+
+    label_columns = ("label",)
+    per_token = False
+
+    def count_items(self, inputs: Dataset) -> np.ndarray:
+        return np.ones(len(inputs), dtype=np.int64)
+
+    def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
+        return _first(logits)
+
+    def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
+        return np.stack(rows)
+
+    def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {"labels": batch.pop("labels")}
+
+    def list_items(
+        self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
+    ) -> Iterator[Items]:
+        yield Items(outputs["logits"][: len(teacher)], teacher, labels["labels"][: len(teacher)])
+
+
+class _TokenOutput(Output):
+    """One row of logits per token, (W, L, C)."""
+
+    label_columns = ("labels",)
+    labels_mark_items = True
+    padding_collator = DataCollatorForTokenClassification
+
+    def count_items(self, inputs: Dataset) -> np.ndarray:
+        return np.array([np.count_nonzero(np.array(labels) != IGNORE_INDEX) for labels in inputs["labels"][:]])
+
+    def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
+        pairs = zip(_first(logits), inputs["labels"][:], strict=True)
+        return np.concatenate([row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in pairs])
+
+    def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
+        return _pad_windows(rows)
+
+    def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        labels: dict[str, torch.Tensor] = {
+            name: batch.pop(name) for name in ("labels", "label_indices") if name in batch
+        }
+        if "label_indices" not in labels:  # a padded batch
+            labels["label_indices"] = (labels["labels"].flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
+        return labels
+
+    def list_items(
+        self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
+    ) -> Iterator[Items]:
+        indices = labels["label_indices"]
+        student = outputs["logits"].flatten(0, 1).index_select(0, indices)
+        chosen = labels["labels"].flatten().index_select(0, indices)
+        yield Items(student[: len(teacher)], teacher, chosen[: len(teacher)])
+
+
+class _SpanOutput(Output):
+    """Start and end scores of every token, two arrays (W, L). The labels are positions in a window."""
+
+    label_columns = ("start_positions", "end_positions")
+    counted_labels = "start_positions"
+    names = ("start_logits", "end_logits")
+
+    def count_items(self, inputs: Dataset) -> np.ndarray:
+        return count_tokens(inputs)
+
+    def match(self, counts: np.ndarray, other_counts: np.ndarray) -> bool:
+        return np.array_equal(counts, other_counts)  # the items are tokens, so the windows must be the same
+
+    def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
+        pairs = zip(np.stack([*logits], axis=-1), count_tokens(inputs), strict=True)
+        return np.concatenate([row[:length] for row, length in pairs])
+
+    def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
+        padded = _pad_windows(rows)
+        return padded[..., 0], padded[..., 1]
+
+    def stack(self, outputs: Any) -> torch.Tensor:
+        return torch.stack([outputs[name] for name in self.names], dim=-1)
+
+    def join_items(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        # The classes are the positions of a window.
+        return nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=OUTSIDE)
+
+    def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {name: batch.pop(name) for name in self.label_columns}
+
+    def list_items(
+        self, outputs: Any, batch: dict[str, Any], labels: dict[str, torch.Tensor], teacher: torch.Tensor
+    ) -> Iterator[Items]:
+        student, offsets = self.stack(outputs), batch.get("cu_seq_lens_q")
+        length = teacher.shape[1]  # of the longest window
+        if offsets is not None:  # a packed batch
+            indices = offsets[: len(teacher), None] + torch.arange(length, device=offsets.device)
+            student = student[0][indices.clamp(max=student.shape[1] - 1)]
+        student = student[:, :length].masked_fill(teacher == OUTSIDE, OUTSIDE)
+        for side, name in enumerate(self.label_columns):
+            yield Items(student[..., side], teacher[..., side], labels[name][: len(teacher)])
+
+
+def _first(logits: Logits) -> np.ndarray:
+    """Returns the logits of a model that may return more, such as hidden states."""
+    return logits[0] if isinstance(logits, tuple) else logits
+
+
+def _pad_windows(rows: Sequence[np.ndarray]) -> np.ndarray:
+    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
+
+
+SEQUENCE, TOKENS, SPAN = _SequenceOutput(), _TokenOutput(), _SpanOutput()

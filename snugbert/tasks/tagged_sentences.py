@@ -1,0 +1,234 @@
+"""Reads the sentences of a split, and finds and checks the scheme of their tags.
+
+Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from datasets import Dataset
+
+from snugbert.data.conll import (
+    DOCUMENT_START,
+    ONLY_IDS,
+    Sentence,
+    has_only_ids,
+    parse_column_number,
+    read_conll,
+    read_records,
+)
+from snugbert.data.sources import uncompressed_name
+from snugbert.data.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
+from snugbert.errors import InputError, format_count
+from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags, find_invalid_tags, list_types
+from snugbert.tasks.tagging_arguments import DOCUMENT_COLUMNS, NerDataArguments
+
+logger = logging.getLogger(__name__)
+
+
+class Text(NamedTuple):
+    """A text, and start and end character of each of its words."""
+
+    text: str
+    words: list[tuple[int, int]]
+
+
+@dataclass
+class TagSplit:
+    """The sentences of a split.
+
+    Attributes:
+        name: see [`Split`].
+        source: the file or dataset, for messages.
+        sentences: the sentences. After [`check_tags`] their tags are in BIO.
+        one_word_per_line: the source is a CoNLL file.
+        types: the entity types in the source, including sentences beyond the limit on examples.
+        suffix: suffix of the source, without .gz and .zst. A dataset is written as JSON lines.
+        lines: the lines of the source. Empty for training and unlabeled sentences.
+        encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
+        limited: a limit on examples left out sentences at the end of the source.
+        texts: for each sentence the text that it was made from, or None. Empty unless texts are predicted.
+    """
+
+    name: str
+    source: str
+    sentences: list[Sentence]
+    one_word_per_line: bool = False
+    types: frozenset[str] = frozenset()
+    suffix: str = ".jsonl"
+    lines: Sequence[str] = ()
+    encoding: str = "utf-8"
+    limited: bool = False
+    texts: Sequence[Text | None] = ()
+
+    @property
+    def labeled(self) -> bool:
+        """Whether every sentence has tags."""
+        return all(sentence.tags is not None for sentence in self.sentences)
+
+    @property
+    def num_examples(self) -> int:
+        """The number of sentences."""
+        return len(self.sentences)
+
+    def describe_word(self, sentence: Sentence, word: int) -> str:
+        """Returns the source and the line or row of a word, for messages."""
+        if self.one_word_per_line:
+            return f"{self.source}, line {sentence.row + word}"
+        return f"{self.source}, row {sentence.row}, word {word + 1}"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def read_split(data: Path | Dataset, name: str, source: str, args: NerDataArguments) -> TagSplit:
+    """Reads the sentences of a split, with their original tags.
+
+    Args:
+        data: a CoNLL file, a .json or .jsonl file, or a dataset.
+        name: name of the split.
+        source: the file or dataset, for messages.
+        args: the columns, and limits on the number of sentences.
+
+    Raises:
+        InputError: there are no sentences, they have no documents but need them, or see [`read_conll`] and
+            [`read_records`].
+    """
+    file_name = uncompressed_name(data) if isinstance(data, Path) else "dataset.jsonl"
+    one_word_per_line = not file_name.endswith((".json", ".jsonl"))
+    labeled, is_written = name not in ("unlabeled", "test"), name in ("validation", "test")
+    lines: list[str] = []
+    if one_word_per_line or is_written:
+        lines = list(_read_lines(data, LONGEST_LINE if one_word_per_line else LONGEST_LINE_OF_JSON))
+    if one_word_per_line:
+        word_column = parse_column_number("text_column_name", args.text_column_name)
+        tag_column = parse_column_number("label_column_name", args.label_column_name)
+        sentences = list(read_conll(lines, source, word_column, tag_column, labeled))
+        if word_column is None and has_only_ids(sentences):
+            logger.warning(ONLY_IDS, source, "--text_column_name")
+    else:
+        given = args.document_column_name
+        columns = () if name == "unlabeled" else args.tag_columns
+        documents = (given,) if given else DOCUMENT_COLUMNS
+        records = read_records(data, source, args.text_column_name, columns, documents, labeled, given is not None)
+        sentences = list(records)
+    if name == "unlabeled":
+        sentences = [sentence._replace(tags=None) for sentence in sentences]
+    empty = [sentence.row for sentence in sentences if not sentence.words]
+    if empty:
+        logger.warning("%s: skipped sentences without words: %d, the first in row %d.", source, len(empty), empty[0])
+        sentences = [sentence for sentence in sentences if sentence.words]
+    used = sentences[: args.max_samples.get(name)]
+    _check_sentences(used, source, args.document_context, one_word_per_line)
+    return TagSplit(
+        name,
+        source,
+        used,
+        one_word_per_line,
+        types=frozenset(list_types(tag for sentence in sentences for tag in sentence.tags or ())),
+        suffix=Path(file_name).suffix or ".txt",
+        lines=lines if is_written else (),
+        encoding=find_encoding(data) if isinstance(data, Path) else "utf-8",
+        limited=len(used) < len(sentences),
+    )
+
+
+def _read_lines(data: Path | Dataset, longest: int) -> Iterator[str]:
+    """Yields the lines of a file with their line ends, or a line of JSON for each row of a dataset."""
+    if isinstance(data, Path):
+        return read_text_lines(data, longest)
+    return (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in data)
+
+
+def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool, one_word_per_line: bool) -> None:
+    if not sentences:
+        raise InputError(f"{source}: no sentences.")
+    untagged = [sentence.row for sentence in sentences if sentence.tags is None]
+    if 0 < len(untagged) < len(sentences):
+        message = "%s: %d of %d sentences have no tags, the first in row %d. The split is tagged but not scored."
+        logger.warning(message, source, len(untagged), len(sentences), untagged[0])
+    if in_documents and any(sentence.document is None for sentence in sentences):
+        advice = f"Add {DOCUMENT_START} lines" if one_word_per_line else "Set --document_column_name"
+        raise InputError(f"--document_context: {source} does not mark its documents. {advice}.")
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> tuple[str, dict[str, TagSplit]]:
+    """Finds the tagging scheme, and converts all tags to BIO.
+
+    Args:
+        splits: the splits with their original tags.
+        scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
+        on_bad_tag: for invalid tags, "stop", or "repair": use `conlleval`'s reading, with a warning.
+
+    Returns:
+        The scheme, and the splits with converted tags.
+
+    Raises:
+        InputError: a tag is not an entity tag, or is invalid with `on_bad_tag` "stop". The message names the first.
+    """
+    labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
+    for split, sentence, tags in labeled:
+        for word, tag in enumerate(tags):
+            if not TAG.fullmatch(tag):
+                raise InputError(
+                    f"{split.describe_word(sentence, word)}: {tag!r} is not an entity tag. Expected O, or a type "
+                    "after B-, I-, E-, S-, L- or U-, such as B-PER. Check --label_column_name."
+                )
+    invalid: dict[str, list[tuple[int, int, str]]] = {}  # scheme -> sentence, word and expected tag
+    for candidate in SCHEMES if scheme == "auto" else (scheme,):
+        invalid[candidate] = [
+            (index, *found)
+            for index, (_, _, tags) in enumerate(labeled)
+            for found in find_invalid_tags(tags, candidate)
+        ]
+        if not invalid[candidate]:  # no other scheme fits, unless all tags are O
+            break
+    scheme = min(invalid, key=lambda candidate: len(invalid[candidate]))
+    if invalid[scheme]:
+        index, word, expected = invalid[scheme][0]
+        split, sentence, tags = labeled[index]
+        before = f"after {tags[word - 1]!r}" if word else "at the start of a sentence"
+        message = (
+            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} {before} is invalid in {scheme.upper()}"
+            f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads {expected!r} "
+            f"({format_count(len(invalid[scheme]), 'such tag')})."
+        )
+        if on_bad_tag == "stop":
+            raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")
+        logger.warning("%s All invalid tags are repaired.", message)
+    elif labeled:
+        iob1 = ": entities begin with I-, but with B- directly after another of their type" if scheme == "iob1" else ""
+        logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
+    return scheme, {name: replace(split, sentences=_convert_to_bio(split)) for name, split in splits.items()}
+
+
+def _convert_to_bio(split: TagSplit) -> list[Sentence]:
+    if not split.labeled:
+        return [sentence._replace(tags=None) for sentence in split.sentences]
+    return [sentence._replace(tags=convert_tags(sentence.tags or (), "bio")) for sentence in split.sentences]
+
+
+def check_types(split: TagSplit, types: set[str], origin: str) -> None:
+    """Checks the entity types of a split.
+
+    Args:
+        split: the sentences.
+        types: the types that it may have.
+        origin: where they come from, for the message.
+
+    Raises:
+        InputError: it has another one.
+    """
+    for sentence in split.sentences:
+        for word, tag in enumerate(sentence.tags or ()):
+            if tag != "O" and tag[2:] not in types:
+                place = split.describe_word(sentence, word)
+                expected = f"Expected a type in {origin}: {', '.join(sorted(types))}"
+                raise InputError(f"{place}: unknown entity type {tag[2:]!r}. {expected}.")

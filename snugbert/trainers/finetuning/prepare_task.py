@@ -1,0 +1,245 @@
+"""Prepares a run: connects a task with a checkpoint, reads its data, and encodes them."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import transformers
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset, concatenate_datasets
+from transformers import DataCollator, PreTrainedModel
+
+from snugbert.card_snugbert import find_base_model
+from snugbert.checkpoints.loading import (
+    get_text_columns,
+    limit_length,
+    load_config,
+    load_model,
+    load_tokenizer,
+    remember_text_columns,
+)
+from snugbert.checkpoints.students import choose_student_layers, make_student
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.data.sources import DataArguments, DataSource, describe_dataset
+from snugbert.errors import InputError
+from snugbert.files import read_json
+from snugbert.reports.results import RESULTS, RunResults, TaskFacts
+from snugbert.tasks.base import EvaluationSet, Sources, Task
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
+from snugbert.trainers.finetuning.soft_targets import SoftTargets
+from snugbert.trainers.output_folder import check_output_dir
+from snugbert.trainers.processes import raise_together
+from snugbert.trainers.run_checkpoints import list_checkpoints
+from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
+
+Compare = Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]]
+
+
+@dataclass
+class Distillation:
+    """What a student learns from a teacher.
+
+    Attributes:
+        teacher: a digest of the teacher.
+        soft_targets: the teacher's logits for the training examples. None: they are not computed yet.
+        compare: measures teacher and student. Every process must call it. Returns a function that makes the rows of a
+            table from the results of a run. None: they are not compared.
+    """
+
+    teacher: str
+    soft_targets: SoftTargets | None = None
+    compare: Compare | None = None
+
+
+@dataclass
+class PreparedTask:
+    """A task that is connected with a checkpoint, and its examples.
+
+    Attributes:
+        task: the task.
+        model_args: the checkpoint.
+        config: the configuration of the models, with the task's labels.
+        student_layers: the layers of the checkpoint that the models have. None: all.
+        train_features: inputs to train on. None: the run only scores and predicts.
+        evaluation_sets: the first validation set is scored during training.
+        data: the files or splits that the examples come from, for "train" and for each evaluation set. Training
+            examples may come from several files.
+        settings: data settings, by argument name, as JSON values.
+        distillation: what the models learn from a teacher. None: no teacher.
+    """
+
+    task: Task[Any, Any, Any]
+    model_args: FineTunedModelArguments
+    config: SnugBertConfig
+    student_layers: list[int] | None
+    train_features: Dataset | None
+    evaluation_sets: list[EvaluationSet[Any]]
+    data: dict[str, list[DataSource]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    distillation: Distillation | None = None
+
+    @property
+    def validation_set(self) -> EvaluationSet[Any] | None:
+        """The set that is scored during training and selects the best model. None: there is no validation set."""
+        return next((s for s in self.evaluation_sets if s.name.startswith("eval")), None)
+
+    @property
+    def facts(self) -> TaskFacts:
+        """What reports show about the task."""
+        files = [file for each in self.evaluation_sets for file in self.task.list_prediction_files(each.split)]
+        return TaskFacts(self.task.name, self.task.card_head, self.task.labels, self.task.metrics, tuple(files))
+
+    def make_model(self) -> PreTrainedModel:
+        """Returns a new model with a head. Its initial head depends only on the seed."""
+        model = load_model(
+            getattr(transformers, f"AutoModel{self.task.head}"),
+            self.model_args,
+            copy.deepcopy(self.config),
+            trained=self.train_features is None or self.model_args.is_teacher,
+            ignore_mismatched_sizes=self.model_args.ignore_mismatched_sizes,
+        )
+        return model if self.student_layers is None else make_student(model, self.student_layers)
+
+    def make_collator(self, pad_to_max_length: bool) -> DataCollator:
+        """Returns a collator that packs the examples of a batch, or pads all of them to `max_length`."""
+        if not pad_to_max_length:
+            return SnugBertDataCollatorWithPacking()
+        task = self.task
+        return task.output.padding_collator(task.tokenizer, padding="max_length", max_length=task.max_length)
+
+
+def prepare_task(
+    task: Task[Any, Any, Any],
+    model_args: FineTunedModelArguments,
+    args: FineTuningArguments,
+    teacher: PreparedTask | None = None,
+    sources: Sources | None = None,
+) -> PreparedTask:
+    """Reads the data of a task and encodes them for a checkpoint. A run that trains is checked before that.
+
+    Args:
+        task: the task. It does not change.
+        model_args: the checkpoint. With `is_teacher`, it is not trained.
+        args: the settings. Sets `learning_rate` unless the user chose one.
+        teacher: the prepared task of a teacher. The labels get its order.
+        sources: the data of each split. None: the arguments of the task select them.
+
+    Raises:
+        InputError: an argument or the data cannot be used, the output folder contains another run, or settings changed
+            since the checkpoint.
+    """
+    task = task.copy()
+    tokenizer = load_tokenizer(model_args)
+    config = load_config(model_args, tokenizer)
+    if sources is None:
+        sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
+    splits = task.read_splits(sources, get_text_columns(config.to_dict()))
+    selects = args.eval_strategy != "no" or args.sweeps
+    if selects and "validation" in splits and not splits["validation"].labeled:
+        raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
+    training = [splits[name] for name in ("train", "unlabeled") if name in splits]
+    if training and not model_args.is_teacher:
+        choose_learning_rate(config, args, task.paper_learning_rate)
+        check_early(model_args, args)
+        remember_text_columns(config, task.text_columns(splits))
+    student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
+    task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
+    task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    train_features = [task.encode(split).inputs for split in training]
+    evaluation_sets = [
+        EvaluationSet(task, splits[name], splits.get("train")) for name in task.set_names if name in splits
+    ]
+    data = {"train": [source for split in training for source in task.describe_sources(split)]} if training else {}
+    data |= {each.name: task.describe_sources(each.split) for each in evaluation_sets}
+    return PreparedTask(
+        task=task,
+        model_args=model_args,
+        config=config,
+        student_layers=student_layers,
+        train_features=concatenate_datasets(train_features) if training else None,
+        evaluation_sets=evaluation_sets,
+        data=data,
+        settings=collect_data_settings(task.args),
+    )
+
+
+def _choose_layers(model_args: FineTunedModelArguments, config: SnugBertConfig, trains: bool) -> list[int] | None:
+    if model_args.num_student_layers is None:
+        return None
+    if not trains:
+        raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
+    return choose_student_layers(config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers)
+
+
+def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:
+    """Returns the data settings as JSON values. Paths are cut to file names, because results may be published.
+
+    Args:
+        data_args: the data arguments of the task.
+    """
+
+    def value(name: str, given: Any) -> Any:
+        if given is not None and name == "dataset_name":
+            return describe_dataset(given)
+        if given is None or not name.endswith(("_file", "_dir")):
+            return given
+        return [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
+
+    return {name: value(name, given) for name, given in asdict(data_args).items()}
+
+
+# --- earlier runs in the output folder --------------------------------------------------------------------------
+
+
+def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+    """Checks the output folder and the settings of a run that trains, before its examples are tokenized.
+
+    [`fine_tune`] checks them again, with the model and the examples. A sweep compares its plan instead.
+
+    Raises:
+        InputError: the output folder contains another run, or settings changed since the checkpoint.
+    """
+    if args.sweeps or read_finished_run(args) is not None:
+        return
+    checkpoint = check_output_dir(args, args.overwrite_output_dir)
+    if checkpoint is not None:
+        settings = collect_training_settings(args, None, FineTuningTrainer.compared_names)
+        check_training_settings(checkpoint, settings | describe_initial_weights(model_args))
+        check_max_steps(checkpoint, args)
+
+
+def read_finished_run(args: FineTuningArguments) -> RunResults | None:
+    """Returns the results of a finished run that the command would resume. None: there is none, or it can be resumed.
+
+    So a job can always use the same command, even after its run is finished. Every process must call this. The first
+    one reads, because machines may share no disk.
+    """
+    output_dir = Path(str(args.output_dir))
+
+    def read() -> Any:
+        resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
+        if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
+            results = read_json(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
+            return results if results.get("training") else None  # a run that only scores has no training
+        return None
+
+    (results,) = broadcast_object_list([raise_together(read)])
+    return results
+
+
+def describe_initial_weights(model_args: FineTunedModelArguments) -> dict[str, Any]:
+    """Returns the checkpoint and its layers, by flag."""
+    weights: dict[str, Any] = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
+    return weights | {f"--{name}": value for name, value in list_student_settings(model_args).items()}
+
+
+def list_student_settings(model_args: FineTunedModelArguments) -> dict[str, Any]:
+    """Returns which layers of the checkpoint the model starts from. Empty: all."""
+    if model_args.num_student_layers is None:
+        return {}
+    return {"num_student_layers": model_args.num_student_layers, "student_layers": model_args.student_layers}
