@@ -106,8 +106,8 @@ def test_two_processes_write_identical_files(tmp_path: Path):
             )
         ]
 
-    command = "from snugbert.vocabulary.vocabulary_arguments import main"
-    code = f"import json, sys; {command}; list(map(main, json.loads(sys.argv[1])))"
+    loop = "[run_command('vocabulary', arguments) for arguments in json.loads(sys.argv[1])]"
+    code = f"import json, sys; from snugbert_cli import run_command; {loop}"
     environment = os.environ | {"PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
     there = subprocess.Popen([sys.executable, "-c", code, json.dumps(runs(tmp_path / "there"))], env=environment)
     for arguments in runs(tmp_path / "here"):
