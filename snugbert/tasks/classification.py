@@ -14,7 +14,6 @@ import pyarrow as pa
 from datasets import Dataset, List, Value
 from datasets import Features as DatasetFeatures
 from scipy.special import expit, softmax
-from tqdm import tqdm
 from transformers import PreTrainedConfig
 
 from snugbert.card_heads_snugbert import Head, classifier
@@ -29,6 +28,7 @@ from snugbert.data.sources import (
 )
 from snugbert.data.tables import read_rows, read_text
 from snugbert.errors import InputError
+from snugbert.progress import Progress
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import (
     Baseline,
@@ -278,12 +278,13 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         texts = [split.data[name][:number] for name in ("text", "text_pair") if name in split.data.column_names]
         names = self.tokenizer.model_input_names
         parts: dict[str, list[pa.Array]] = {name: [] for name in names}
-        shows = bool(split.source)  # on a terminal
-        for start in tqdm(range(0, number, ROWS_PER_CALL), f"tokenizing {split.source}", disable=not shows or None):
-            rows = [column[start : start + ROWS_PER_CALL] for column in texts]
-            encoded = self.tokenizer(*rows, truncation="longest_first", max_length=self.max_length)
-            for name in names:
-                parts[name].append(pa.array(encoded[name], pa.list_(TYPES[name])))
+        with Progress(f"tokenizing {split.source}", number, "rows", show=bool(split.source)) as progress:
+            for start in range(0, number, ROWS_PER_CALL):
+                rows = [column[start : start + ROWS_PER_CALL] for column in texts]
+                encoded = self.tokenizer(*rows, truncation="longest_first", max_length=self.max_length)
+                for name in names:
+                    parts[name].append(pa.array(encoded[name], pa.list_(TYPES[name])))
+                progress.move_to(min(start + ROWS_PER_CALL, number))
         columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
         if split.name == "unlabeled":
             nothing: Any = {

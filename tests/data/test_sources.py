@@ -45,8 +45,6 @@ def test_sources_are_existing_files_or_a_dataset(tmp_path):
         check_sources(files | {"test": [tmp_path / "b.csv"]}, None)
     with pytest.raises(InputError, match="--dataset_name cannot be combined with files"):
         check_sources(files, "conll2003")
-    with pytest.raises(InputError, match=r"no data\. Give --train_file, --validation_file or --dataset_name"):
-        check_sources({}, None)
 
 
 def test_data_have_short_names(tmp_path):

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from snugbert.data.cache import TEACHERS, cache_folder
-from snugbert.files import hash_json
+from snugbert.files import hash_json, replacing
 from snugbert.tasks.outputs import PADDING, Logits
 from snugbert.trainers.finetuning.fine_tune import digest_features
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -109,13 +109,11 @@ def _read(file: Path) -> tuple[np.ndarray, ...] | None:
 
 def _write(file: Path, arrays: Sequence[np.ndarray]) -> None:
     """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
-    unfinished = file.with_name(f"_{os.getpid()}_{file.name}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({str(index): np.ascontiguousarray(array) for index, array in enumerate(arrays)}, unfinished)
-        unfinished.replace(file)
+        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+            save_file({str(index): np.ascontiguousarray(array) for index, array in enumerate(arrays)}, unfinished)
     except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
         logger.warning("the teacher's logits are not cached: %s", error)
 
 

@@ -6,7 +6,6 @@ processes and data workers of a machine map into memory. Their order is a functi
 
 import functools
 import hashlib
-import json
 import random
 import time
 import uuid
@@ -27,7 +26,7 @@ from snugbert.data.cache import EPOCHS_FOLDER
 from snugbert.data.corpus import Block, Corpus
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
-from snugbert.files import NO_SPACE, lock_file, replacing
+from snugbert.files import NO_SPACE, hash_json, lock_file, replacing
 from snugbert.trainers.pretraining.pretraining_arguments import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     EXAMPLE,
@@ -220,7 +219,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def _open_epoch(self, epoch: int) -> None:
         """Maps the table of `epoch` into memory. If no other process has made it yet, makes it first."""
         settings = [self.corpus.digest, self.objective, self.max_seq_length, self.short_seq_prob, self.seed]
-        name = hashlib.sha256(json.dumps([RECIPE_VERSION, *settings]).encode()).hexdigest()[:16]
+        name = hash_json([RECIPE_VERSION, *settings])[:16]
         file = self.epochs_dir / f"{name}-{epoch}.examples"
         try:
             self.epochs_dir.mkdir(parents=True, exist_ok=True)
