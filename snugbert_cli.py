@@ -114,6 +114,11 @@ COMMANDS = {
         "--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl --output_dir ner",
         "tasks.tagging_arguments.NerDataArguments",
     ),
+    "swag": fine_tuning(
+        "ForMultipleChoice",
+        "multiple choice",
+        "--model_name_or_path pretrained --train_file train.csv --validation_file dev.csv --output_dir swag",
+    ),
     "predict": Command(
         summary="predict every row of a file of any size",
         description="Predicts every row of a file of any size, with a fine-tuned model or an embedding model.",

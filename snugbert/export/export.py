@@ -37,7 +37,7 @@ from snugbert.export.export_arguments import ExportArguments
 from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tokenize
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
-from snugbert.tasks import TASKS, find_task
+from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import make_validation_set
 from snugbert.tasks.outputs import Logits, Output
 
@@ -231,7 +231,7 @@ def _check_head(head: str, to: str, engine: ModuleType, validation_file: Path | 
             f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
             "onnx or --to openvino."
         )
-    if validation_file is not None and head not in ("Model", *TASKS):
+    if validation_file is not None and head not in ("Model", *list_tasks()):
         raise InputError(f"--validation_file: {head} cannot be scored. Remove this argument.")
 
 

@@ -30,7 +30,7 @@ class ExportArguments:
     validation_file: str | None = field(
         default=None,
         metadata={
-            "help": "Labeled examples to score the model and its export on, as in snugbert glue, ner and squad. "
+            "help": "Labeled examples to score the model and its export on, as in snugbert glue, ner, squad and swag. "
             "For an embedding model: sentence1, sentence2, score."
         },
     )
