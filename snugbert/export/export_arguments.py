@@ -30,8 +30,8 @@ class ExportArguments:
     validation_file: str | None = field(
         default=None,
         metadata={
-            "help": "Labeled examples to score the model and its export on, as for fine-tuning. For an embedding "
-            "model: sentence1, sentence2, score."
+            "help": "Labeled examples to score the model and its export on, as for the fine-tuning commands. For an "
+            "embedding model: sentence1, sentence2, score."
         },
     )
     task_name: str | None = field(
