@@ -12,7 +12,6 @@ import functools
 import re
 import shutil
 import tempfile
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
+from snugbert.checkpoints.model_arguments import ConversionArguments, HubArguments, get_hub_arguments
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -32,14 +32,10 @@ from snugbert.checkpoints.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
-from snugbert.command_line import ArgumentParser, get_hub_arguments
 from snugbert.errors import InputError, format_count
-from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
+from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-
-WEIGHT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -113,44 +109,19 @@ class Conversion:
     notes: list[str]
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert convert`, and prints a summary.
+def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
+    """Converts a checkpoint, and prints a summary. This is `snugbert convert`.
 
     Raises:
-        InputError: bad arguments, files or folders, see [`convert`].
+        InputError: bad files or folders, see [`convert`].
     """
-    parser = ArgumentParser(
-        prog="snugbert convert",
-        usage="[arguments] input output",
-        description="Converts checkpoints of the BERT family and TensorFlow's BERT to SnugBERT, and back.",
-        example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
-    )
-    parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
-    parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=CONVERTED_TYPES, help="Target architecture.")
-    parser.add_argument(
-        "--dtype", choices=WEIGHT_DTYPES, help="Dtype of the weights. Default: the dtype of the input."
-    )
-    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Maximum weight file size. Default: 5GB.")
-    parser.add_argument(
-        "--do_lower_case",
-        action="store_true",
-        default=None,
-        help="Lowercase text. Default: the input's setting. For a vocab.txt alone: true if it is lowercase.",
-    )
-    parser.add_argument(
-        "--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep uppercase letters."
-    )
-    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
-    parser.add_hub_arguments()
-    args = parser.parse_args(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     done = convert(
-        fetch_checkpoint(args.input, **get_hub_arguments(args)),
+        fetch_checkpoint(args.input, **get_hub_arguments(hub_args)),
         Path(args.output),
         args.to,
-        dtype=WEIGHT_DTYPES.get(args.dtype),
+        dtype=None if args.dtype is None else getattr(torch, args.dtype),
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
@@ -162,12 +133,6 @@ def main(argv: list[str]) -> None:
     for note in done.notes:
         print(f"Note: {note}")
     print(f"Check: outputs before and after conversion differ by at most {done.difference:.1e} in float64")
-
-
-def _size(text: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text) or not float(text[:-2]):
-        raise ArgumentTypeError(f"expected a size such as 500MB or 5GB, not {text!r}")
-    return text
 
 
 def convert(

@@ -16,9 +16,11 @@ import numpy as np
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.students import hash_model
+from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.reports.results import RESULTS
+from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import (
@@ -36,6 +38,8 @@ from snugbert.trainers.finetuning.teacher import (
     count_parameters,
 )
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
+from snugbert.trainers.processes import set_up
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.stopping import DivergedError
 
 TIMED_EXAMPLES = 1000  # of the validation set
@@ -44,7 +48,26 @@ WARMUP_EXAMPLES, ROUNDS = 64, 3
 logger = logging.getLogger(__name__)
 
 
-def run_command(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+def run_fine_tuning(
+    model_args: FineTunedModelArguments, data_args: DataArguments, args: FineTuningArguments, head: str
+) -> None:
+    """Runs a fine-tuning command.
+
+    Args:
+        model_args, data_args, args: the arguments of the command.
+        head: the head of the models, such as "ForTokenClassification". It determines the task.
+
+    Raises:
+        InputError: see [`fine_tune_or_distill`]; or the output folder is in use.
+    """
+    set_up(args)
+    with lock_output_dir(args):
+        fine_tune_or_distill(find_task(head)(data_args), model_args, args)
+
+
+def fine_tune_or_distill(
+    task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> None:
     """Fine-tunes, and prints a summary. With `teacher_name_or_path`, distills.
 
     Raises:
