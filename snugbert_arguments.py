@@ -21,6 +21,7 @@ RENAMED_FLAGS = {
     "--no_cuda": "--use_cpu",
 }
 HELP_FLAGS = {"-h", "--help", "--help-all"}
+PARSER_FLAGS = ("--config", "--help", "--help-all")  # every command has them
 MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
 # Reporters of transformers: their modules, of which one must be installed, and the name on PyPI.
 REPORTERS = {
@@ -122,19 +123,19 @@ def explain_reporter(name: str) -> str:
     return f"--report_to {name}: the package {package} is not installed. Run: pip install {package}"
 
 
-def find_mistake(module: str, argv: list[str]) -> str:
+def find_mistake(dataclass_names: Iterable[str], argv: list[str]) -> str:
     """Returns an error message for the first mistake that shows without running the command. Empty if there is none.
 
     Finds unknown flags, files and folders that do not exist, unknown languages, and reporters that are not installed.
 
     Args:
-        module: module of the command, such as `snugbert.checkpoints.conversion`.
+        dataclass_names: the dataclasses of the arguments, see [`read_flags`].
         argv: the arguments after the name of the command.
     """
     if HELP_FLAGS & set(argv):
         return ""
     try:
-        flags = read_flags(module)
+        flags = read_flags(dataclass_names)
     except LookupError:  # a new version of transformers may have other files; the parser will find the mistakes
         return ""
     takes_several = {_name(flag): several for flag, several in flags.items()}
@@ -205,14 +206,12 @@ def suggest_path(path: str) -> str:
 # --- flags from source files ------------------------------------------------------------------------------------
 
 
-def read_flags(module: str) -> dict[str, bool]:
+def read_flags(dataclass_names: Iterable[str]) -> dict[str, bool]:
     """Reads the flags of a command from its source files, without running them.
 
-    The flags are the fields of the dataclasses that the command passes to `parse_arguments`, and the names that it
-    passes to `add_argument`.
-
     Args:
-        module: module of the command.
+        dataclass_names: the dataclasses whose fields are the arguments, each with the name of its module in the
+            package: "demo.serve.DemoArguments".
 
     Returns:
         Flag -> whether it takes several values. Without the variants with hyphens, and without `--no_<flag>`.
@@ -220,15 +219,10 @@ def read_flags(module: str) -> dict[str, bool]:
     Raises:
         LookupError: a module or a class is not where it is imported from.
     """
-    tree, parser = _parse(module), _parse("snugbert.command_line")
-    flags = _find_added(parser, "__init__") | _find_added(tree)
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_hub_arguments":
-            flags |= _find_added(parser, "add_hub_arguments")
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "parse_arguments":
-            for name in ast.walk(call.args[0]):
-                if isinstance(name, ast.Name):
-                    flags |= _read_fields(module, name.id)
+    flags = dict.fromkeys(PARSER_FLAGS, False)
+    for dataclass_name in dataclass_names:
+        module, _, name = dataclass_name.rpartition(".")
+        flags |= _read_fields(f"snugbert.{module}", name)
     return flags
 
 
@@ -243,16 +237,6 @@ def _parse(module: str) -> ast.Module:
     if not file.is_file():
         raise LookupError(f"there is no file of the module {module}")
     return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _find_added(tree: ast.AST, function: str | None = None) -> dict[str, bool]:
-    """Finds the flags that a function, or the whole module, passes to `add_argument`. They take one value."""
-    if function is not None:
-        tree = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function)
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    added = [call.args for call in calls if getattr(call.func, "attr", "") == "add_argument"]
-    names = [str(name.value) for args in added for name in args if isinstance(name, ast.Constant)]
-    return {name: False for name in names if name.startswith("--")}
 
 
 @functools.cache
@@ -273,7 +257,7 @@ def _read_fields(module: str, name: str) -> dict[str, bool]:
         flags |= _read_fields(module, ast.unparse(base))
     for node in definition.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            annotation = ast.unparse(node.annotation)
-            if "ClassVar" not in annotation and not node.target.id.startswith("_"):
+            annotation, is_positional = ast.unparse(node.annotation), "'positional': True" in ast.unparse(node)
+            if "ClassVar" not in annotation and not node.target.id.startswith("_") and not is_positional:
                 flags[f"--{node.target.id}"] = annotation.startswith(("list", "Names"))
     return flags

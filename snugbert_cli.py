@@ -9,55 +9,160 @@ import os
 import re
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from snugbert_arguments import did_you_mean, find_mistake, read_flags
+from snugbert_arguments import HELP_FLAGS, did_you_mean, find_mistake, read_flags
 
 
 class Command(NamedTuple):
-    """A command: a module with a function `main(argv)`. It is imported when the command runs.
+    """A command. Its arguments and its function are imported when it runs.
 
-    Fine-tuning commands of tasks without arguments of their own share the module `task_command`, whose `main` also
-    takes the name of the command and the head of its models.
+    Attributes:
+        summary: for `snugbert --help`.
+        description: one sentence about the command, for its own help.
+        example: the arguments of a command line to copy.
+        arguments: the dataclasses of the arguments, by their names in the package. `--help` imports their modules,
+            which import neither models nor datasets.
+        function: runs the command. It is called with an instance of each dataclass.
+        options: other arguments of the function.
+        extra: what to install: snugbert[extra].
     """
 
-    module: str
-    extra: str  # what to install: snugbert[extra]
     summary: str
-    head: str = ""
+    description: str
+    example: str
+    arguments: tuple[str, ...]
+    function: str
+    options: dict[str, str] = {}
+    extra: str = "train"
 
 
-TASK_COMMAND = "snugbert.trainers.finetuning.task_command"
+def fine_tuning(head: str, what: str, example: str, arguments: str = "data.sources.ExampleArguments") -> Command:
+    """Makes the command of a task.
+
+    Args:
+        head: the head of the models, such as "ForTokenClassification". It determines the task, see `tasks/`.
+        what: what the model is fine-tuned for.
+        example: see [`Command`].
+        arguments: the dataclass that selects and reads the data.
+    """
+    module = "trainers.finetuning.finetuning_arguments"
+    return Command(
+        summary=f"fine-tune and score {what}",
+        description=f"Fine-tunes a model for {what}, evaluates it, and predicts.",
+        example=example,
+        arguments=(f"{module}.FineTunedModelArguments", arguments, f"{module}.FineTuningArguments"),
+        function="trainers.finetuning.distillation.run_fine_tuning",
+        options={"head": head},
+    )
+
 
 COMMANDS = {
     "vocabulary": Command(
-        "snugbert.vocabulary.vocabulary_arguments", "train", "train a tokenizer on text, or extend one"
+        summary="train a tokenizer on text, or extend one",
+        description="Learns a tokenizer from text, or adds tokens to one.",
+        example="--train_file 'corpus/*.txt.gz' --output_dir tokenizer",
+        arguments=("vocabulary.vocabulary_arguments.VocabularyArguments",),
+        function="vocabulary.train.train_vocabulary",
     ),
-    "prepare": Command("snugbert.trainers.pretraining.prepare", "train", "tokenize a corpus once, for many runs"),
+    "prepare": Command(
+        summary="tokenize a corpus once, for many runs",
+        description="Tokenizes text once, for any number of pretraining runs.",
+        example="--tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
+        arguments=(
+            "checkpoints.model_arguments.TokenizerArguments",
+            "data.data_arguments.PreparationArguments",
+            "data.data_arguments.OutputArguments",
+            "data.data_arguments.CacheArguments",
+        ),
+        function="trainers.pretraining.prepare.run_preparation",
+    ),
     "pretrain": Command(
-        "snugbert.trainers.pretraining.pretraining_arguments", "train", "pretrain a model on a corpus"
+        summary="pretrain a model on a corpus",
+        description="Pretrains a model on text. --objective chooses what it predicts.",
+        example="--config_name mini --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --max_steps 10000 "
+        "--output_dir pretrained",
+        arguments=(
+            "trainers.pretraining.pretraining_arguments.PretrainingModelArguments",
+            "trainers.pretraining.pretraining_arguments.PretrainingDataArguments",
+            "trainers.pretraining.pretraining_arguments.PretrainingArguments",
+        ),
+        function="trainers.pretraining.pretrain.pretrain",
     ),
     "glue": Command(
-        "snugbert.trainers.finetuning.glue_command", "train", "fine-tune and score a classifier for texts or pairs"
+        summary="fine-tune and score a classifier for texts or pairs",
+        description="Fine-tunes a text classifier on a GLUE task or on your own data, evaluates it, and predicts.",
+        example="--model_name_or_path pretrained --task_name sst2 --output_dir sst2",
+        arguments=(
+            "trainers.finetuning.finetuning_arguments.FineTunedModelArguments",
+            "tasks.classification_arguments.GlueDataArguments",
+            "trainers.finetuning.finetuning_arguments.FineTuningArguments",
+        ),
+        function="trainers.finetuning.suite.run_glue",
     ),
-    "squad": Command("snugbert.trainers.finetuning.squad_command", "train", "fine-tune and score question answering"),
-    "ner": Command(
-        "snugbert.trainers.finetuning.ner_command", "train", "fine-tune and score named-entity recognition"
+    "squad": fine_tuning(
+        "ForQuestionAnswering",
+        "question answering",
+        "--model_name_or_path pretrained --dataset_name squad --output_dir squad",
+        "tasks.question_answering_arguments.SquadDataArguments",
     ),
-    "swag": Command(TASK_COMMAND, "train", "fine-tune and score multiple choice", "ForMultipleChoice"),
-    "predict": Command("snugbert.prediction.predict_command", "train", "predict every row of a file of any size"),
+    "ner": fine_tuning(
+        "ForTokenClassification",
+        "named-entity recognition",
+        "--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl --output_dir ner",
+        "tasks.tagging_arguments.NerDataArguments",
+    ),
+    "swag": fine_tuning(
+        "ForMultipleChoice",
+        "multiple choice",
+        "--model_name_or_path pretrained --train_file train.csv --validation_file dev.csv --output_dir swag",
+    ),
+    "predict": Command(
+        summary="predict every row of a file of any size",
+        description="Predicts every row of a file of any size, with a fine-tuned model or an embedding model.",
+        example="--model_name_or_path sst2 --input_file rows.jsonl --output_file out.jsonl",
+        arguments=("prediction.prediction_arguments.PredictionArguments",),
+        function="prediction.predict_file.predict_file",
+    ),
     "evaluate": Command(
-        "snugbert.evaluation.evaluation_arguments", "train", "score a masked language model without fine-tuning"
+        summary="score a masked language model without fine-tuning",
+        description="Scores a masked language model on minimal pairs and held-out text, without fine-tuning.",
+        example="--model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
+        arguments=(
+            "evaluation.evaluation_arguments.EvaluatedModelArguments",
+            "evaluation.evaluation_arguments.PairsArguments",
+            "evaluation.evaluation_arguments.HeldOutTextArguments",
+            "evaluation.evaluation_arguments.EvaluationArguments",
+        ),
+        function="evaluation.evaluate.evaluate_model",
     ),
     "convert": Command(
-        "snugbert.checkpoints.conversion", "train", "convert checkpoints of BERT and its relatives, and back"
+        summary="convert checkpoints of BERT and its relatives, and back",
+        description="Converts checkpoints of the BERT family and TensorFlow's BERT to SnugBERT, and back.",
+        example="bert-base-uncased snugbert-base --to snugbert",
+        arguments=(
+            "checkpoints.model_arguments.ConversionArguments",
+            "checkpoints.model_arguments.HubArguments",
+        ),
+        function="checkpoints.conversion.run_conversion",
     ),
     "export": Command(
-        "snugbert.export.export_command", "train", "export a model to ONNX, OpenVINO, CTranslate2 or BERT"
+        summary="export a model to ONNX, OpenVINO, CTranslate2 or BERT",
+        description="Exports a model to ONNX Runtime, OpenVINO, CTranslate2 or stock BERT, and runs it there.",
+        example="sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv",
+        arguments=("export.export_arguments.ExportArguments", "checkpoints.model_arguments.HubArguments"),
+        function="export.export.run_export",
     ),
-    "demo": Command("snugbert.demo.serve", "demo", "try a checkpoint on a web page"),
+    "demo": Command(
+        summary="try a checkpoint on a web page",
+        description="Serves a web page for trying a checkpoint.",
+        example="--model pretrained",
+        arguments=("demo.serve.DemoArguments",),
+        function="demo.serve.run_demo",
+        extra="demo",
+    ),
 }
 
 # The modules that the extras `train` and `demo` install.
@@ -111,9 +216,13 @@ def main(argv: list[str] | None = None) -> int:
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete()
+    if argv is None:
+        argv = sys.argv[1:]
+        if "snugbert" not in sys.modules:
+            _make_package(argv)
     try:
         try:
-            return _run(sys.argv[1:] if argv is None else argv)
+            return _run(argv)
         finally:
             if sys.stdout is not None:  # None if it was closed before the process started
                 sys.stdout.flush()
@@ -123,6 +232,20 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):
             return 141
         return _fail("snugbert", f"cannot write the output: {error.strerror}.")
+
+
+def _make_package(argv: list[str]) -> None:
+    """Makes the module of the package without running its `__init__`, which imports the models and takes seconds.
+
+    Modules with arguments can then be imported. [`run_command`] runs `__init__` after it has read the arguments. Only
+    for a process that ends with the command: after `--help` or an error, the module stays empty.
+    """
+    spec = find_spec("snugbert")
+    assert spec is not None
+    sys.modules["snugbert"] = module_from_spec(spec)
+    if HELP_FLAGS & set(argv):
+        # `TrainingArguments` imports peft if it is installed. That takes longer than all other imports of `--help`.
+        sys.modules["peft"] = None  # type: ignore[assignment]  # for Python: it is not installed
 
 
 def _complete() -> None:
@@ -135,7 +258,7 @@ def _complete() -> None:
     commands = parser.add_subparsers()
     for name, command in COMMANDS.items():
         arguments = commands.add_parser(name, add_help=False)
-        for flag in read_flags(command.module):
+        for flag in read_flags(command.arguments):
             arguments.add_argument(flag, nargs="*")
         arguments.add_argument("paths", nargs="*")
     argcomplete.autocomplete(parser)
@@ -168,7 +291,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
 
     program = f"snugbert {name}"
-    if mistake := find_mistake(COMMANDS[name].module, arguments):
+    if mistake := find_mistake(COMMANDS[name].arguments, arguments):
         help_hint = f" `{program} --help` lists the arguments." if mistake.startswith("unknown argument") else ""
         return _fail(program, mistake + help_hint)
     # These take seconds to import.
@@ -178,8 +301,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from snugbert.errors import InputError, RunStopped
 
     try:
-        command = COMMANDS[name]
-        import_module(command.module).main(arguments, *([name, command.head] if command.head else []))
+        run_command(name, arguments)
         _leave_process_group()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in EXTRA_MODULES:
@@ -195,6 +317,36 @@ def _run_command(name: str, arguments: list[str]) -> int:
         _leave_process_group()
         return 128 + stop.number
     return 0
+
+
+def run_command(name: str, arguments: list[str]) -> None:
+    """Reads the arguments of a command, and runs it. Only [`main`] turns errors into messages.
+
+    Args:
+        name: a key of `COMMANDS`.
+        arguments: the arguments after the name of the command.
+
+    Raises:
+        InputError: an argument, a model or data cannot be used.
+        SystemExit: with `--help`.
+    """
+    from snugbert.command_line import parse_arguments
+
+    command = COMMANDS[name]
+    program = f"snugbert {name}"
+    types = [_import(dataclass_name) for dataclass_name in command.arguments]
+    example = f"{program} {command.example}"
+    instances = parse_arguments(types, arguments, program, command.description, example)
+    package = sys.modules["snugbert"]
+    if not hasattr(package, "__version__"):  # see `_make_package`
+        package.__spec__.loader.exec_module(package)  # type: ignore[union-attr]
+    _import(command.function)(*instances, **command.options)
+
+
+def _import(name: str) -> Any:
+    """Imports a class or function by its name in the package."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(f"snugbert.{module}"), attribute)
 
 
 def _fail(program: str, message: str) -> int:

@@ -28,7 +28,8 @@ from typing import Any
 from side_by_side import describe_machine, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.documents import find_files, read_documents, split_sentences
 from snugbert.data.preparation import prepare_corpus

@@ -41,7 +41,8 @@ from side_by_side import describe_machine, positive
 from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.errors import InputError
 from snugbert.files import write_atomically

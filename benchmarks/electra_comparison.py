@@ -45,7 +45,8 @@ from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table, run_snugbert
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_tokenizer
+from snugbert.checkpoints.loading import load_config, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.errors import InputError
 from snugbert.files import write_atomically

@@ -43,7 +43,8 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 
 TASK = "mrpc"

@@ -30,7 +30,8 @@ from side_by_side import (
 )
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions

@@ -40,7 +40,8 @@ from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
 from side_by_side import choose_device, describe_machine, positive
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.data.corpus import Corpus
 from snugbert.errors import InputError

@@ -27,7 +27,8 @@ import transformers
 from side_by_side import SIDES, choose_device, describe_machine, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError

@@ -25,7 +25,8 @@ from side_by_side import (
 )
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError

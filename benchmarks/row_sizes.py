@@ -26,7 +26,8 @@ from finetuning import encode_split
 from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data.glue import TASKS
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
 from snugbert.data.preparation import prepare_corpus

@@ -39,7 +39,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data.corpus import Corpus
 from snugbert.data.documents import find_files, read_documents, split_sentences
 from snugbert.data.preparation import prepare_corpus

@@ -23,39 +23,36 @@ from snugbert_arguments import RENAMED_FLAGS, did_you_mean, explain_choice, expl
 
 # TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
 JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
-FALSE = ("false", "f", "no", "n", "0")  # as HfArgumentParser reads them
+# As HfArgumentParser reads them.
+TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
 
     Args:
-        dataclass_types: their fields are the arguments. A field with `"advanced": True` in its metadata appears only
-            in `--help-all`.
+        dataclass_types: their fields are the arguments. The metadata of a field may contain `"advanced": True`: only
+            `--help-all` lists it. `"positional": True`: its value is given without a flag.
         prog: the command as typed, such as `snugbert glue`.
         description: one sentence about the command.
         example: a command line to copy.
-        usage: what follows `prog` in the first line of the help.
     """
 
-    def __init__(
-        self,
-        dataclass_types: Sequence[Any] = (),
-        *,
-        prog: str,
-        description: str,
-        example: str = "",
-        usage: str = "[arguments]",
-    ):
+    def __init__(self, dataclass_types: Sequence[Any], *, prog: str, description: str, example: str = ""):
         self.advanced: set[str] = set()
-        self.example, self.arguments_usage = example or prog, usage
+        self.positional: list[str] = []
+        self.example = example or prog
         super().__init__(dataclass_types, prog=prog, description=description, allow_abbrev=False, add_help=False)
         self.add_argument("--config", metavar="FILE.yaml", advanced=True, help="Read arguments from this YAML file.")
         self.add_argument("-h", "--help", action="help", advanced=True, help="List the main arguments.")
         self.add_argument("--help-all", action=_HelpAll, nargs=0, advanced=True, help="List all arguments.")
 
-    def add_argument(self, *names: Any, advanced: bool = False, **kwargs: Any) -> Action:
-        """Adds an argument, as in argparse. An `advanced` argument appears only in `--help-all`."""
+    def add_argument(self, *names: Any, advanced: bool = False, positional: bool = False, **kwargs: Any) -> Action:
+        """Adds an argument, as in argparse, with the additional metadata of its field."""
+        if positional:
+            names = (names[0].removeprefix("--"),)
+            kwargs.pop("required")  # argparse requires it
+            self.positional += names
         action = super().add_argument(*names, **kwargs)
         if advanced:
             self.advanced.add(action.dest)
@@ -66,16 +63,10 @@ class ArgumentParser(HfArgumentParser):
         """All flags, such as `--output_dir` and `--output-dir`."""
         return [flag for action in self._actions for flag in action.option_strings]
 
-    def add_hub_arguments(self) -> None:
-        """Adds the arguments of downloads from the Hub, see [`get_hub_arguments`]."""
-        self.add_argument("--model_revision", default="main", help="Hub branch, tag or commit. Default: main.")
-        self.add_argument("--token", help="Hub token. Default: the token of `hf auth login`.")
-        self.add_argument("--cache_dir", help="Folder for downloads. Default: in HF_HOME.")
-
     def format_help(self, everything: bool = False) -> str:
         """Returns the text of `--help`, or of `--help-all` if `everything`."""
         return format_help(
-            f"{self.prog} {self.arguments_usage}",
+            " ".join([self.prog, "[arguments]", *self.positional]),
             self.description or "",
             self.example,
             self._actions,
@@ -93,11 +84,6 @@ class ArgumentParser(HfArgumentParser):
         """Raises [`InputError`] with `message`."""
         end = "" if message.endswith((".", "?")) else "."
         raise InputError(f"{message}{end} `{self.prog} --help` lists the arguments.")
-
-
-def get_hub_arguments(args: Any) -> dict[str, Any]:
-    """Returns the arguments of `fetch_checkpoint` from those of a command."""
-    return {"revision": args.model_revision, "token": args.token, "cache_dir": args.cache_dir}
 
 
 class _HelpAll(Action):
@@ -125,6 +111,8 @@ def parse_arguments(
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
     argv = [_renamed(argument) for argument in argv]
     argv, files = _without_config(argv, parser)
+    if parser.positional:
+        argv = _complete_switches(argv, parser)
     from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file), parser)]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     namespace, unknown = parser.parse_known_args(from_files + argv)
@@ -157,6 +145,17 @@ def _explain_enum(message: str, namespace: Namespace) -> str:
 def _renamed(argument: str) -> str:
     flag, equals, value = argument.partition("=")
     return RENAMED_FLAGS.get(flag, flag) + equals + value
+
+
+def _complete_switches(argv: list[str], parser: ArgumentParser) -> list[str]:
+    """Adds `true` after a switch without a value. Otherwise it would take a positional argument as its value."""
+    switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
+    completed = []
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        completed.append(argument)
+        if argument in switches and following.lower() not in TRUE + FALSE:
+            completed.append("true")
+    return completed
 
 
 def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:

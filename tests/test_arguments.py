@@ -76,12 +76,12 @@ def folder(tmp_path, monkeypatch) -> Path:
     ],
 )
 def test_mistakes(command, line, message, folder):
-    found = find_mistake(COMMANDS[command].module, line.split())
+    found = find_mistake(COMMANDS[command].arguments, line.split())
     assert message in found and bool(message) == bool(found)
 
 
 def test_values_with_spaces_are_not_flags():
-    assert find_mistake(COMMANDS["glue"].module, ["--run_name", "--my run"]) == ""
+    assert find_mistake(COMMANDS["glue"].arguments, ["--run_name", "--my run"]) == ""
 
 
 @pytest.mark.parametrize(

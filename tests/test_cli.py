@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -73,29 +72,32 @@ def test_the_shell_completes_commands_flags_and_files(line, expected, tmp_path):
 def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):
     """If another module is missing, the traceback is kept."""
 
-    def fails(module: str):
+    def fails(name: str, arguments: list[str]):
+        module = "own_reporter" if name == "ner" else "datasets.x"
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    commands = {
-        "own": snugbert_cli.Command("own_reporter", "train", ""),
-        "glue": snugbert_cli.Command("datasets.x", "train", ""),
-    }
-    monkeypatch.setattr(snugbert_cli, "COMMANDS", commands)
-    monkeypatch.setattr(snugbert_cli, "import_module", fails)
+    monkeypatch.setattr(snugbert_cli, "run_command", fails)
     with pytest.raises(ModuleNotFoundError, match="own_reporter"):
-        snugbert_cli.main(["own"])
+        snugbert_cli.main(["ner"])
     assert snugbert_cli.main(["glue"]) == 2
     assert "the package datasets.x is not installed. Run: pip install 'snugbert[train]'" in capsys.readouterr().err
+
+
+def test_a_process_imports_the_models_after_the_arguments(tmp_path):
+    """The package is then complete: its functions run."""
+    command = [sys.executable, "-m", "snugbert_cli", "prepare", "--list", "--cache_dir", str(tmp_path)]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert process.stdout.startswith("prepared texts: 0")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_command_fails_so_that_the_next_one_does_not_run(number, monkeypatch, capsys):
     """In a shell, `snugbert pretrain && snugbert glue` ends."""
 
-    def stop(argv):
+    def stop(name, arguments):
         raise RunStopped(number)
 
-    monkeypatch.setattr(snugbert_cli, "import_module", lambda module: SimpleNamespace(main=stop))
+    monkeypatch.setattr(snugbert_cli, "run_command", stop)
     assert snugbert_cli.main(["pretrain"]) == 128 + number
     assert capsys.readouterr().err == ""
 

@@ -36,7 +36,9 @@ def test_help_is_short_and_lists_each_argument_once(command, capsys):
     assert len(set(listed)) == len(listed) and set(names) <= set(listed)
     assert {"--config", "--help", "--help-all"} <= set(listed)
     # The flags that are read from the source files.
-    flags = [flag for flag in read_flags(COMMANDS[command].module) if flag in listed or not flag.startswith("--no_")]
+    flags = [
+        flag for flag in read_flags(COMMANDS[command].arguments) if flag in listed or not flag.startswith("--no_")
+    ]
     assert set(flags) == {name for name in listed if name.startswith("--")}
 
 

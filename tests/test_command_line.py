@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.checkpoints.loading import TokenizerArguments
+from snugbert.checkpoints.model_arguments import ConversionArguments, TokenizerArguments
 from snugbert.command_line import changed_flags, format_command, parse_arguments
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
@@ -90,3 +90,17 @@ def test_changed_flags_become_a_command_line():
         "--language de"
     )
     assert shlex.split(line)[5] == "my text/*.txt"
+
+
+def test_positional_arguments_switches_and_a_config_file(tmp_path):
+    """A switch does not take the next positional argument as its value."""
+    argv = ["--do_lower_case", "in", "out", "--overwrite_output_dir", "--to", "bert"]
+    (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    assert (args.input, args.output, args.do_lower_case, args.overwrite_output_dir) == ("in", "out", True, True)
+    (tmp_path / "run.yaml").write_text("to: roberta\ndo_lower_case: true\nmax_shard_size: 1GB\n")
+    argv = ["in", "--no_do_lower_case", "out", "--config", str(tmp_path / "run.yaml")]
+    with pytest.raises(InputError, match="--do_lower_case and --no_do_lower_case exclude each other"):
+        parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    argv = ["in", "--do_lower_case", "false", "out", "--config", str(tmp_path / "run.yaml")]
+    (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    assert (args.output, args.to, args.do_lower_case, args.max_shard_size) == ("out", "roberta", False, "1GB")

@@ -19,7 +19,8 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from snugbert.checkpoints.conversion import _convert_tokenizer
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.checkpoints.reading import Checkpoint
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError

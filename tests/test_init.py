@@ -18,7 +18,7 @@ import snugbert
 
 HEAVY = ("accelerate", "datasets", "evaluate", "matplotlib", "pyarrow", "scipy", "sentencex", "seqeval", "sklearn")
 AUTO_CLASSES = ["AutoModel", *(f"AutoModel{head}" for head in HEADS[1:])]
-# Prints the modules that the package imports in addition to transformers' own, then the same for all commands.
+# Prints the modules that the package imports in addition to transformers' own.
 IMPORTS = """
 import sys
 import transformers as t
@@ -26,11 +26,16 @@ t.PreTrainedModel, t.AutoModel, t.TokenizersBackend
 before = set(sys.modules)
 import snugbert
 print(*set(sys.modules) - before)
-from importlib import import_module
-from snugbert_cli import COMMANDS
-for command in COMMANDS.values():
-    import_module(command.module)
-print(*set(sys.modules) - before)
+"""
+# Prints the modules that the help of all commands imports.
+HELP = """
+import contextlib, io, sys
+from snugbert_cli import COMMANDS, main
+for command in COMMANDS:
+    sys.argv = ["snugbert", command, "--help"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main()
+print(*sys.modules)
 """
 MODEL = ("--config_name", "tiny", "--tokenizer_name", "x")
 COMMANDS = {
@@ -89,17 +94,26 @@ def test_a_command_names_the_extra_that_it_needs(light):
 
 
 def test_importing_imports_nothing_heavy():
-    """The package adds nothing heavy to transformers, and `snugbert <command> --help` is fast.
+    """The package adds nothing heavy to transformers.
 
     transformers itself imports accelerate and SciPy where they are installed. Older versions also import scikit-learn.
     """
     process = run(sys.executable, IMPORTS)
     assert process.returncode == 0, process.stderr
-    package, commands = (set(line.split()) for line in process.stdout.splitlines())
+    package = set(process.stdout.split())
     # No further parts of heavy packages either.
     assert "snugbert" in package and not {name.partition(".")[0] for name in package} & {*HEAVY, "pandas"}
-    assert "snugbert.trainers.pretraining.pretraining_arguments" in commands
-    assert not commands & {*HEAVY, "joblib", "pandas", "transformers.trainer"}
+
+
+def test_help_imports_no_model():
+    """`snugbert <command> --help` takes as long as importing `TrainingArguments`, without peft."""
+    process = run(sys.executable, HELP)
+    assert process.returncode == 0, process.stderr
+    modules = set(process.stdout.split())
+    assert {"snugbert.trainers.pretraining.pretraining_arguments", "snugbert.demo.serve"} <= modules
+    models = {"snugbert.modeling_snugbert", "snugbert.configuration_snugbert", "transformers.modeling_utils"}
+    libraries = {*HEAVY, "joblib", "pandas", "peft.utils"} - {"accelerate", "scipy", "sklearn"}  # transformers' own
+    assert not modules & {*models, *libraries, "transformers.trainer"}
 
 
 def test_type_checkers_see_the_lazy_names():

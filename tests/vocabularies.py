@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 from snugbert.vocabulary.learning import learn_tokens
-from snugbert.vocabulary.vocabulary_arguments import main
+from snugbert_cli import run_command
 
 # Accents, tabs, a no-break space, a control character, a combining mark, Chinese and punctuation affect words.
 DOCUMENTS = [
@@ -14,7 +14,7 @@ DOCUMENTS = [
 
 
 def train(output_dir: Path, *arguments: str | Path) -> list[str]:
-    main([*map(str, arguments), "--output_dir", str(output_dir)])
+    run_command("vocabulary", [*map(str, arguments), "--output_dir", str(output_dir)])
     return (output_dir / "vocab.txt").read_text(encoding="utf-8").splitlines()
 
 

@@ -12,7 +12,6 @@ import functools
 import re
 import shutil
 import tempfile
-from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,13 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
+from snugbert.checkpoints.model_arguments import (
+    CONVERTED_DTYPES,
+    CONVERTED_TYPES,
+    ConversionArguments,
+    HubArguments,
+    get_hub_arguments,
+)
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -32,15 +38,11 @@ from snugbert.checkpoints.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
-from snugbert.command_line import ArgumentParser, get_hub_arguments
 from snugbert.errors import InputError, format_count
-from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
+from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 from snugbert_arguments import explain_choice
-
-WEIGHT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -114,37 +116,12 @@ class Conversion:
     notes: list[str]
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert convert`, and prints a summary.
+def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
+    """Converts a checkpoint, and prints a summary. This is `snugbert convert`.
 
     Raises:
-        InputError: bad arguments, files or folders, see [`convert_model`].
+        InputError: bad files or folders, see [`convert_model`].
     """
-    parser = ArgumentParser(
-        prog="snugbert convert",
-        usage="[arguments] input output",
-        description="Converts checkpoints of the BERT family and TensorFlow's BERT to SnugBERT, and back.",
-        example="snugbert convert bert-base-uncased snugbert-base --to snugbert",
-    )
-    parser.add_argument("input", help="Checkpoint: a folder or a Hub name. For TensorFlow: a folder or a prefix.")
-    parser.add_argument("output", help="Folder to write.")
-    parser.add_argument("--to", required=True, choices=CONVERTED_TYPES, help="Target architecture.")
-    parser.add_argument(
-        "--dtype", choices=WEIGHT_DTYPES, help="Dtype of the weights. Default: the dtype of the input."
-    )
-    parser.add_argument("--max_shard_size", type=_size, default="5GB", help="Maximum weight file size. Default: 5GB.")
-    parser.add_argument(
-        "--do_lower_case",
-        action="store_true",
-        default=None,
-        help="Lowercase text. Default: the input's setting. For a vocab.txt alone: true if it is lowercase.",
-    )
-    parser.add_argument(
-        "--no_do_lower_case", dest="do_lower_case", action="store_false", help="Keep uppercase letters."
-    )
-    parser.add_argument("--overwrite_output_dir", action="store_true", help="Replace the model in the output folder.")
-    parser.add_hub_arguments()
-    args = parser.parse_args(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     done = convert_model(
@@ -155,7 +132,7 @@ def main(argv: list[str]) -> None:
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
-        **get_hub_arguments(args),
+        **get_hub_arguments(hub_args),
     )
     print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
     size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"
@@ -164,12 +141,6 @@ def main(argv: list[str]) -> None:
     for note in done.notes:
         print(f"Note: {note}")
     print(f"Check: outputs before and after conversion differ by at most {done.difference:.1e} in float64")
-
-
-def _size(text: str) -> str:
-    if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", text) or not float(text[:-2]):
-        raise ArgumentTypeError(f"expected a size such as 500MB or 5GB, not {text!r}")
-    return text
 
 
 def convert_model(
@@ -209,9 +180,12 @@ def convert_model(
     """
     if to not in CONVERTED_TYPES:
         raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
+    if isinstance(dtype, str):
+        if dtype not in CONVERTED_DTYPES:
+            raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
+        dtype = getattr(torch, dtype)
     source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
     output_dir = Path(output_dir)
-    dtype = WEIGHT_DTYPES[dtype] if isinstance(dtype, str) else dtype
     check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:

@@ -1,13 +1,12 @@
-"""Arguments that name a model and a tokenizer, and functions that load them."""
+"""Loads tokenizers, configurations and models."""
 
 import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import yaml
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
+from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.checkpoints.weight_files import find_prefix, read_weights
 from snugbert.configuration_snugbert import (
     LOADABLE_TYPES,
@@ -31,7 +31,7 @@ from snugbert.errors import InputError, shorten
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert_arguments import did_you_mean, explain_folder, suggest_path
+from snugbert_arguments import did_you_mean, suggest_path
 
 logger = logging.getLogger(__name__)
 
@@ -51,59 +51,6 @@ HUB_SECONDS = 5  # for one request, to see whether a model exists
 
 class MissingWeightsError(InputError):
     """A checkpoint lacks weights of the model to load."""
-
-
-@dataclass
-class TokenizerArguments:
-    """Which tokenizer to use, and how to reach the Hub.
-
-    Raises:
-        InputError: the tokenizer's folder does not exist.
-    """
-
-    help_group: ClassVar[str] = "tokenizer"
-
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer: a folder or Hub name."})
-    use_fast_tokenizer: bool = field(
-        default=True, metadata={"advanced": True, "help": "Accepted and ignored. All tokenizers are fast."}
-    )
-    cache_dir: str | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Folder for downloads and prepared text. Default: in HF_HOME."},
-    )
-    model_revision: str = field(
-        default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
-    )
-    token: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Token for the Hub. Default: the token of `hf auth login`."}
-    )
-    trust_remote_code: bool = field(
-        default=False, metadata={"advanced": True, "help": "Run the code in the tokenizer's repository."}
-    )
-
-    def __post_init__(self):
-        check_folder("tokenizer_name", self.tokenizer_name)
-
-    @property
-    def tokenizer_source(self) -> str | None:
-        """Folder or Hub name of the tokenizer."""
-        return self.tokenizer_name
-
-    @property
-    def hub(self) -> dict[str, Any]:
-        """The Hub arguments of `from_pretrained`."""
-        names = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
-        return {**names, "trust_remote_code": self.trust_remote_code}
-
-
-def check_folder(flag: str, name: str | None) -> None:
-    """Checks that `name` exists if it can only be a folder. Hub names are "name" or "owner/name".
-
-    Raises:
-        InputError: there is no such folder.
-    """
-    if name and (mistake := explain_folder(name)):
-        raise InputError(f"--{flag}: {mistake}")
 
 
 def check_repository(
@@ -140,54 +87,6 @@ def check_repository(
         ) from error
     except OSError as error:  # the download explains other errors, such as an unknown revision or a busy server
         logger.debug("%s: %s", name, error)
-
-
-@dataclass
-class ModelArguments(TokenizerArguments):
-    """Which model to train. The names come from transformers' example scripts.
-
-    Raises:
-        InputError: neither a model nor a configuration is given, a configuration without a tokenizer, or a folder that
-            does not exist.
-    """
-
-    help_group: ClassVar[str] = "model"
-
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer: a folder or Hub name. Default: the tokenizer of the model."}
-    )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint of the BERT family to start from: a folder or Hub name."}
-    )
-    config_name: str | None = field(
-        default=None,
-        metadata={"help": f"Start from random weights: {', '.join(SIZES)}, or a config folder."},
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Change fields of the configuration, such as hidden_dropout_prob=0."}
-    )
-    allow_missing_weights: bool = field(
-        default=False,
-        metadata={"advanced": True, "help": "Train encoder weights that the checkpoint lacks from random values."},
-    )
-    attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention: sdpa, eager or flash_attention_2. Default: sdpa."}
-    )
-
-    def __post_init__(self):
-        if self.model_name_or_path is None and self.config_name is None:
-            raise InputError("--model_name_or_path is missing. To start from random weights, give --config_name.")
-        if self.model_name_or_path is None and self.tokenizer_name is None:
-            raise InputError(
-                "--tokenizer_name is missing. A model with random weights (--config_name) has no tokenizer."
-            )
-        check_folder("model_name_or_path", self.model_name_or_path)
-        super().__post_init__()
-
-    @property
-    def tokenizer_source(self) -> str | None:
-        """Folder or Hub name of the tokenizer. Default: the model's."""
-        return self.tokenizer_name or self.model_name_or_path
 
 
 def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -> SnugBertConfig:

@@ -1,70 +1,20 @@
-"""Distillation: arguments that name teacher and student, and students built from some layers of a checkpoint."""
+"""Distillation: the identity of a teacher, and students built from some layers of a checkpoint."""
 
 import copy
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from snugbert.checkpoints.loading import ModelArguments, check_folder
 from snugbert.errors import InputError
 
 IGNORED_FIELDS = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype")
 LAYER_CHOICES = ("spread", "first", "last")
-
-
-@dataclass
-class StudentArguments(ModelArguments):
-    """Which model to train, and which teacher it learns from.
-
-    Raises:
-        InputError: as in [`ModelArguments`], or the folder of the teacher does not exist.
-    """
-
-    teacher_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint to distill, trained for the same task: a folder or Hub name."}
-    )
-    num_student_layers: int | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Keep this many layers of --model_name_or_path. Default checkpoint: the teacher.",
-        },
-    )
-    student_layers: str = field(
-        default="spread",
-        metadata={"advanced": True, "help": "Layers to keep: spread, first, last, or numbers from 0 such as 0,2,5."},
-    )
-
-    def __post_init__(self):
-        check_folder("teacher_name_or_path", self.teacher_name_or_path)
-        if self.num_student_layers is None and self.student_layers != type(self).student_layers:
-            raise InputError("--student_layers needs --num_student_layers.")
-        if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
-            self.model_name_or_path = self.teacher_name_or_path
-        super().__post_init__()
-
-    def as_teacher(self) -> "StudentArguments":
-        """Returns the arguments that load the teacher, with its own tokenizer and configuration."""
-        return dataclasses.replace(
-            self,
-            model_name_or_path=self.teacher_name_or_path,
-            # The revision belongs to the other checkpoint, if there is one.
-            model_revision=self.model_revision if self.model_name_or_path == self.teacher_name_or_path else "main",
-            teacher_name_or_path=None,
-            num_student_layers=None,
-            student_layers=type(self).student_layers,
-            tokenizer_name=None,
-            config_name=None,
-            config_overrides=None,
-        )
 
 
 def hash_model(model: PreTrainedModel) -> str:

@@ -13,13 +13,8 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
-from snugbert.checkpoints.loading import (
-    ModelArguments,
-    load_config,
-    load_model,
-    load_tokenizer,
-    max_tokens,
-)
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.errors import InputError

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import check_folder, check_repository
-from snugbert.command_line import parse_arguments
+from snugbert.checkpoints.model_arguments import check_folder
 from snugbert.errors import InputError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -39,24 +38,18 @@ class DemoArguments:
         check_folder("model", self.model)
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert demo`, and prints the address of the page. Ctrl-C ends the process.
+def run_demo(args: DemoArguments) -> None:
+    """Serves the page, and prints its address. Ctrl-C ends the process. This is `snugbert demo`.
 
     Raises:
-        InputError: bad arguments, an unsupported checkpoint, an address in use, or Gradio is missing.
+        InputError: an unsupported checkpoint, an address in use, or Gradio is missing.
     """
-    (args,) = parse_arguments(
-        (DemoArguments,),
-        argv,
-        prog="snugbert demo",
-        description="Serves a web page for trying a checkpoint.",
-        example="snugbert demo --model pretrained",
-    )
     address = _resolve_address(args.host, args.port)
-    check_repository(args.model)
-    # Imported after parsing, so that --help and a wrong flag answer at once.
+    # Imported only here, because `--help` imports this module.
+    from snugbert.checkpoints.loading import check_repository
     from snugbert.demo.answers import load_checkpoint
 
+    check_repository(args.model)
     # Gradio reads these on import. Otherwise it sends usage reports, and stores inputs in the browser.
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
     try:

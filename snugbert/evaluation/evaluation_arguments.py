@@ -11,9 +11,7 @@ Any masked language model of transformers can be scored, so that models can be c
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from snugbert.checkpoints.loading import ModelArguments
-from snugbert.command_line import parse_arguments
-from snugbert.configuration_snugbert import SIZES
+from snugbert.checkpoints.model_arguments import SIZE_NAMES, ModelArguments
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
@@ -32,7 +30,7 @@ class EvaluatedModelArguments(ModelArguments):
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Random weights instead: {', '.join(SIZES)}, or a config folder."},
+        metadata={"help": f"Random weights instead: {', '.join(SIZE_NAMES)}, or a config folder."},
     )
     bf16: bool = field(
         default=False, metadata={"help": "Compute in bfloat16 (autocast): faster, but the scores are less exact."}
@@ -118,22 +116,3 @@ class EvaluationArguments:
 
     def __post_init__(self):
         check_ranges(self)
-
-
-def main(argv: list[str]) -> None:
-    """Runs `snugbert evaluate` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument, the model or the data cannot be used.
-    """
-    arguments = parse_arguments(
-        (EvaluatedModelArguments, PairsArguments, HeldOutTextArguments, EvaluationArguments),
-        argv,
-        prog="snugbert evaluate",
-        description="Scores a masked language model on minimal pairs and held-out text, without fine-tuning.",
-        example="snugbert evaluate --model_name_or_path pretrained --pairs_file 'blimp/*.jsonl.gz'",
-    )
-    # Imported after parsing, so that `--help` and a wrong flag do not wait for datasets and accelerate.
-    from snugbert.evaluation.evaluate import evaluate_model
-
-    evaluate_model(*arguments)

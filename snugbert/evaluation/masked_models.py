@@ -22,12 +22,12 @@ from transformers import (
 from snugbert.checkpoints.loading import (
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
-    ModelArguments,
     check_repository,
     load_config,
     load_model,
     load_tokenizer,
 )
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.families_snugbert import convert_family_config

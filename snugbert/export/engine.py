@@ -5,8 +5,6 @@ from typing import Literal, NamedTuple
 from transformers import PreTrainedModel
 
 Dtype = Literal["float32", "float16", "int8"]
-TARGETS = ("onnx", "openvino", "ctranslate2", "bert")
-DTYPES: tuple[Dtype, ...] = ("float32", "float16", "int8")
 
 
 class ExportSource(NamedTuple):

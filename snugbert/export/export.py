@@ -14,10 +14,12 @@ import torch
 from datasets import Dataset
 from scipy.stats import spearmanr
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
 from snugbert.checkpoints.conversion import check_new_model, convert_model, put_in_place
 from snugbert.checkpoints.loading import is_regression, max_tokens
+from snugbert.checkpoints.model_arguments import HubArguments, get_hub_arguments
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     MODULES,
@@ -32,10 +34,11 @@ from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.export_arguments import ExportArguments
 from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tokenize
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
-from snugbert.tasks import TASKS, find_task
+from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import make_evaluation_set
 from snugbert.tasks.outputs import Logits, Output
 from snugbert_arguments import explain_choice
@@ -53,6 +56,41 @@ LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memor
 Embed = Callable[[Run, list[str]], np.ndarray]
 Score = Callable[[Run], dict[str, float]]
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
+FILES = ("calibration_file", "text_file", "validation_file")
+# Arguments for reading the validation file.
+VALIDATION_ARGUMENTS = (
+    "task_name",
+    "text_column_names",
+    "label_column_name",
+    "max_seq_length",
+    "version_2_with_negative",
+)
+
+
+def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
+    """Exports a model, and prints a summary. This is `snugbert export`.
+
+    Raises:
+        InputError: bad arguments, files or folders, see [`export_model`].
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    done = export_model(
+        args.input,
+        args.output,
+        args.to,
+        dtype=args.dtype,
+        overwrite_output_dir=args.overwrite_output_dir,
+        **{name: getattr(args, name) for name in (*FILES, *VALIDATION_ARGUMENTS)},
+        **get_hub_arguments(hub_args),
+    )
+    print(f"Exported {args.input} to {args.output} for {done.engine}")
+    print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
+    for note in done.notes:
+        print(f"Note: {note}")
+    print(f"Check: outputs differ by at most {done.difference:.1e} on {done.num_texts:,} texts")
+    for metric, (before, after) in done.scores.items():
+        print(f"Score: {metric} {after:.4f}, before export {before:.4f}")
 
 
 def export_model(
@@ -202,7 +240,7 @@ def _check_head(head: str, to: str, engine: ModuleType, labeled: Path | Dataset 
             f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
             "onnx or --to openvino."
         )
-    if labeled is not None and head not in ("Model", *TASKS):
+    if labeled is not None and head not in ("Model", *list_tasks()):
         raise InputError(f"--validation_file: {head} cannot be scored. Remove this argument.")
 
 

@@ -14,8 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from transformers.utils import logging as transformers_logging
+
+from snugbert.checkpoints.model_arguments import get_hub_arguments
 from snugbert.checkpoints.reading import fetch_checkpoint
-from snugbert.command_line import get_hub_arguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
 from snugbert.files import LockTaken, lock_file, write_atomically, writing
@@ -23,6 +25,8 @@ from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import RowPredictor, choose_device, find_reader, make_predictor
 from snugbert.progress import Progress
+from snugbert.shared_cores import share_cores
+from snugbert.trainers.log_lines import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +55,16 @@ Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor 
 
 
 def predict_file(args: PredictionArguments) -> None:
-    """Runs `snugbert predict`.
+    """Predicts every row of a file. This is `snugbert predict`.
 
     Raises:
         InputError: the model or a row cannot be used, the output exists or belongs to other settings, or it cannot be
             written.
     """
+    set_up_logging()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # for reading weights
+    share_cores()
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
     if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:

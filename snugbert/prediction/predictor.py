@@ -21,13 +21,13 @@ from datasets import Dataset
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import (
-    ModelArguments,
     get_text_columns,
     load_config,
     load_model,
     load_tokenizer,
     max_tokens,
 )
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder, is_cross_encoder, read_modules
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -39,7 +39,7 @@ from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.reports.intervals import Interval
-from snugbert.tasks import TASKS, find_task
+from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task, make_evaluation_set
 from snugbert.tasks.layout import describe_columns, find_text_columns
 from snugbert.tasks.outputs import Logits, Output
@@ -157,7 +157,7 @@ def find_reader(folder: Path) -> Any:
         return Embedder
     name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
     head = HEADS_BY_CLASS.get(name, "")
-    if head in TASKS:
+    if head in list_tasks():
         return find_task(head)
     if head == "Model":
         return Embedder
@@ -252,7 +252,7 @@ class HeadPredictor(RowPredictor):
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
             name = (config.architectures or ["no model class"])[0]
-            if (head := HEADS_BY_CLASS.get(name)) not in TASKS:
+            if (head := HEADS_BY_CLASS.get(name)) not in list_tasks():
                 raise InputError(f"{model}: config.json names {name}. Expected a fine-tuned model of the BERT family.")
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
             self.model = loaded.to(device or choose_device()).eval()  # type: ignore[arg-type]

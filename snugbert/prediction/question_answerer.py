@@ -15,14 +15,8 @@ from typing import Literal, overload
 import torch
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import (
-    ModelArguments,
-    TokenizerArguments,
-    load_config,
-    load_model,
-    load_tokenizer,
-    max_tokens,
-)
+from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.data.squad import Question
 from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.question_answering import QuestionAnswering

@@ -1,21 +1,27 @@
 """What is asked: rows to features, logits to answers, and their scores."""
 
+import functools
+import pkgutil
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from snugbert.tasks.base import Task
 
-# Head of a model -> the module and the class of its task. A module is imported when its task is needed.
-TASKS = {
-    "ForSequenceClassification": ("classification", "TextClassification"),
-    "ForTokenClassification": ("tagging", "Tagging"),
-    "ForQuestionAnswering": ("question_answering", "QuestionAnswering"),
-    "ForMultipleChoice": ("multiple_choice", "MultipleChoice"),
-}
+
+@functools.cache
+def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
+    """Returns the tasks by the heads of their models, such as "ForTokenClassification".
+
+    A task is a subclass of `Task` in a module of this room.
+    """
+    from snugbert.tasks.base import Task  # only here: `--help` imports arguments from this room, and no dataset
+
+    for module in pkgutil.iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return {task.head: task for task in Task.__subclasses__() if task.__module__.startswith(f"{__name__}.")}
 
 
 def find_task(head: str) -> "type[Task[Any, Any, Any]]":
-    """Returns the task of models with a head, such as "ForTokenClassification". KeyError: there is none."""
-    module, name = TASKS[head]
-    return getattr(import_module(f"snugbert.tasks.{module}"), name)
+    """Returns the task of models with a head. KeyError: there is none."""
+    return list_tasks()[head]

@@ -1,1 +1,1 @@
-"""What is done with the model: a vocabulary from text, pretraining, fine-tuning. One file or folder a job."""
+"""What is trained: one base for all trainers, with checkpoints, stopping, and the settings of a run."""

@@ -17,7 +17,8 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import ModelArguments, TokenizerArguments, check_ids, load_tokenizer, write_vocab_txt
+from snugbert.checkpoints.loading import check_ids, load_tokenizer, write_vocab_txt
+from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.command_line import changed_flags, format_command
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines

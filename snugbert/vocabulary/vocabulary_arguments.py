@@ -9,8 +9,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugbert.checkpoints.loading import check_folder
-from snugbert.command_line import parse_arguments
+from snugbert.checkpoints.model_arguments import check_folder
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
 from snugbert.errors import InputError
@@ -96,22 +95,3 @@ class VocabularyArguments(TextArguments):
     def casing(self) -> dict[str, Any]:
         """The given settings for case, accents and Chinese characters."""
         return {name: getattr(self, name) for name in CASING if getattr(self, name) is not None}
-
-
-def main(argv: list[str]) -> None:
-    """Runs `snugbert vocabulary` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument or the text cannot be used, see [`VocabularyArguments`] and [`train_vocabulary`].
-    """
-    (args,) = parse_arguments(
-        (VocabularyArguments,),
-        argv,
-        prog="snugbert vocabulary",
-        description="Learns a tokenizer from text, or adds tokens to one.",
-        example="snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer",
-    )
-    # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
-    from snugbert.vocabulary.train import train_vocabulary
-
-    train_vocabulary(args)

@@ -15,15 +15,9 @@ from transformers import BertTokenizer
 import snugbert
 from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.conversion import convert_model
-from snugbert.checkpoints.loading import (
-    ModelArguments,
-    TokenizerArguments,
-    check_ids,
-    load_config,
-    load_model,
-    load_tokenizer,
-    write_vocab_txt,
-)
+from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer, write_vocab_txt
+from snugbert.checkpoints.model_arguments import SIZE_NAMES, ModelArguments, TokenizerArguments
+from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{index}" for index in range(CONFIG["vocab_size"] - 5))]
@@ -217,3 +211,7 @@ def test_a_token_is_on_the_line_of_its_id(tmp_path):
 def test_no_file_is_written_if_ids_have_gaps(tmp_path):
     write_vocab_txt(SnugBertTokenizer({"far": 9, **SPECIAL}), tmp_path)
     assert not (tmp_path / "vocab.txt").exists()
+
+
+def test_the_help_names_all_sizes():
+    assert SIZE_NAMES == tuple(SIZES)

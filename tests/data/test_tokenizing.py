@@ -10,7 +10,8 @@ from family_checkpoints import write_tokenizer
 from prepared import content, prepare
 
 import snugbert
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data import tokenizing
 from snugbert.data.documents import read_documents, split_sentences
 from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer

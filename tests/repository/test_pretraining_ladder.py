@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snugbert import SnugBertTokenizer
-from snugbert.checkpoints.loading import ModelArguments
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments

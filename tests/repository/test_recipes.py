@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.checkpoints.loading import ModelArguments
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main

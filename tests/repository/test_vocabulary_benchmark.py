@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snugbert.data.documents import read_lines
-from snugbert.vocabulary.vocabulary_arguments import main
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -18,7 +18,7 @@ def test_benchmark_measures_both_sides(monkeypatch, data_dir: Path, tmp_path: Pa
     some_text = tmp_path / "wiki.txt"
     some_text.write_text("\n".join(islice(read_lines([data_dir / "wiki_en/train.txt.gz"]), 600)), encoding="utf-8")
     old = ["--model", "bpe", "--train_file", str(some_text), "--vocab_size", "4000"]
-    main([*old, "--output_dir", str(tmp_path / "bpe")])
+    run_command("vocabulary", [*old, "--output_dir", str(tmp_path / "bpe")])
     settings = ["--train_file", str(some_text), "--validation_file", str(some_text), "--vocab_size", "4000"]
     init = ["--init", str(tmp_path / "bpe"), "--init_vocab_size", "4500"]
     args = benchmark.parse_arguments([*settings, *init])

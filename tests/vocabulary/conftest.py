@@ -7,7 +7,7 @@ import pytest
 from vocabularies import DOCUMENTS
 
 from snugbert.data.documents import read_lines
-from snugbert.vocabulary.vocabulary_arguments import main
+from snugbert_cli import run_command
 
 
 @pytest.fixture
@@ -31,5 +31,5 @@ def bpe_folders(tmp_path_factory, some_text: Path) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("bpe")
     for kind in ("bpe", "byte-bpe"):
         arguments = ["--train_file", str(some_text), "--vocab_size", "4000"]
-        main(["--model", kind, *arguments, "--output_dir", str(folder / kind)])
+        run_command("vocabulary", ["--model", kind, *arguments, "--output_dir", str(folder / kind)])
     return {kind: folder / kind for kind in ("bpe", "byte-bpe")}

@@ -28,13 +28,14 @@ from snugbert import (
     SnugBertModel,
     SnugBertTokenizer,
 )
-from snugbert.checkpoints.loading import ModelArguments, load_config
+from snugbert.checkpoints.loading import load_config
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.vocabulary.learning import SPECIAL_TOKENS
-from snugbert.vocabulary.vocabulary_arguments import main
 from snugbert_cli import main as snugbert_command
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -143,7 +144,10 @@ def test_init_keeps_all_weights_of_a_checkpoint(tmp_path: Path, small_checkpoint
 def test_the_next_command_has_the_objective_of_the_model(tmp_path, some_text, family, head, objective, capsys):
     old, new = write_checkpoint(tmp_path / "old", family, head), tmp_path / "new"
     size = len(AutoTokenizer.from_pretrained(old)) + 50
-    main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
+    run_command(
+        "vocabulary",
+        ["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)],
+    )
     printed = capsys.readouterr().out
     assert f"Next: snugbert pretrain --model_name_or_path {new} --objective {objective} --train_file" in printed
 
@@ -157,7 +161,10 @@ def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
     pair.generator.save_pretrained(old / "generator")
     tokenizer.save_pretrained(old / "generator")
     size = len(tokenizer) + 50
-    main(["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)])
+    run_command(
+        "vocabulary",
+        ["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)],
+    )
     assert "Its generator was extended, too." in capsys.readouterr().out
     discriminator = SnugBertForReplacedTokenDetection.from_pretrained(new)
     generator, info = SnugBertForMaskedLM.from_pretrained(new / "generator", output_loading_info=True)
@@ -168,14 +175,14 @@ def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
 
     shutil.rmtree(old / "generator")
     more = ["--overwrite_output_dir", "--vocab_size", str(size), "--output_dir", str(new)]
-    main(["--init", str(old), "--train_file", str(some_text), *more])
+    run_command("vocabulary", ["--init", str(old), "--train_file", str(some_text), *more])
     assert not (new / "generator").exists()  # it would belong to another model
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
 def test_init_continues_merging(tmp_path: Path, bpe_folders, some_text, data_dir, kind, capsys):
     arguments = ["--train_file", str(some_text), "--vocab_size", "6000", "--output_dir", str(tmp_path)]
-    main(["--init", str(bpe_folders[kind]), *arguments])
+    run_command("vocabulary", ["--init", str(bpe_folders[kind]), *arguments])
     assert "only the tokenizer was extended" in capsys.readouterr().out
     old, new = AutoTokenizer.from_pretrained(bpe_folders[kind]), AutoTokenizer.from_pretrained(tmp_path)
     assert {token: index for token, index in new.get_vocab().items() if index < 4000} == old.get_vocab()

@@ -39,7 +39,7 @@ from snugbert.vocabulary.learning import (
     learn_tokens,
     make_tokenizer,
 )
-from snugbert.vocabulary.vocabulary_arguments import main
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -241,7 +241,10 @@ def test_byte_level_bpe_restores_the_text(bpe_folders, data_dir, tmp_path):
     # Lowercasing is optional, and loses only the case.
     (tmp_path / "text.txt").write_text("Naïve\n", encoding="utf-8")
     lower_case = ["--model", "byte-bpe", "--do_lower_case", "--strip_accents", "false", "--vocab_size", "300"]
-    main([*lower_case, "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "lower")])
+    run_command(
+        "vocabulary",
+        [*lower_case, "--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "lower")],
+    )
     lower = AutoTokenizer.from_pretrained(tmp_path / "lower")
     assert lower.decode(lower("A  NaÏve\tÉ")["input_ids"], skip_special_tokens=True) == "a  naïve\té"
 
@@ -257,7 +260,7 @@ def german(tmp_path):
 
 def learn(folder, file, *arguments):
     flags = ["--vocab_size", "600", "--overwrite_output_dir", *arguments]
-    main(["--train_file", str(file), "--output_dir", str(folder), *flags])
+    run_command("vocabulary", ["--train_file", str(file), "--output_dir", str(folder), *flags])
     return AutoTokenizer.from_pretrained(folder)
 
 

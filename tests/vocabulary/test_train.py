@@ -17,8 +17,8 @@ from vocabularies import DOCUMENTS, many_ties, train
 from snugbert import QuestionAnswerer, SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.vocabulary.learning import KINDS
-from snugbert.vocabulary.vocabulary_arguments import main
 from snugbert_cli import main as snugbert_command
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,7 +79,10 @@ def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file:
     assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").splitlines() == first
     arguments = ("--train_file", text_file, "--vocab_size", "60", "--overwrite_output_dir")
     assert len(train(tmp_path / "tok", *arguments)) == 60
-    main([*map(str, arguments[:2]), "--model", "bpe", "--overwrite_output_dir", "--output_dir", str(tmp_path / "tok")])
+    run_command(
+        "vocabulary",
+        [*map(str, arguments[:2]), "--model", "bpe", "--overwrite_output_dir", "--output_dir", str(tmp_path / "tok")],
+    )
     assert not (tmp_path / "tok/vocab.txt").exists()  # otherwise the folder would open as WordPiece
     with pytest.raises(InputError, match="is a file, not a folder"):
         train(text_file, "--train_file", text_file)
@@ -103,12 +106,12 @@ def test_two_processes_write_identical_files(tmp_path: Path):
             )
         ]
 
-    command = "from snugbert.vocabulary.vocabulary_arguments import main"
-    code = f"import json, sys; {command}; list(map(main, json.loads(sys.argv[1])))"
+    loop = "[run_command('vocabulary', arguments) for arguments in json.loads(sys.argv[1])]"
+    code = f"import json, sys; from snugbert_cli import run_command; {loop}"
     environment = os.environ | {"PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
     there = subprocess.Popen([sys.executable, "-c", code, json.dumps(runs(tmp_path / "there"))], env=environment)
     for arguments in runs(tmp_path / "here"):
-        main(arguments)
+        run_command("vocabulary", arguments)
     assert there.wait(timeout=120) == 0
     files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
     assert {path.name for path in files} >= set(FILES)

@@ -1,1 +1,1 @@
-"""Fine-tuning, shared by glue, squad and ner: arguments, Trainer, single runs and sweeps, results, plots, cards."""
+"""Fine-tuning of every task: arguments, the trainer, single runs and sweeps, teachers and students."""

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.reports.results import RESULTS
+from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import make_soft_targets, move_model, prepare_distillation
 from snugbert.trainers.finetuning.fine_tune import make_trainer
@@ -27,6 +29,8 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask, prepare_task
 from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
 from snugbert.trainers.finetuning.teacher import compute_logits, count_parameters
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
+from snugbert.trainers.processes import set_up
+from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.stopping import DivergedError
 
 TIMED_EXAMPLES = 1000  # of the validation set
@@ -35,7 +39,26 @@ WARMUP_EXAMPLES, ROUNDS = 64, 3
 logger = logging.getLogger(__name__)
 
 
-def run_command(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
+def run_fine_tuning(
+    model_args: FineTunedModelArguments, data_args: DataArguments, args: FineTuningArguments, head: str
+) -> None:
+    """Runs a fine-tuning command.
+
+    Args:
+        model_args, data_args, args: the arguments of the command.
+        head: the head of the models, such as "ForTokenClassification". It determines the task.
+
+    Raises:
+        InputError: see [`fine_tune_or_distill`]; or the output folder is in use.
+    """
+    set_up(args)
+    with lock_output_dir(args):
+        fine_tune_or_distill(find_task(head)(data_args), model_args, args)
+
+
+def fine_tune_or_distill(
+    task: Task[Any, Any, Any], model_args: FineTunedModelArguments, args: FineTuningArguments
+) -> None:
     """Fine-tunes, and prints a summary. With `teacher_name_or_path`, distills.
 
     Raises:

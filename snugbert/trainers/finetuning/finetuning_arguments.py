@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.checkpoints.students import StudentArguments
+from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments

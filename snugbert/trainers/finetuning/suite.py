@@ -15,12 +15,31 @@ from snugbert.reports.results import RESULTS
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.trainers.finetuning.distillation import run_fine_tuning
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.processes import set_up
+from snugbert.trainers.run_lock import lock_output_dir
 
 logger = logging.getLogger(__name__)
+
+
+def run_glue(
+    model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
+) -> None:
+    """Runs `snugbert glue`: one task, or all of them.
+
+    Raises:
+        InputError: see [`run_fine_tuning`] and [`run_suite`].
+    """
+    if data_args.task_name != "all":
+        run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
+        return
+    set_up(training_args)
+    with lock_output_dir(training_args):
+        run_suite(model_args, data_args, training_args)
 
 
 def run_suite(

@@ -17,7 +17,8 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from snugbert.checkpoints.loading import ModelArguments, load_config, load_model
+from snugbert.checkpoints.loading import load_config, load_model
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.data.languages import read_language, store_language
 from snugbert.errors import InputError

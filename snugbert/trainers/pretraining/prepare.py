@@ -14,32 +14,29 @@ It also lists and cleans the cache:
 
 from pathlib import Path
 
-from snugbert.checkpoints.loading import TokenizerArguments, check_ids, load_tokenizer
-from snugbert.command_line import changed_flags, format_command, parse_arguments
+from snugbert.checkpoints.loading import check_ids, load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.command_line import changed_flags, format_command
+from snugbert.data.cache import cache_folder, clean_cache, list_cache
+from snugbert.data.corpus import open_corpus
 from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
+from snugbert.data.preparation import plan_parts, prepare_parts
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
 
-def main(argv: list[str]) -> None:
-    """Runs `snugbert prepare` with the arguments `argv`.
+def run_preparation(
+    tokenizer_args: TokenizerArguments,
+    text_args: PreparationArguments,
+    output_args: OutputArguments,
+    cache_args: CacheArguments,
+) -> None:
+    """Tokenizes a shard of the text, or lists or cleans the cache.
 
     Raises:
         InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`clean_cache`].
     """
-    tokenizer_args, text_args, output_args, cache_args = parse_arguments(
-        (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments),
-        argv,
-        prog="snugbert prepare",
-        description="Tokenizes text once, for any number of pretraining runs.",
-        example="snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
-    )
-    # Imported after parsing, because pyarrow and sentencex take seconds and `--help` does not need them.
-    from snugbert.data.cache import cache_folder, clean_cache, list_cache
-    from snugbert.data.corpus import open_corpus
-    from snugbert.data.preparation import plan_parts, prepare_parts
-    from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
-
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:
             raise InputError(

@@ -7,8 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from snugbert.checkpoints.students import StudentArguments
-from snugbert.command_line import parse_arguments
+from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
@@ -252,23 +251,3 @@ def parse_phases(text: str) -> list[tuple[int, float]]:
     if abs(total - 1) > 1e-9:
         raise InputError(f"--phases: the shares of {text!r} add up to {100 * total:g} %, not to 100 %.")
     return phases
-
-
-def main(argv: list[str]) -> None:
-    """Runs `snugbert pretrain` with the arguments `argv`.
-
-    Raises:
-        InputError: an argument or a file cannot be used.
-    """
-    arguments = parse_arguments(
-        (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments),
-        argv,
-        prog="snugbert pretrain",
-        description="Pretrains a model on text. --objective chooses what it predicts.",
-        example="snugbert pretrain --config_name mini --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' "
-        "--max_steps 10000 --output_dir pretrained",
-    )
-    # Imported after parsing, because datasets, pyarrow and Trainer take seconds and `--help` does not need them.
-    from snugbert.trainers.pretraining.pretrain import pretrain
-
-    pretrain(*arguments)

@@ -20,9 +20,9 @@ from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.students import hash_model
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import distillation
-from snugbert.trainers.finetuning import glue_command as glue
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.stopping import RunStopped
+from snugbert_cli import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 THREE_LAYERS = LARGER["config_overrides"].replace("num_hidden_layers=1", "num_hidden_layers=3")
@@ -121,7 +121,7 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
     assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals: Student's t" in printed
     change_weights(teacher)
     with pytest.raises(InputError, match="teacher weights"):
-        glue.main(student(folder, tmp_path / "run", seeds=2, teacher_name_or_path=teacher))
+        run_command("glue", student(folder, tmp_path / "run", seeds=2, teacher_name_or_path=teacher))
 
 
 def change_weights(model: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
     change_weights(other)
     for start, changes in ((folder / "teacher", {}), (other, {"model_name_or_path": other})):
         output_dir = tmp_path / f"from-{start.parent.name}"
-        glue.main(student(folder, output_dir, **settings, **changes))
+        run_command("glue", student(folder, output_dir, **settings, **changes))
         expected = {
             name.replace(".layer.2.", ".layer.0."): weight
             for name, weight in load_file(start / "model.safetensors").items()
@@ -157,13 +157,13 @@ def distill_on_one_gpu(argv: list[str]) -> None:
             raise RuntimeError("invalid device ordinal")
 
     with patch("torch.distributed.barrier", barrier):
-        glue.main(argv)
+        run_command("glue", argv)
 
 
 def test_two_processes_equal_one(folder, tmp_path):
     """Also in a sweep, where only the first process writes the results."""
     settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3}
-    glue.main(student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
+    run_command("glue", student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
     changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
     process = forked.run(distill_on_one_gpu, student(folder, tmp_path / "two", **settings | changes), processes=2)
     assert process.returncode == 0, process.stderr
@@ -184,7 +184,7 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     def run(name: str, **changes: object) -> None:
         predicted.clear()
         settings = {"compare_without_teacher": False, "cache_dir": tmp_path / "cache", "max_steps": 1}
-        glue.main(student(folder, tmp_path / name, **settings | changes))
+        run_command("glue", student(folder, tmp_path / name, **settings | changes))
 
     measured = [60] * 8  # the speed of both models in a warmup and three rounds; training scored the student
     run("first")
@@ -222,12 +222,12 @@ def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
         init(self, **kwargs | {"callbacks": [*kwargs["callbacks"], Stop()]})
 
     with patch.object(FineTuningTrainer, "__init__", init_with_callback):
-        glue.main(argv)
+        run_command("glue", argv)
 
 
 def test_a_stopped_and_killed_run_ends_with_identical_bits(folder, tmp_path, monkeypatch):
     def run(name: str, **changes: object) -> None:
-        glue.main(student(folder, tmp_path / name, save_strategy=None, **changes))
+        run_command("glue", student(folder, tmp_path / name, save_strategy=None, **changes))
 
     run("straight")
     with pytest.raises(RunStopped):
@@ -259,7 +259,7 @@ def test_a_stopped_and_killed_run_ends_with_identical_bits(folder, tmp_path, mon
 
 def test_unlabeled_text_alone(folder, tmp_path, capsys):
     changes = {"train_file": None, "unlabeled_file": folder / "train.csv", "distillation_weight": 1.0}
-    glue.main(student(folder, tmp_path / "run", num_train_epochs=4, **changes))
+    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, **changes))
     rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
     assert [row["model"] for row in rows] == ["teacher", "student"] and rows[1]["mean"] > 0.9
     assert not (tmp_path / "run/without_teacher").exists()
@@ -271,7 +271,7 @@ def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "hash_model", lambda model: digests.append(hash_model(model)) or digests[-1])
     for name, changes in (("plain", {}), ("reinit", {"reinit_layers": 1}), ("bf16", {"bf16_full_eval": True})):
         settings = {"num_train_epochs": 1, "max_train_samples": 32, "compare_without_teacher": False}
-        glue.main(student(folder, tmp_path / name, **settings | changes))
+        run_command("glue", student(folder, tmp_path / name, **settings | changes))
     assert len(digests) == 3 and len(set(digests)) == 1
 
 
@@ -286,7 +286,7 @@ def test_only_unlabeled_text_in_other_ways(changes, folder, tmp_path):
     changes = {**changes, "train_file": None, "unlabeled_file": folder / "unlabeled.csv"}
     if "tokenizer_name" in changes:
         changes["tokenizer_name"] = folder / "tokenizer"
-    glue.main(student(folder, tmp_path / "run", **changes))
+    run_command("glue", student(folder, tmp_path / "run", **changes))
     rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
     assert [row["model"] for row in rows] == ["teacher", "student"]
 
@@ -295,12 +295,12 @@ def test_labels_of_unlabeled_text_are_not_read(folder, tmp_path):
     rows = [json.dumps({"sentence": row["sentence"], "label": ["x", "y"]}) for row in sentences(20, seed=5)]
     (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
     changes = {"unlabeled_file": tmp_path / "unlabeled.jsonl", "compare_without_teacher": False}
-    glue.main(student(folder, tmp_path / "run", **changes))
+    run_command("glue", student(folder, tmp_path / "run", **changes))
     assert json.loads((tmp_path / "run/results.json").read_text())["training"]["train_samples"] == 180
 
 
 def test_nothing_is_compared_without_validation_examples(folder, tmp_path):
-    glue.main(student(folder, tmp_path / "run", validation_file=None))
+    run_command("glue", student(folder, tmp_path / "run", validation_file=None))
     assert not (tmp_path / "run/without_teacher").exists()
     assert "comparison" not in json.loads((tmp_path / "run/results.json").read_text())
 
@@ -310,7 +310,7 @@ def test_the_output_folder_is_checked_first(folder, tmp_path, settings):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/results.json").write_text("{}")
     with pytest.raises(InputError, match="already contains a run"):
-        glue.main(student(folder, tmp_path / "run", **settings))
+        run_command("glue", student(folder, tmp_path / "run", **settings))
     assert not (tmp_path / "run/without_teacher").exists()
 
 
@@ -320,15 +320,17 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
     write_csv(tmp_path / "three.csv", [{**row, "label": row["label"] if i % 5 else "neutral"} for i, row in rows])
     write_csv(tmp_path / "one.csv", [{**row, "label": "Gloomy"} for _, row in rows if row["label"] == "gloomy"])
     files = {"train_file": tmp_path / "three.csv", "validation_file": tmp_path / "three.csv"}
-    glue.main(arguments(folder, tmp_path / "teacher", num_train_epochs=1, save_strategy="no", **files))
+    run_command("glue", arguments(folder, tmp_path / "teacher", num_train_epochs=1, save_strategy="no", **files))
     teacher = {"teacher_name_or_path": tmp_path / "teacher", "num_student_layers": 1}
-    glue.main(student(folder, tmp_path / "run", **teacher))
+    run_command("glue", student(folder, tmp_path / "run", **teacher))
     labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
     assert labels == {"0": "cheerful", "1": "gloomy", "2": "neutral"}
     write_csv(tmp_path / "two.csv", [{**row, "label": row["label"].capitalize()} for _, row in rows])
     for source in ({"train_file": tmp_path / "one.csv"}, {"train_file": None, "unlabeled_file": tmp_path / "one.csv"}):
         shutil.rmtree(tmp_path / "run")
-        glue.main(student(folder, tmp_path / "run", **teacher, **source, validation_file=tmp_path / "two.csv"))
+        run_command(
+            "glue", student(folder, tmp_path / "run", **teacher, **source, validation_file=tmp_path / "two.csv")
+        )
         labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
         assert labels == {"0": "Cheerful", "1": "Gloomy", "2": "neutral"}
 
@@ -337,7 +339,9 @@ def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
     reordered = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
     SnugBertTokenizer(vocab={token: i for i, token in enumerate(reordered)}).save_pretrained(tmp_path / "tokenizer")
     changes = {"config_name": "tiny", **LARGER, "tokenizer_name": tmp_path / "tokenizer", "num_student_layers": None}
-    glue.main(student(folder, tmp_path / "run", num_train_epochs=4, compare_without_teacher=False, **changes))
+    run_command(
+        "glue", student(folder, tmp_path / "run", num_train_epochs=4, compare_without_teacher=False, **changes)
+    )
     rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
     assert rows[0]["mean"] == 1 and rows[1]["mean"] > 0.9
 
@@ -356,13 +360,13 @@ def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
 )
 def test_errors(changes, message, folder, tmp_path):
     with pytest.raises(InputError, match=message):
-        glue.main(student(folder, tmp_path / "run", **changes))
+        run_command("glue", student(folder, tmp_path / "run", **changes))
 
 
 def test_some_flags_need_a_teacher(folder, tmp_path):
     for name, value in (("unlabeled_file", folder / "unlabeled.csv"), ("distillation_weight", 1.0)):
         with pytest.raises(InputError, match=f"--{name} needs .*--teacher_name_or_path"):
-            glue.main(arguments(folder, tmp_path / "run", **{name: value}))
+            run_command("glue", arguments(folder, tmp_path / "run", **{name: value}))
 
 
 def test_a_teacher_with_other_labels(folder, tmp_path):
@@ -370,4 +374,4 @@ def test_a_teacher_with_other_labels(folder, tmp_path):
     write_csv(tmp_path / "train.csv", rows)
     files = {"train_file": tmp_path / "train.csv", "validation_file": tmp_path / "train.csv"}
     with pytest.raises(InputError, match="The data contain cheerful, sad"):
-        glue.main(student(folder, tmp_path / "run", **files))
+        run_command("glue", student(folder, tmp_path / "run", **files))

@@ -47,9 +47,9 @@ from snugbert import (
     SnugBertTokenizer,
 )
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning import glue_command as glue
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.run_checkpoints import write_manifest
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
@@ -87,7 +87,7 @@ def test_a_run_learns_and_writes_everything(run, workshop):
 
 
 def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
-    glue.main(arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
+    run_command("glue", arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
     title, *lines = capsys.readouterr().out.strip().splitlines()
     assert title == "Text classification: scored"
     assert lines == [
@@ -108,7 +108,7 @@ def test_predictions_are_read_back(run, tmp_path):
     rows = [{"review": text, "note": text[::-1], "mood": list(WORDS)[i % 3 % 2]} for i, text in enumerate(texts)]
     changes = {**checkpoint_of(run), "train_file": None, "label_column_name": "mood", "max_eval_samples": 31}
     snippet = re.search(r"```python\n(import pandas\n.*?)```", FINE_TUNE.read_text(), re.DOTALL)[1]
-    glue.main(arguments(run, tmp_path, **changes, validation_file=write_csv(tmp_path / "dev.csv", rows)))
+    run_command("glue", arguments(run, tmp_path, **changes, validation_file=write_csv(tmp_path / "dev.csv", rows)))
     file, results = tmp_path / "eval_predictions.jsonl", json.loads((tmp_path / "eval_results.json").read_text())
     for frame in (pandas.read_json(file, lines=True), load_dataset("json", data_files=str(file))["train"].to_pandas()):
         assert list(frame) == ["review", "note", "label", "predicted_label", "probabilities"]
@@ -129,12 +129,12 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
     ]
     names = {"text_column_names": "body", "label_column_name": "mood", "validation_file": None, "num_train_epochs": 1}
     file = write_csv(tmp_path / "train.csv", rows)
-    glue.main(arguments(workshop, tmp_path / "model", train_file=file, **names))
+    run_command("glue", arguments(workshop, tmp_path / "model", train_file=file, **names))
     assert json.loads((tmp_path / "model" / "config.json").read_text())["text_columns"] == ["body"]
     data = {"train_file": None, "validation_file": file, "label_column_name": "mood"}
     for changes in ({"text_column_names": "body"}, {}):
         folder = tmp_path / f"scored-{len(changes)}"
-        glue.main(arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
+        run_command("glue", arguments(workshop, folder, **checkpoint_of(tmp_path / "model"), **data, **changes))
     scored = read_predictions(tmp_path / "scored-0" / "eval_predictions.jsonl")
     assert scored == read_predictions(tmp_path / "scored-1" / "eval_predictions.jsonl")
     command = ["predict", "--model_name_or_path", str(tmp_path / "model"), "--output_file", str(tmp_path / "o.jsonl")]
@@ -149,14 +149,14 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
     assert "several text columns: sentence1, sentence2. The model was trained on the column 'body'. Set --" in error
     with pytest.raises(InputError, match=r"the text column 'label' has the name of a prediction\. Rename the column"):
         names = {**data, "text_column_names": "label", "label_column_name": "body"}
-        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
+        run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
 
 
 def test_labeled_test_files_are_scored(run, workshop, tmp_path):
     rows = sentences(20, seed=4)
     rows[0]["label"] = "gloomy"  # wrong: the sentence is cheerful
     changes = {"test_file": write_csv(tmp_path / "test.csv", rows), "do_predict": True}
-    glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
+    run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(run), **changes, max_predict_samples=10))
     results = json.loads((tmp_path / "out" / "predict_results.json").read_text())
     assert results["predict_accuracy"] == 0.9
     assert len((tmp_path / "out" / "predict_results.txt").read_text().splitlines()) == 11
@@ -173,7 +173,7 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
         write_csv(tmp_path / file, sentences(numbers[split], seed=seed))
     asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
     names = {f"{split}_file": tmp_path / file for split, file in files.items()}
-    glue.main(arguments(workshop, tmp_path / "out", **names, **asked))
+    run_command("glue", arguments(workshop, tmp_path / "out", **names, **asked))
     trained_on, scores = read_metadata(tmp_path / "out")
     metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert trained_on == [("amazon_train.csv", "train", 18)]
@@ -191,7 +191,7 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     local = {split: str(tmp_path / file) for split, file in files.items()}
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: load_dataset("csv", data_files=local))
     hub = {"dataset_name": "me/reviews", "dataset_config_name": "en", **NO_FILES}
-    glue.main(arguments(workshop, tmp_path / "hub", **hub, **asked, max_eval_samples=9))
+    run_command("glue", arguments(workshop, tmp_path / "hub", **hub, **asked, max_eval_samples=9))
     trained_on, scores = read_metadata(tmp_path / "hub")
     assert trained_on == [("me/reviews (en)", "train", 18)]
     assert list(scores) == [("me/reviews (en)", "validation", 9), ("me/reviews (en)", "test", 10)]
@@ -204,7 +204,7 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
 def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
     output_dir = tmp_path / "resumed"
     shutil.copytree(run / "checkpoint-15", output_dir / "checkpoint-15")
-    glue.main(arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
+    run_command("glue", arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
     straight, resumed = (load_file(folder / "model.safetensors") for folder in (run, output_dir))
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
@@ -218,7 +218,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
         write_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
-            glue.main(again)
+            run_command("glue", again)
     assert not Path("owned").exists()
 
 
@@ -232,7 +232,7 @@ def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, wor
     else:
         torch.save(content, folder / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"pytorch_model.bin: damaged"):
-        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(folder)))
+        run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(folder)))
     assert not Path("owned").exists()
 
 
@@ -242,15 +242,17 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypat
     with monkeypatch.context() as before_tokenization:
         before_tokenization.setattr("snugbert.tasks.classification.TextClassification.encode", None)
         with pytest.raises(InputError, match="already contains a run"):
-            glue.main(arguments(workshop, output_dir))
+            run_command("glue", arguments(workshop, output_dir))
         for changes, message in (
             ({"layerwise_lr_decay": 0.5}, r"--layerwise_lr_decay was 1.0 and is 0.5"),
             ({"max_steps": 3}, r"checkpoint-\d+ has taken \d+ steps, more than the 3 steps of this run"),
         ):
             with pytest.raises(InputError, match=message):
-                glue.main(arguments(workshop, output_dir, resume_from_checkpoint="true", **changes))
+                run_command("glue", arguments(workshop, output_dir, resume_from_checkpoint="true", **changes))
     assert (output_dir / "model.safetensors").read_bytes() == before
-    glue.main(arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1))
+    run_command(
+        "glue", arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1)
+    )
     assert (output_dir / "model.safetensors").read_bytes() != before
     assert not (output_dir / "checkpoint-15").exists()
 
@@ -264,7 +266,7 @@ def test_regression(workshop, tmp_path):
         "test_file": write_csv(tmp_path / "test.csv", rows[:5]),
     }
     asked = {"do_train": True, "do_eval": True, "do_predict": True}
-    glue.main(arguments(workshop, tmp_path / "out", **files, **asked, num_train_epochs=8))
+    run_command("glue", arguments(workshop, tmp_path / "out", **files, **asked, num_train_epochs=8))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_mse"] < 0.3 * results["eval_baseline_mse"]
     examples = read_predictions(tmp_path / "out" / "eval_predictions.jsonl")
@@ -286,7 +288,7 @@ def test_similarity_task(workshop, tmp_path):
     for name in ("train", "dev"):
         (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(lines))
     changes = {"task_name": "sts-b", "data_dir": tmp_path, "train_file": None, "validation_file": None}
-    glue.main(arguments(workshop, tmp_path / "out", **changes, num_train_epochs=1))
+    run_command("glue", arguments(workshop, tmp_path / "out", **changes, num_train_epochs=1))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     mean = (results["eval_pearson"] + results["eval_spearmanr"]) / 2
     assert results["eval_combined_score"] == pytest.approx(mean)
@@ -304,7 +306,7 @@ def test_several_labels(workshop, tmp_path, capsys):
     for name, part in (("train", rows[60:]), ("dev", rows[:60]), ("test", rows[:20])):
         (tmp_path / f"{name}.json").write_text(json.dumps(part))
     files = {"train_file": tmp_path / "train.json", "validation_file": tmp_path / "dev.json"}
-    glue.main(arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
+    run_command("glue", arguments(workshop, tmp_path / "out", **files, **LARGER, num_train_epochs=5))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_micro_f1"] == results["eval_macro_f1"] == results["eval_subset_accuracy"] == 1
     assert "  baseline     always 'cheerful, gloomy'" in capsys.readouterr().out
@@ -314,7 +316,7 @@ def test_several_labels(workshop, tmp_path, capsys):
         assert example == {**row, "predicted_label": probable}
     (tmp_path / "test.json").write_text(json.dumps([{"text": row["text"]} for row in rows[:20]]))
     changes = {**checkpoint_of(tmp_path / "out"), "test_file": tmp_path / "test.json", "do_predict": True}
-    glue.main(arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
+    run_command("glue", arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
     predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
     # Vectors of 0 and 1 are the same labels, but have no names. Without training, the checkpoint's names apply.
@@ -323,19 +325,19 @@ def test_several_labels(workshop, tmp_path, capsys):
         changed = [{**row, "label": [int(label in row["label"]) for label in WORDS]} for row in part]
         vectors[name].write_text(json.dumps(changed))
     same = {"train_file": vectors["train"], "validation_file": vectors["dev"]}
-    glue.main(arguments(workshop, tmp_path / "vectors", **same, **LARGER, num_train_epochs=1, max_steps=3))
-    glue.main(arguments(workshop, tmp_path / "names", **files, **LARGER, num_train_epochs=1, max_steps=3))
+    run_command("glue", arguments(workshop, tmp_path / "vectors", **same, **LARGER, num_train_epochs=1, max_steps=3))
+    run_command("glue", arguments(workshop, tmp_path / "names", **files, **LARGER, num_train_epochs=1, max_steps=3))
     weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("vectors", "names")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     config = SnugBertConfig.from_pretrained(tmp_path / "vectors")
     assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"} and config.problem_type == "multi_label_classification"
     scored = {**checkpoint_of(tmp_path / "out"), "train_file": None, "validation_file": vectors["dev"]}
-    glue.main(arguments(workshop, tmp_path / "scored", **scored))
+    run_command("glue", arguments(workshop, tmp_path / "scored", **scored))
     assert read_predictions(tmp_path / "scored" / "eval_predictions.jsonl") == read_predictions(
         tmp_path / "out" / "eval_predictions.jsonl"
     )
     with pytest.raises(InputError, match="needs training examples with exactly one class each"):
-        glue.main(arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
+        run_command("glue", arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
 
 
 def test_class_weights(workshop, tmp_path):
@@ -346,7 +348,7 @@ def test_class_weights(workshop, tmp_path):
     predicted = {}
     for weights in (None, "rare=50"):
         asked = {"do_train": True, "do_predict": True, "num_train_epochs": 1, "class_weights": weights}
-        glue.main(arguments(workshop, tmp_path / f"{weights}", train_file=file, test_file=file, **asked))
+        run_command("glue", arguments(workshop, tmp_path / f"{weights}", train_file=file, test_file=file, **asked))
         lines = (tmp_path / f"{weights}" / "predict_results.txt").read_text().splitlines()[1:]
         predicted[weights] = {line.split("\t")[1] for line in lines}
     assert predicted == {None: {"usual"}, "rare=50": {"rare"}}
@@ -387,7 +389,7 @@ def test_training_equals_stock_bert_under_trainer(bert, workshop, tmp_path):
     """Without dropout, three epochs of the command equal three epochs of the stock model under the stock Trainer."""
     settings = {"per_device_train_batch_size": 16, "num_train_epochs": 3, "learning_rate": 1e-3, "use_cpu": True}
     changes = {**checkpoint_of(bert), "tokenizer_name": workshop / "tokenizer", **settings}
-    glue.main(arguments(workshop, tmp_path / "ours", **changes))
+    run_command("glue", arguments(workshop, tmp_path / "ours", **changes))
     ours = SnugBertForSequenceClassification.from_pretrained(tmp_path / "ours")
 
     tokenizer = SnugBertTokenizer.from_pretrained(workshop / "tokenizer")
@@ -417,7 +419,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
     for dtype in ("float32", "bfloat16"):
         SnugBertConfig.from_size("tiny", num_hidden_layers=1, dtype=dtype).save_pretrained(tmp_path / dtype)
         changes = {"config_name": tmp_path / dtype, "config_overrides": None, "max_steps": 3}
-        glue.main(arguments(workshop, tmp_path / f"trained-{dtype}", **changes))
+        run_command("glue", arguments(workshop, tmp_path / f"trained-{dtype}", **changes))
         weights.append(load_file(tmp_path / f"trained-{dtype}" / "model.safetensors"))
     assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
@@ -492,7 +494,7 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     if "model_name_or_path" in changes:
         changes["config_name"] = None
     with pytest.raises(InputError, match=message):
-        glue.main(arguments(workshop, tmp_path / "out", **changes))
+        run_command("glue", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
 
 
@@ -501,9 +503,11 @@ def test_unknown_labels(run, workshop, tmp_path):
     file = write_csv(tmp_path / "dev.csv", rows)
     known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected cheerful, gloomy, .*\. Fix or remove the row"
     with pytest.raises(InputError, match=known):  # labels of the training file
-        glue.main(arguments(workshop, tmp_path / "out", validation_file=file))
+        run_command("glue", arguments(workshop, tmp_path / "out", validation_file=file))
     with pytest.raises(InputError, match=known):  # labels of the checkpoint
-        glue.main(arguments(workshop, tmp_path / "out", **checkpoint_of(run), train_file=None, validation_file=file))
+        run_command(
+            "glue", arguments(workshop, tmp_path / "out", **checkpoint_of(run), train_file=None, validation_file=file)
+        )
 
 
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
@@ -513,8 +517,10 @@ def test_a_classifier_for_other_labels(run, workshop, tmp_path):
         InputError,
         match=r"Number of labels in this data: 12\. If .*, replace it with --ignore_mismatched_sizes",
     ):
-        glue.main(arguments(workshop, tmp_path / "out", **changes))
-    glue.main(arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1))
+        run_command("glue", arguments(workshop, tmp_path / "out", **changes))
+    run_command(
+        "glue", arguments(workshop, tmp_path / "out", **changes, ignore_mismatched_sizes=True, num_train_epochs=1)
+    )
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.num_labels == 12
 
 
@@ -533,7 +539,7 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
     ):
         changes = {**checkpoint_of(tmp_path / name), "tokenizer_name": workshop / "tokenizer", **data, **more}
         with pytest.raises(InputError, match=message):
-            glue.main(arguments(workshop, tmp_path / "out", **changes))
+            run_command("glue", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
 
 
@@ -541,7 +547,9 @@ def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
     rows = [{"sentence": "film " * 600, "label": "gloomy"}, {"sentence": "good", "label": "cheerful"}]
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
-        glue.main(arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True))
+        run_command(
+            "glue", arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True)
+        )
     assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
 
 

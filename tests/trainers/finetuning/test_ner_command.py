@@ -20,8 +20,8 @@ from snugbert.tasks.tagged_sentences import TagSplit
 from snugbert.tasks.tagging import METRICS, Tagging
 from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.ner_command import main
 from snugbert.trainers.finetuning.prepare_task import prepare_task
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,7 +115,7 @@ def test_a_run_learns_and_writes_everything(run, workshop):
 @pytest.mark.slow
 def test_the_command_compiles_the_layers(workshop, tmp_path, new_compiler):
     flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    main(arguments(workshop, tmp_path, **flags, do_train=True, max_steps=2))
+    run_command("ner", arguments(workshop, tmp_path, **flags, do_train=True, max_steps=2))
     assert counters["stats"]["unique_graphs"] >= 1
 
 
@@ -125,7 +125,7 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
         (tmp_path / file).write_text(tagged_text(number, seed))
     names = {f"{split}_file": tmp_path / file for split, (file, _) in files.items()}
     asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
-    main(arguments(workshop, tmp_path / "out", **names, **asked))
+    run_command("ner", arguments(workshop, tmp_path / "out", **names, **asked))
     trained_on, scores = read_metadata(tmp_path / "out")
     metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert trained_on == [("wikiann_train.txt", "train", 40)]
@@ -162,7 +162,7 @@ def test_document_context(workshop, tmp_path):
 def test_a_checkpoint_is_scored_without_training(run, workshop, tmp_path, capsys):
     checkpoint = {"model_name_or_path": run, "config_name": None, "config_overrides": None, "tokenizer_name": None}
     for extra in ({}, {"pad_to_max_length": True}):
-        main(arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
+        run_command("ner", arguments(workshop, tmp_path, **checkpoint, **extra, train_file=None, max_eval_samples=20))
         results = json.loads((tmp_path / "eval_results.json").read_text())
         assert results["eval_samples"] == 20 and results["eval_f1"] == 1.0
         assert "eval_baseline_f1" not in results
@@ -177,7 +177,7 @@ def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
         "num_train_epochs": 2,
         "max_train_samples": 64,
     }
-    main(arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
+    run_command("ner", arguments(workshop, tmp_path, **changes, label_all_tokens=True, class_weights="balanced"))
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path)
@@ -196,7 +196,7 @@ def test_a_student_learns_from_a_teacher_with_another_tokenizer(run, workshop, t
     (tmp_path / "people.txt").write_text("\n\n".join(text for text in sentences if "I-LOC" not in text))
     files = {"train_file": tmp_path / "people.txt", "unlabeled_file": tmp_path / "unlabeled.jsonl"}
     files |= {"tokenizer_name": tmp_path / "tokenizer", "max_train_samples": 8}
-    main(arguments(workshop, tmp_path / "out", teacher_name_or_path=run, **files))
+    run_command("ner", arguments(workshop, tmp_path / "out", teacher_name_or_path=run, **files))
     rows = {row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]}
     assert rows["teacher"] == 1 and rows["student"] > 0.95 > rows["student without teacher"]
 

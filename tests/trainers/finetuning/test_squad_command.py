@@ -17,7 +17,7 @@ from snugbert.data.squad import Question
 from snugbert.errors import InputError
 from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.trainers.finetuning import squad_command as squad
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -133,7 +133,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
     unlabeled = tmp_path / "unlabeled.jsonl"
     unlabeled.write_text("\n".join(map(json.dumps, rows)))
     changes = {"teacher_name_or_path": run, "max_train_samples": 8, "unlabeled_file": unlabeled}
-    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     scores = {
         row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]
     }
@@ -145,7 +145,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
     write_stories(tmp_path / "other.jsonl", [{**row, "question": "whos"} for row in stories(20, seed=5)])
     changes |= {"unlabeled_file": tmp_path / "other.jsonl", "tokenizer_name": tmp_path / "other"}
     with pytest.raises(InputError, match="its tokenizer splits the text differently"):
-        squad.main(arguments(workshop, tmp_path / "other-out", **changes, compare_without_teacher=False))
+        run_command("squad", arguments(workshop, tmp_path / "other-out", **changes, compare_without_teacher=False))
 
 
 def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
@@ -157,7 +157,9 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     given = {"validation_file": files["xquad_dev"], "test_file": files["tydiqa"], "max_train_samples": 38}
     asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
     argv = arguments(workshop, tmp_path / "out", train_file=None, **given, **asked)
-    squad.main([*argv, "--train_file", *(str(files[f"{name}_train"]) for name in ("amazon", "news", "unused"))])
+    run_command(
+        "squad", [*argv, "--train_file", *(str(files[f"{name}_train"]) for name in ("amazon", "news", "unused"))]
+    )
     trained_on, scores = read_metadata(tmp_path / "out")
     metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
     assert trained_on == [("amazon_train.jsonl", "train", 30), ("news_train.jsonl", "train", 8)]
@@ -188,7 +190,7 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
         "validation_file": workshop / "dev-v2.jsonl",
         "version_2_with_negative": True,
     }
-    squad.main(arguments(workshop, first, **files, max_steps=9))  # too few to give an answer at odds of 0
+    run_command("squad", arguments(workshop, first, **files, max_steps=9))  # too few to give an answer at odds of 0
     results = json.loads((first / "eval_results.json").read_text())
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
@@ -207,7 +209,7 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     assert (first / "thresholds.png").stat().st_size > 5000
     threshold = results["eval_best_f1_thresh"]
     changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
-    squad.main(arguments(workshop, second, **changes))
+    run_command("squad", arguments(workshop, second, **changes))
     again = json.loads((second / "eval_results.json").read_text())
     assert again["eval_f1"] == pytest.approx(results["eval_best_f1"], abs=1e-9)
     assert again["eval_best_f1"] == results["eval_best_f1"]
@@ -228,7 +230,7 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
 
 
 def test_limits_of_answers(run, workshop, tmp_path):
-    squad.main(arguments(workshop, tmp_path, **checkpoint_of(run), n_best_size=3, max_answer_length=1))
+    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), n_best_size=3, max_answer_length=1))
     n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
     assert max(map(len, n_best.values())) == 3
     assert {len(candidate["text"].split()) for candidates in n_best.values() for candidate in candidates} == {1}
@@ -246,7 +248,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     )
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
-            squad.main(arguments(workshop, tmp_path / "out", **{split: file}))
+            run_command("squad", arguments(workshop, tmp_path / "out", **{split: file}))
     assert not (tmp_path / "out").exists()
 
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
@@ -256,7 +258,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     assert f"{file}: {warning}The first: {misplaced}." in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
-    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_samples"] == 6 and results["eval_exact_match"] == pytest.approx(100 * 5 / 6)
 
@@ -269,7 +271,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     ]
     (tmp_path / "test.json").write_text(json.dumps(rows))
     changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
-    squad.main(arguments(workshop, tmp_path / "out", **changes))
+    run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     assert "questions without text or context: 2. The first: " in caplog.text
     assert "Questions truncated to 3 tokens (max_query_length): 1" in caplog.text
     assert "no reference answers. Predictions are not scored." in caplog.text
@@ -327,5 +329,5 @@ def test_bad_arguments(changes, message, workshop, tmp_path, monkeypatch):
         name: value.format(workshop=workshop) if isinstance(value, str) else value for name, value in changes.items()
     }
     with pytest.raises(InputError, match=message):
-        squad.main(arguments(workshop, tmp_path / "out", **changes))
+        run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()

@@ -12,10 +12,10 @@ from card_metadata import read_metadata
 from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
 
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning import glue_command as glue
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suite import make_task_arguments
+from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,7 +31,7 @@ def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     learns = {"do_train": True, "max_train_samples": 8, "max_steps": 1}
     changes = {"task_name": "all", "data_dir": tmp_path / "glue", "do_predict": True, "max_seq_length": 12, **NO_FILES}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
-        glue.main(arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
+        run_command("glue", arguments(tmp_path, tmp_path / "out", **changes, **learns, per_device_eval_batch_size=256))
     mnli = tmp_path / "glue" / "MNLI"
     assert f"skipping MNLI. Missing files: {mnli / 'train.tsv'}, {mnli / 'test_matched.tsv'}" in caplog.text
     missing = "CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, AX.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, WNLI.tsv"
@@ -112,8 +112,8 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     monkeypatch.setattr(FineTuningTrainer, "training_step", noted)
     with caplog.at_level(logging.WARNING, logger="snugbert"):
         with pytest.raises(KeyboardInterrupt):
-            glue.main(command)
-        glue.main(command)
+            run_command("glue", command)
+        run_command("glue", command)
     cola_steps, mnli_steps = [[step for name, step in steps if name == task] for task in ("cola", "mnli")]
     assert cola_steps == list(range(4))  # once
     assert mnli_steps == [*range(18), *range(15, 40)]  # continued from the checkpoint
@@ -151,19 +151,19 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
 
     capsys.readouterr()
     before = len(steps)
-    glue.main(command)  # everything is done but the table
+    run_command("glue", command)  # everything is done but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
     with pytest.raises(InputError, match="out contains a run with different --learning_rate, --seeds"):
-        glue.main([*command, "--learning_rate", "1e-3", "--seeds", "2"])
+        run_command("glue", [*command, "--learning_rate", "1e-3", "--seeds", "2"])
     (output_dir / "plan.json").unlink()
     with pytest.raises(InputError, match="out already contains a run"):
-        glue.main(command)
+        run_command("glue", command)
 
 
 def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
-    glue.main(arguments(workshop, tmp_path / "out", **some))
+    run_command("glue", arguments(workshop, tmp_path / "out", **some))
     assert caplog.text.count("skipped 2 rows with too few or too many columns") == 1
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (

@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, EvalPrediction
 
 import snugbert
-from snugbert.checkpoints.loading import ModelArguments, load_config
+from snugbert.checkpoints.loading import load_config
+from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.electra import ElectraPair, load_pair, sample_tokens, shrink_config
