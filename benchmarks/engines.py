@@ -35,7 +35,7 @@ from snugbert.checkpoints.reading import CLASSES, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
-from snugbert.export.export import ENGINES, export, list_model_files, load_pooling, make_score
+from snugbert.export.export import ENGINES, export_model, list_model_files, load_pooling, make_score
 from snugbert.export.texts import make_batches, tokenize
 from snugbert.reports.plots import COLORS, GREY, TITLE, new_figure, tidy
 
@@ -114,7 +114,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def make_variants(work: Work, calibration: Path, root: Path) -> dict[str, Variant]:
     """Exports the model to every engine and dtype, and loads it with as many threads as torch has."""
     stock = root / "stock"
-    export(work.folder, stock, "bert")
+    export_model(work.folder, stock, "bert")
     ours = _load_ours(work.folder)
     size = sum(file.stat().st_size for file in list_model_files(stock, "bert")) / 1e6
     variants = {
@@ -124,7 +124,7 @@ def make_variants(work: Work, calibration: Path, root: Path) -> dict[str, Varian
     }
     for (to, dtype, calibrated), name in VARIANTS.items():
         folder = root / name
-        export(work.folder, folder, to, dtype=dtype, calibration_file=calibration if calibrated else None)
+        export_model(work.folder, folder, to, dtype=dtype, calibration_file=calibration if calibrated else None)
         engine = import_module(ENGINES[to])
         size = sum(file.stat().st_size for file in list_model_files(folder, to)) / 1e6
         variants[name] = Variant(engine.load(folder, torch.get_num_threads()), size)

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.checkpoints.reading import read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
-from snugbert.export.export import Export, export
+from snugbert.export.export import Export, export_model
 
 TARGETS = ("onnx", "openvino", "ctranslate2")
 
@@ -41,7 +41,7 @@ def measure(folder: Path, file: str, to: str, args: argparse.Namespace) -> str:
     done: dict[str, Export] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for dtype in ("float32", "int8") if file else ("float32",):
-            done[dtype] = export(
+            done[dtype] = export_model(
                 folder,
                 Path(temporary) / dtype,
                 to,

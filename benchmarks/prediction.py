@@ -31,7 +31,7 @@ from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 from snugbert.checkpoints.sentence_transformers_files import TRANSFORMER
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
@@ -182,7 +182,7 @@ def compare(name: str, task: str, model: str, texts: list[str], args: argparse.N
     """Returns a row of the table."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        convert(Path(model), folder / "stock", "bert")
+        convert_model(Path(model), folder / "stock", "bert")
         rows = write_rows(folder / "rows.jsonl", texts[: args.max_rows])
         sides = {
             "ours": make_ours(model, rows, folder / "ours.jsonl"),

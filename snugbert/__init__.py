@@ -27,15 +27,31 @@ from snugbert.modeling_snugbert import (
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
+    from snugbert.checkpoints.conversion import convert_model
     from snugbert.data.corpus import open_corpus
     from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
     from snugbert.data.preparation import prepare_corpus
+    from snugbert.errors import InputError
+    from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
+    from snugbert.evaluation.held_out_text import score_text
+    from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
+    from snugbert.export.export import export_model
+    from snugbert.prediction.predictor import Predictor
     from snugbert.prediction.question_answerer import QuestionAnswerer
+    from snugbert.tasks.classification import TextClassification
+    from snugbert.tasks.multiple_choice import MultipleChoice
+    from snugbert.tasks.question_answering import QuestionAnswering
+    from snugbert.tasks.tagging import Tagging
+    from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
+    from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+    from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
     from snugbert.trainers.pretraining.batches import plan_phases
     from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
     from snugbert.trainers.pretraining.examples import PretrainingDataset
     from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
     from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
+    from snugbert.vocabulary.train import train_vocabulary
+    from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments
 
 __version__ = "0.1.0"
 
@@ -61,16 +77,33 @@ transformers.MODEL_FOR_PRETRAINING_MAPPING.register(
 
 # Imported on demand: the training packages take seconds to import and may not be installed.
 LAZY_NAMES = {
+    "DistillationTrainer": "trainers.finetuning.distillation_trainer",
+    "FineTuningArguments": "trainers.finetuning.finetuning_arguments",
+    "FineTuningTrainer": "trainers.finetuning.finetuning_trainer",
+    "HeldOutTextArguments": "evaluation.evaluation_arguments",
+    "InputError": "errors",
+    "MinimalPair": "evaluation.minimal_pairs",
+    "MultipleChoice": "tasks.multiple_choice",
+    "Predictor": "prediction.predictor",
     "PretrainingArguments": "trainers.pretraining.pretraining_arguments",
     "PretrainingDataset": "trainers.pretraining.examples",
     "PretrainingTrainer": "trainers.pretraining.pretraining_trainer",
     "QuestionAnswerer": "prediction.question_answerer",
+    "QuestionAnswering": "tasks.question_answering",
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "data.packed_batches",
+    "Tagging": "tasks.tagging",
+    "TextClassification": "tasks.classification",
     "TokenBudgetDataset": "data.packed_batches",
+    "VocabularyArguments": "vocabulary.vocabulary_arguments",
+    "convert_model": "checkpoints.conversion",
+    "export_model": "export.export",
     "open_corpus": "data.corpus",
     "plan_phases": "trainers.pretraining.batches",
     "prepare_corpus": "data.preparation",
+    "score_pairs": "evaluation.minimal_pairs",
+    "score_text": "evaluation.held_out_text",
+    "train_vocabulary": "vocabulary.train",
 }
 
 
@@ -89,10 +122,19 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "DistillationTrainer",
+    "FineTuningArguments",
+    "FineTuningTrainer",
+    "HeldOutTextArguments",
+    "InputError",
+    "MinimalPair",
+    "MultipleChoice",
+    "Predictor",
     "PretrainingArguments",
     "PretrainingDataset",
     "PretrainingTrainer",
     "QuestionAnswerer",
+    "QuestionAnswering",
     "SnugBertConfig",
     "SnugBertDataCollatorForPretraining",
     "SnugBertDataCollatorWithPacking",
@@ -107,8 +149,16 @@ __all__ = [
     "SnugBertModel",
     "SnugBertPreTrainedModel",
     "SnugBertTokenizer",
+    "Tagging",
+    "TextClassification",
     "TokenBudgetDataset",
+    "VocabularyArguments",
+    "convert_model",
+    "export_model",
     "open_corpus",
     "plan_phases",
     "prepare_corpus",
+    "score_pairs",
+    "score_text",
+    "train_vocabulary",
 ]

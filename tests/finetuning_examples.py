@@ -19,16 +19,17 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import TaskFacts
 from snugbert.tasks.base import Baseline, EvaluationSet, Features, Task
 from snugbert.tasks.outputs import SEQUENCE, SPAN, TOKENS
+from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.finetuning.soft_targets import DistillationTrainer, SoftTargets
+from snugbert.trainers.finetuning.prepare_task import Distillation, PreparedTask
+from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.finetuning.teacher import compute_items
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 OUTPUTS = dict(zip(HEADS, (SEQUENCE, TOKENS, SPAN), strict=True))
 LABELS = ["few", "some", "many"]
-WEIGHTS = torch.tensor([0.5, 1.0, 3.0])
+WEIGHTS = "few=0.5,many=3"
 
 
 def make_tokenizer() -> SnugBertTokenizer:
@@ -57,38 +58,6 @@ def examples(head: str, number: int, seed: int = 0) -> Dataset:
 def new_model(head: str, **overrides) -> torch.nn.Module:
     torch.manual_seed(0)
     return getattr(snugbert, f"SnugBert{head}")(snugbert.SnugBertConfig(**CONFIG | overrides))
-
-
-def new_trainer(head: str, tokenizer, folder, data=None, weights=None, model=None, **settings) -> FineTuningTrainer:
-    args = arguments(folder, **{"save_strategy": "no", "learning_rate": 3e-5, **settings})
-    padding_class = DataCollatorForTokenClassification if head == "ForTokenClassification" else DataCollatorWithPadding
-    return FineTuningTrainer(
-        model=new_model(head) if model is None else model,
-        args=args,
-        data_collator=padding_class(tokenizer) if args.pad_to_max_length else SnugBertDataCollatorWithPacking(),
-        output=OUTPUTS[head],
-        class_weights=weights,
-        train_dataset=examples(head, 45) if data is None else data,
-    )
-
-
-def new_distillation_trainer(
-    head: str, tokenizer, folder, data=None, teacher=None, callbacks=(), **settings
-) -> DistillationTrainer:
-    """Returns a trainer with the soft targets of `teacher`."""
-    data = examples(head, 45) if data is None else data
-    plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
-    logits = compute_items(plain, data, hash_model(plain.model), str(folder / "cache"))
-    first_items = np.concatenate([[0], np.cumsum(OUTPUTS[head].count_items(data))])
-    return DistillationTrainer(
-        model=new_model(head),
-        args=plain.args,
-        targets=SoftTargets(logits, first_items, "single_label_classification"),
-        train_dataset=data,
-        data_collator=plain.data_collator.collate,
-        output=OUTPUTS[head],
-        callbacks=[*callbacks],
-    )
 
 
 @dataclass
@@ -155,6 +124,56 @@ class Counting(Task[CountingSplit, Features, np.ndarray]):
 
     def to_columns(self, split, answers):
         raise NotImplementedError
+
+
+class PreparedExamples(PreparedTask):
+    """Examples for a given model."""
+
+    def make_model(self):
+        return self.given
+
+    def make_collator(self, pad_to_max_length):
+        if not pad_to_max_length:
+            return SnugBertDataCollatorWithPacking()
+        is_tagging = self.task.output is TOKENS
+        return (DataCollatorForTokenClassification if is_tagging else DataCollatorWithPadding)(self.task.tokenizer)
+
+
+def prepare_examples(head: str, tokenizer, data=None, model=None) -> PreparedExamples:
+    """Returns labeled examples to train a model on."""
+    task = Counting()
+    task.output = OUTPUTS[head]
+    task.use_tokenizer(tokenizer, 512)
+    prepared = PreparedExamples(
+        task=task,
+        model_args=FineTunedModelArguments(config_name="tiny", tokenizer_name="."),
+        config=snugbert.SnugBertConfig(**CONFIG),
+        student_layers=None,
+        train_features=examples(head, 45) if data is None else data,
+        evaluation_sets=[],
+        data={"train": [DataSource("train.csv", "train", 45)]},
+    )
+    prepared.given = new_model(head) if model is None else model
+    return prepared
+
+
+def new_trainer(head: str, tokenizer, folder, data=None, model=None, **settings) -> FineTuningTrainer:
+    args = arguments(folder, **{"save_strategy": "no", "learning_rate": 3e-5, **settings})
+    return FineTuningTrainer(task=prepare_examples(head, tokenizer, data, model), args=args)
+
+
+def new_distillation_trainer(
+    head: str, tokenizer, folder, data=None, teacher=None, callbacks=(), **settings
+) -> DistillationTrainer:
+    """Returns a trainer with the soft targets of `teacher`."""
+    data = examples(head, 45) if data is None else data
+    plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
+    logits = compute_items(plain, data, hash_model(plain.model), str(folder / "cache"))
+    first_items = np.concatenate([[0], np.cumsum(OUTPUTS[head].count_items(data))])
+    student = prepare_examples(head, tokenizer, data)
+    targets = SoftTargets(logits, first_items, "single_label_classification")
+    student.distillation = Distillation(hash_model(plain.model), targets)
+    return DistillationTrainer(task=student, args=plain.args, callbacks=[*callbacks])
 
 
 class PreparedCounting(PreparedTask):

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
-from snugbert.checkpoints.model_arguments import ConversionArguments, HubArguments, get_hub_arguments
+from snugbert.checkpoints.model_arguments import CONVERTED_TYPES, ConversionArguments, HubArguments, get_hub_arguments
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -36,6 +36,7 @@ from snugbert.errors import InputError, format_count
 from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
+from snugbert_arguments import explain_choice
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -113,18 +114,19 @@ def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
     """Converts a checkpoint, and prints a summary. This is `snugbert convert`.
 
     Raises:
-        InputError: bad files or folders, see [`convert`].
+        InputError: bad files or folders, see [`convert_model`].
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    done = convert(
-        fetch_checkpoint(args.input, **get_hub_arguments(hub_args)),
-        Path(args.output),
+    done = convert_model(
+        args.input,
+        args.output,
         args.to,
-        dtype=None if args.dtype is None else getattr(torch, args.dtype),
+        dtype=args.dtype,
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
+        **get_hub_arguments(hub_args),
     )
     print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
     size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"
@@ -135,29 +137,33 @@ def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
     print(f"Check: outputs before and after conversion differ by at most {done.difference:.1e} in float64")
 
 
-def convert(
-    source: Path,
-    output_dir: Path,
+def convert_model(
+    source: str | Path,
+    output_dir: str | Path,
     to: str,
     *,
-    dtype: torch.dtype | None = None,
+    dtype: str | torch.dtype | None = None,
     max_shard_size: str = "5GB",
     do_lower_case: bool | None = None,
     overwrite_output_dir: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Conversion:
     """Converts a checkpoint to SnugBERT, or to a stock model of transformers.
 
     Args:
-        source: a folder, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
+        source: a folder, a Hub name, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
             sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
         output_dir: the folder to write. Other files in it are kept.
         to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
             `trust_remote_code=True`. The others need transformers only.
-        dtype: dtype of the weights. None: the widest dtype in the source.
+        dtype: dtype of the weights: "float32", "float16" or "bfloat16". None: the widest dtype in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
         do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
             `vocab.txt`, text is lowercased if all tokens are lowercase.
         overwrite_output_dir: whether to replace a model in `output_dir`.
+        revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
 
     Returns:
         A summary of the conversion.
@@ -166,6 +172,11 @@ def convert(
         InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
             contains a model or cannot be written, or the outputs differ. Nothing is written.
     """
+    if to not in CONVERTED_TYPES:
+        raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
+    source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
+    output_dir = Path(output_dir)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:

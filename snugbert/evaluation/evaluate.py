@@ -25,7 +25,7 @@ from snugbert.evaluation.evaluation_arguments import (
 )
 from snugbert.evaluation.held_out_text import TextResults, score_text
 from snugbert.evaluation.masked_models import load_masked_model
-from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs
+from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
 from snugbert.files import write_atomically, writing
 from snugbert.progress import format_duration
@@ -174,7 +174,7 @@ def _describe_text(results: TextResults) -> str:
 
 
 def _evaluate_pairs(
-    model_args: EvaluatedModelArguments, files: Sequence[Path], pairs: Sequence[Pair], seed: int
+    model_args: EvaluatedModelArguments, files: Sequence[Path], pairs: Sequence[MinimalPair], seed: int
 ) -> _Section:
     set_seed(seed)
     model, tokenizer = load_masked_model(model_args, required=["mask_token"])

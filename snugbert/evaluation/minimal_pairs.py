@@ -26,7 +26,7 @@ from snugbert.files import check_unicode
 GOOD, BAD, PARADIGM, PHENOMENON, FIELD = "sentence_good", "sentence_bad", "UID", "linguistics_term", "field"
 
 
-class Pair(NamedTuple):
+class MinimalPair(NamedTuple):
     """A minimal pair.
 
     Attributes:
@@ -40,20 +40,20 @@ class Pair(NamedTuple):
 
     good: str
     bad: str
-    paradigm: str
-    phenomenon: str
-    field: str | None
-    file: Path
-    row: int
+    paradigm: str = "all"
+    phenomenon: str = "all"
+    field: str | None = None
+    file: Path = Path("pairs")
+    row: int = 0
 
 
-def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list[Pair]:
+def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list[MinimalPair]:
     """Reads the pairs of all files.
 
     Raises:
         InputError: a file has no pairs, or a row has no text in a column. The message names the file and the row.
     """
-    pairs: list[Pair] = []
+    pairs: list[MinimalPair] = []
     for file, name in zip(files, _name_files(files), strict=True):
         count = len(pairs)
         for row, values in _read_rows(file):
@@ -65,7 +65,7 @@ def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list
                 _read_label(file, row, values, column) for column in (PARADIGM, PHENOMENON, FIELD)
             )
             paradigm = paradigm or name
-            pairs.append(Pair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
+            pairs.append(MinimalPair(good, bad, paradigm, phenomenon or paradigm, field, file, row))
         if len(pairs) == count:
             raise InputError(f"{file}: no pairs.")
     return pairs
@@ -122,8 +122,15 @@ def _read_label(file: Path, row: int, values: dict[str, Any], column: str) -> st
     return None if value in (None, "") else check_unicode(str(value), f"{file}, row {row}: {column}")
 
 
-def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Scores a model on minimal pairs.
+def score_pairs(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[MinimalPair]
+) -> dict[str, Any]:
+    """Scores a masked language model on minimal pairs. It should prefer the acceptable sentence.
+
+    Args:
+        model: any masked language model of transformers.
+        tokenizer: its tokenizer.
+        pairs: the pairs.
 
     Returns:
         `pairs`, the number of pairs, and `accuracy`, the mean over paradigms for each variant of `VARIANTS`.
@@ -151,7 +158,7 @@ def score_pairs(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pair
     return summarize(pairs, correct)
 
 
-def summarize(pairs: Sequence[Pair], correct: np.ndarray) -> dict[str, Any]:
+def summarize(pairs: Sequence[MinimalPair], correct: np.ndarray) -> dict[str, Any]:
     """Computes accuracies, see [`score_pairs`].
 
     Args:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from scipy.stats import spearmanr
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
-from snugbert.checkpoints.conversion import check_new_model, convert, put_in_place
+from snugbert.checkpoints.conversion import check_new_model, convert_model, put_in_place
 from snugbert.checkpoints.loading import is_regression, max_tokens
 from snugbert.checkpoints.model_arguments import HubArguments, get_hub_arguments
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
@@ -38,8 +39,9 @@ from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tok
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
-from snugbert.tasks.base import make_validation_set
+from snugbert.tasks.base import make_evaluation_set
 from snugbert.tasks.outputs import Logits, Output
+from snugbert_arguments import explain_choice
 
 # Target -> its module.
 ENGINES = {
@@ -54,6 +56,7 @@ LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memor
 Embed = Callable[[Run, list[str]], np.ndarray]
 Score = Callable[[Run], dict[str, float]]
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
+FILES = ("calibration_file", "text_file", "validation_file")
 # Arguments for reading the validation file.
 VALIDATION_ARGUMENTS = (
     "task_name",
@@ -68,23 +71,18 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
     """Exports a model, and prints a summary. This is `snugbert export`.
 
     Raises:
-        InputError: bad arguments, files or folders, see [`export`].
+        InputError: bad arguments, files or folders, see [`export_model`].
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    files = {
-        name: None if getattr(args, name) is None else Path(getattr(args, name))
-        for name in ("calibration_file", "text_file", "validation_file")
-    }
-    done = export(
-        fetch_checkpoint(args.input, **get_hub_arguments(hub_args)),
-        Path(args.output),
+    done = export_model(
+        args.input,
+        args.output,
         args.to,
         dtype=args.dtype,
         overwrite_output_dir=args.overwrite_output_dir,
-        source_name=args.input,
-        **{name: getattr(args, name) for name in VALIDATION_ARGUMENTS},
-        **files,
+        **{name: getattr(args, name) for name in (*FILES, *VALIDATION_ARGUMENTS)},
+        **get_hub_arguments(hub_args),
     )
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
@@ -95,17 +93,20 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
         print(f"Score: {metric} {after:.4f}, before export {before:.4f}")
 
 
-def export(
-    source: Path,
-    output_dir: Path,
+def export_model(
+    source: str | Path,
+    output_dir: str | Path,
     to: str,
     *,
     dtype: Dtype = "float32",
-    calibration_file: Path | None = None,
-    text_file: Path | None = None,
-    validation_file: Path | None = None,
+    calibration_file: str | Path | None = None,
+    text_file: str | Path | None = None,
+    validation_file: str | Path | None = None,
+    eval_dataset: Dataset | None = None,
     overwrite_output_dir: bool = False,
-    source_name: str | None = None,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
     **data: Any,
 ) -> Export:
     """Writes a model for an engine, and compares it with the original.
@@ -114,18 +115,22 @@ def export(
     the source has them, and the engine's files.
 
     Args:
-        source: a checkpoint of the BERT family, see [`read_checkpoint`].
+        source: a checkpoint of the BERT family: a folder or a Hub name, see [`read_checkpoint`].
         output_dir: the folder to write. Other files in it are kept.
-        to: one of `ENGINES`.
-        dtype: dtype of the weights.
+        to: "onnx", "openvino", "ctranslate2" or "bert".
+        dtype: dtype of the weights: "float32", "float16" or "int8".
         calibration_file: a text per line, to measure the ranges of activations in int8. None: the engine quantizes
             activations at run time or not at all.
         text_file: a text per line, on which the outputs are compared. They are also compared on built-in text of all
             lengths.
         validation_file: labeled examples to score the model and its export on.
+        eval_dataset: labeled examples in memory, instead of `validation_file`.
         overwrite_output_dir: whether to replace a model in `output_dir`.
-        source_name: name of the source for the card. None: the name of its folder.
-        data: arguments for reading the validation file, such as `task_name`, see [`make_score`].
+        revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
+        data: how to read the labeled examples, such as `label_column_name`, see [`make_score`].
+
+    Returns:
+        A summary of the export, with the scores before and after.
 
     Raises:
         InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
@@ -133,20 +138,24 @@ def export(
             output if that exceeds 1. Nothing is written.
     """
     engine = _import_engine(to)
-    files = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
-    _check_arguments(to, dtype, files, data)
+    given = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
+    files = {name: None if file is None else Path(file) for name, file in given.items()}
+    labeled = files["validation_file"] if eval_dataset is None else eval_dataset
+    _check_arguments(to, dtype, files, data, labeled)
+    source_name, output_dir = str(source), Path(output_dir)
+    source = fetch_checkpoint(source_name, revision=revision, token=token, cache_dir=cache_dir)
     check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
         checkpoint = keep_encoder(checkpoint)
-    _check_head(checkpoint.head, to, engine, validation_file)
+    _check_head(checkpoint.head, to, engine, labeled)
     family = "bert" if to in ("bert", "ctranslate2") else choose_family(checkpoint)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with writing(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name) / "export"
         stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
-        converted = convert(source, written, family, dtype=stock_dtype)
+        converted = convert_model(source, written, family, dtype=stock_dtype)
         if converted.tokenizer is None:
             raise InputError(f"{source}: no tokenizer. The exported model is compared on text. Add the tokenizer.")
         model = _load_model(checkpoint, keep_pooler=not read_modules(source))
@@ -158,12 +167,12 @@ def export(
             return list(make_batches(tokenize(texts, tokenizer, checkpoint.head, longest), tokenizer, names, size))
 
         score = None
-        if validation_file is not None:
+        if labeled is not None:
             embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
-            score = make_score(checkpoint, validation_file, tokenizer, names, embed, **data)
+            score = make_score(checkpoint, labeled, tokenizer, names, embed, **data)
         calibration: list[Batch] = []
-        if calibration_file is not None:
-            texts = read_texts(calibration_file, CALIBRATION_TEXTS)
+        if files["calibration_file"] is not None:
+            texts = read_texts(files["calibration_file"], CALIBRATION_TEXTS)
             calibration = batches(texts, size=1, longest=min(limit, LONGEST_CALIBRATION_TEXT))
         engine.write(ExportSource(model, checkpoint.head, names), written, dtype, calibration)
         if to != "bert":
@@ -171,7 +180,7 @@ def export(
                 file.unlink()
         _complete_config(written, model)
 
-        texts = make_texts(tokenizer, limit) + (read_texts(text_file) if text_file else [])
+        texts = make_texts(tokenizer, limit) + (read_texts(files["text_file"]) if files["text_file"] else [])
         model.set_attn_implementation("sdpa")  # what users run
         original, run = run_in_torch(model), engine.load(written)
         outputs = ((batch, original(batch), run(batch)) for batch in batches(texts))
@@ -196,9 +205,7 @@ def export(
         )
         put_in_place(written, output_dir)
         wrapper = _find_wrapper(source, checkpoint.head)
-        write_card(
-            output_dir, source, source_name or str(source), model, to, done, is_regression(model.config), wrapper
-        )
+        write_card(output_dir, source, source_name, model, to, done, is_regression(model.config), wrapper)
     return done
 
 
@@ -209,7 +216,9 @@ def _find_wrapper(source: Path, head: str) -> Wrapper | None:
     return "SentenceTransformer" if read_modules(source) and head == "Model" else None
 
 
-def _check_arguments(to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any]) -> None:
+def _check_arguments(
+    to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any], labeled: Path | Dataset | None
+) -> None:
     """Refuses what the target does not have, before any work."""
     if to == "bert" and dtype == "int8":
         raise InputError(
@@ -221,21 +230,23 @@ def _check_arguments(to: str, dtype: Dtype, files: dict[str, Path | None], data:
         if file is not None and not file.is_file():
             raise InputError(f"--{name}: {file} does not exist.")
     given = [name for name, value in data.items() if value]
-    if given and files["validation_file"] is None:
+    if given and labeled is None:
         raise InputError(f"--{given[0]} is about --validation_file, which is missing.")
 
 
-def _check_head(head: str, to: str, engine: ModuleType, validation_file: Path | None) -> None:
+def _check_head(head: str, to: str, engine: ModuleType, labeled: Path | Dataset | None) -> None:
     if to == "ctranslate2" and head not in engine.HEADS:
         raise InputError(
             f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
             "onnx or --to openvino."
         )
-    if validation_file is not None and head not in ("Model", *list_tasks()):
+    if labeled is not None and head not in ("Model", *list_tasks()):
         raise InputError(f"--validation_file: {head} cannot be scored. Remove this argument.")
 
 
 def _import_engine(to: str) -> ModuleType:
+    if to not in ENGINES:
+        raise InputError(explain_choice("--to", to, tuple(ENGINES)))
     try:
         return import_module(ENGINES[to])
     except ModuleNotFoundError as error:
@@ -326,7 +337,7 @@ def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
 
 def make_score(
     checkpoint: Checkpoint,
-    file: Path,
+    labeled: Path | Dataset,
     tokenizer: PreTrainedTokenizerBase,
     names: list[str],
     embed: Embed | None = None,
@@ -337,7 +348,7 @@ def make_score(
     Args:
         checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: the rank
             correlation of cosine similarities with scores of pairs, as on STS-B.
-        file: labeled examples of the task; for encoders, rows with sentence1, sentence2 and score.
+        labeled: a file or a dataset with examples of the task; for encoders, rows with sentence1, sentence2 and score.
         tokenizer: the model's tokenizer.
         names: the inputs of the model.
         embed: returns the embeddings of texts, *shape* (N, size). Only for encoders.
@@ -353,9 +364,9 @@ def make_score(
         raise InputError(f"--{unknown[0]} does not apply to {checkpoint.head}. Remove it.")
     if task_class is None:
         assert embed is not None
-        return _make_similarity_score(file, embed)
-    task = task_class(validation_file=str(file), **data)
-    validation = make_validation_set(task, checkpoint.config, tokenizer)
+        return _make_similarity_score(labeled, embed)
+    task = task_class(**data)
+    validation = make_evaluation_set(task, checkpoint.config, tokenizer, {"validation": [labeled]})
 
     def score_run(run: Run) -> dict[str, float]:
         logits = _compute_logits(run, validation.features.inputs, tokenizer, names, task.output)
@@ -379,9 +390,10 @@ def _compute_logits(
     return output.join_windows(results)
 
 
-def _make_similarity_score(file: Path, embed: Embed) -> Score:
+def _make_similarity_score(labeled: Path | Dataset, embed: Embed) -> Score:
     columns: dict[str, list[Any]] = {"sentence1": [], "sentence2": [], "score": []}
-    for row, values in read_rows(file):
+    file = labeled if isinstance(labeled, Path) else "the dataset"
+    for row, values in read_rows(labeled):
         for name, column in columns.items():
             if values.get(name) is None:
                 raise InputError(f"{file}, row {row}: no {name!r}. Expected sentence1, sentence2 and score.")

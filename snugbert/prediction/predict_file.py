@@ -164,7 +164,7 @@ def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict
     """Returns what the output depends on. Partial output is continued only if these values are unchanged."""
     files = [file for pattern in MODEL_FILES for file in sorted(folder.rglob(pattern)) if PARTIAL not in file.name]
     return {
-        "settings": {name: getattr(args, name) for name in SETTINGS} | {"device": str(choose_device(args))},
+        "settings": {name: getattr(args, name) for name in SETTINGS} | {"device": str(choose_device(args.use_cpu))},
         "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in (source, *files)},
     }
 

@@ -38,8 +38,9 @@ from snugbert.data.tables import read_text
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
+from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks
-from snugbert.tasks.base import Features, Task, make_validation_set
+from snugbert.tasks.base import Features, Task, make_evaluation_set
 from snugbert.tasks.layout import describe_columns, find_text_columns
 from snugbert.tasks.outputs import Logits, Output
 
@@ -93,9 +94,15 @@ class RowPredictor(ABC):
         """Returns the prediction for each row, as columns to add to it.
 
         Raises:
-            InputError: a row has no text in the columns to read.
+            InputError: a row has no text in the columns to read. The message names the row, counted from 1.
         """
-        return self.answer([self.read(values) for values in rows])
+        examples = []
+        for row, values in enumerate(rows, start=1):
+            try:
+                examples.append(self.read(values))
+            except InputError as error:
+                raise InputError(f"row {row}: {error}") from error
+        return self.answer(examples) if examples else []
 
 
 def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> RowPredictor:
@@ -130,7 +137,7 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         "max_batch_tokens": args.max_batch_tokens,
         "bf16": bool(args.bf16),
         "cuda_graphs": args.cuda_graphs,
-        "device": choose_device(args),
+        "device": choose_device(args.use_cpu),
     }
     known = {each.name for each in dataclasses.fields(reader.arguments)}
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
@@ -203,9 +210,9 @@ def _choose_columns(
     return found
 
 
-def choose_device(args: PredictionArguments) -> torch.device:
+def choose_device(use_cpu: bool = False) -> torch.device:
     """Returns the accelerator, if there is one and the user wants it, or the CPU."""
-    accelerator = None if args.use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 
 
@@ -216,14 +223,14 @@ class HeadPredictor(RowPredictor):
     """Runs a model with a fine-tuned head. SnugBERT gets packed batches, without padding.
 
     Args:
-        model: a folder, or a model on its device.
-        tokenizer: the tokenizer of a model that is not a folder.
+        model: a folder or Hub name, or a model in memory, which stays on its device.
+        tokenizer: the tokenizer of a model in memory.
         columns: the columns to read.
         max_seq_length: maximum tokens of a window. Default: the limit of the model.
         max_batch_tokens: maximum tokens of a batch.
         bf16: compute in bfloat16.
         cuda_graphs: on a GPU, fill batches up to a few sizes, and record the kernels of each size once.
-        device: where to run a model from a folder. Default: the CPU.
+        device: where to run a model from a folder. Default: the GPU, if there is one.
     """
 
     def __init__(
@@ -236,7 +243,7 @@ class HeadPredictor(RowPredictor):
         max_batch_tokens: int = 4096,
         bf16: bool = False,
         cuda_graphs: bool = True,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
     ):
         if isinstance(model, PreTrainedModel):
             self.model = model.eval()
@@ -244,9 +251,12 @@ class HeadPredictor(RowPredictor):
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
-            head = HEADS_BY_CLASS[config.architectures[0]]  # type: ignore[index]  # see `find_reader`
+            name = (config.architectures or ["no model class"])[0]
+            head = HEADS_BY_CLASS.get(name, "")
+            if head not in list_tasks():
+                raise InputError(f"{model}: config.json names {name}. Expected a fine-tuned model of the BERT family.")
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
-            self.model = loaded.to(device).eval()  # type: ignore[arg-type]
+            self.model = loaded.to(device or choose_device()).eval()  # type: ignore[arg-type]
         if tokenizer is None:
             raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         self.tokenizer, self.columns = tokenizer, columns
@@ -316,13 +326,27 @@ class HeadPredictor(RowPredictor):
 
 
 class Predictor(HeadPredictor):
-    """Predicts rows with a fine-tuned model. Its task reads them, and turns logits into columns.
+    """Predicts and scores rows with a fine-tuned model.
+
+        predictor = Predictor("sst2")
+        predictor.predict([{"text": "Good."}])  # [{"predicted_label": "positive", "probabilities": {...}}]
+        predictor.evaluate(dataset)  # {"accuracy": 0.92}
+
+    The task of the model reads the rows, and turns logits into columns.
 
     Args:
-        model: a folder, or a model on its device.
-        tokenizer: the tokenizer of a model that is not a folder.
-        task: the task, with settings. Default: the task of the model's head.
-        kwargs: see [`HeadPredictor`].
+        model: a folder or Hub name, or a model in memory, which stays on its device.
+        tokenizer: the tokenizer of a model in memory.
+        task: the task, with settings such as the names of columns. Default: the task of the model's head.
+        kwargs: `columns`, the columns to predict from (default: those that the model was trained on, or usual names);
+            `max_seq_length` for predictions (default: the limit of the model); `max_batch_tokens` (4096); `bf16`
+            (False); `cuda_graphs` (True); and `device` (default: the GPU, if there is one).
+
+    Attributes:
+        intervals: metric -> low and high end of its 95 % interval, of the last call of [`evaluate`].
+
+    Raises:
+        InputError: the model cannot be loaded or has no fine-tuned head.
     """
 
     def __init__(
@@ -333,6 +357,7 @@ class Predictor(HeadPredictor):
         **kwargs: Any,
     ):
         super().__init__(model, tokenizer, **kwargs)
+        self.intervals: dict[str, Interval] = {}
         self.task = find_task(HEADS_BY_CLASS[type(self.model).__name__])() if task is None else task.copy()
         self.task.use_checkpoint(self.model.config)
         self.task.use_tokenizer(self.tokenizer, self.max_length)
@@ -343,21 +368,40 @@ class Predictor(HeadPredictor):
         return self.task.output
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
-        """As in [`RowPredictor`]. Without `columns`, the first call chooses them as `snugbert predict` does."""
+        """Returns the prediction for each row, as columns to add to it.
+
+        Without `columns`, the first call chooses them as `snugbert predict` does.
+
+        Args:
+            rows: dicts, or a `datasets.Dataset`.
+
+        Returns:
+            A dict for each row, such as `predicted_label` and `probabilities` of a text. docs/how-to/predict.md lists
+            the keys of each task.
+
+        Raises:
+            InputError: a row has no text in the columns to read. The message names the row, counted from 1.
+        """
         if not self.columns:
             trained_columns = get_text_columns(self.model.config.to_dict())
             self.columns = _choose_columns(self.task, None, "the rows", rows, trained_columns)
         return super().predict(rows)
 
     def evaluate(self, data: Path | Dataset) -> dict[str, float]:
-        """Returns the metrics on labeled examples, as the fine-tuning commands compute them.
+        """Returns the metrics on labeled examples, and sets `intervals`, as the fine-tuning commands do.
+
+        Args:
+            data: a dataset, or a file in a format of the command. Windows have the `max_seq_length` of the task.
 
         Raises:
             InputError: the examples cannot be used, have no labels, or have other labels than the model.
         """
         config: Any = self.model.config
-        validation = make_validation_set(self.task, config, self.tokenizer, {"validation": [data]})
-        return validation.score_in_training(self.run(validation.features))
+        validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [data]})
+        logits = self.run(validation.features)
+        metrics = validation.score_in_training(logits)
+        self.intervals = validation.estimate_intervals(validation.decode(logits))
+        return metrics
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns the example of a row, as the task reads it."""
@@ -480,7 +524,9 @@ def _load_sentence_transformer(name: str, folder: Path, args: PredictionArgument
         raise InputError(
             "--model_name_or_path: this model needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
         ) from error
-    model = getattr(sentence_transformers, name)(str(folder), device=str(choose_device(args)), local_files_only=True)
+    model = getattr(sentence_transformers, name)(
+        str(folder), device=str(choose_device(args.use_cpu)), local_files_only=True
+    )
     known = [prompt for prompt, text in model.prompts.items() if text]
     if args.prompt_name is not None and args.prompt_name not in known:
         raise InputError(

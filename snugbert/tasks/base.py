@@ -409,34 +409,37 @@ class EvaluationSet(Generic[Answers]):
         self.task.write(self.split, answers, folder)
 
 
-def make_validation_set(
+def make_evaluation_set(
     task: Task[Any, Any, Answers],
     config: SnugBertConfig,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sources | None = None,
+    max_length: int | None = None,
 ) -> EvaluationSet[Answers]:
-    """Returns labeled examples on which a fine-tuned model is scored, by any engine.
+    """Returns examples on which a fine-tuned model is scored, by any engine.
 
     Args:
         task: the task. It does not change.
         config: the configuration of the model.
         tokenizer: the tokenizer of the model.
-        sources: the data of the split "validation". None: the arguments of the task select them.
+        sources: the data of the split "validation", which must be labeled, or "test". None: the arguments of the task
+            select validation data.
+        max_length: maximum tokens of a window. None: `max_seq_length` of the task.
 
     Raises:
         InputError: the examples cannot be used, have no labels, or have other labels than the model.
     """
     task, config = task.copy(), copy.deepcopy(config)
     sources = task.find_sources(("validation",)) if sources is None else sources
-    split = task.read_splits(sources, get_text_columns(config.to_dict()))["validation"]
-    place = task.describe_place(sources["validation"][0], "validation")
-    if not split.labeled:
+    (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
+    place = task.describe_place(sources[split.name][0], split.name)
+    if split.name == "validation" and not split.labeled:
         raise InputError(f"--validation_file: {place} has no labels.")
     number = config.num_labels
-    task.choose_labels({"validation": split}, config)
+    task.choose_labels({split.name: split}, config)
     if config.num_labels != number:
         raise InputError(f"--validation_file: {place} has {config.num_labels} labels, the model {number}.")
-    task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    task.use_tokenizer(tokenizer, max_length or limit_length(config, tokenizer, task.args.max_seq_length))
     return EvaluationSet(task, split)
 
 

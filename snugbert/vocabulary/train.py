@@ -57,8 +57,14 @@ Flags = dict[str, Any]
 MARKING_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 
-def train_vocabulary(args: VocabularyArguments) -> None:
+def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     """Learns or extends a tokenizer, saves it, and prints a summary and the next command.
+
+    Args:
+        args: the text, the settings and the output folder. With `init`, its model, if any, is extended, too.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         InputError: the text is empty or cannot be read; the output folder already holds a tokenizer or a model;
@@ -102,6 +108,7 @@ def train_vocabulary(args: VocabularyArguments) -> None:
     print(f"Next: {format_command('pretrain', flags)}")
     if read_language(tokenizer) is None:
         print("Add --language if the text is not English.")
+    return tokenizer
 
 
 def _list_files(folder: Path) -> dict[str, tuple[int, int]]:

@@ -18,7 +18,7 @@ from checkpoint_files import PIECES, tensorflow_variables, write_classifier, wri
 from parity import CONFIG, HEADS, NUM_LABELS, ours_and_stock, ragged_batch
 
 import snugbert
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 from snugbert.errors import InputError
 from snugbert_cli import main
 
@@ -121,7 +121,7 @@ def bert_folders(tmp_path_factory, table) -> Path:
         ours, _ = ours_and_stock(head)
         ours.save_pretrained(folder / "snug" / head)
         shutil.copytree(folder / "tokenizer", folder / "snug" / head, dirs_exist_ok=True)
-        done = convert(folder / "snug" / head, folder / head, "bert")
+        done = convert_model(folder / "snug" / head, folder / head, "bert")
         assert done.model_class == f"Bert{head}" and done.difference <= 1e-6
         back = getattr(transformers, f"Bert{head}").from_pretrained(folder / head)
         table.add(("SnugBERT", "BERT"), head, *(difference(ours, back, make_batch(head), dtype) for dtype in DTYPES))
@@ -201,7 +201,7 @@ def measure(table: Table, row: tuple[str, str], head: str, source: Path, expecte
     """Converts `source`, and adds the difference between the result and the saved model to the table."""
     to = row[1].lower()
     output = source.parent / f"{source.name}-as-{to}"
-    done = convert(source, output, to)
+    done = convert_model(source, output, to)
     assert done.difference <= 1e-6
     model_class = getattr(*{"snugbert": (snugbert, f"SnugBert{head}"), "bert": (transformers, f"Bert{head}")}[to])
     options = {"add_pooling_layer": False} if "no pooler" in " ".join(done.notes) else {}
@@ -235,8 +235,8 @@ def test_the_tensorflow_release_becomes_snugbert_and_bert(table, tmp_path):
 
 def test_a_real_bert_on_real_text(table, tmp_path, minilm, data_dir):
     lines = [line for line in (data_dir / "sample_text/sample_text.txt").read_text("utf-8").splitlines() if line][:6]
-    convert(minilm, tmp_path / "snug", "snugbert")
-    convert(tmp_path / "snug", tmp_path / "bert", "bert")
+    convert_model(minilm, tmp_path / "snug", "snugbert")
+    convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
     inputs = []
     for folder in (minilm, tmp_path / "snug", tmp_path / "bert"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -285,10 +285,12 @@ def test_the_configuration_survives_a_round_trip(tmp_path):
     for parameter in stock.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     stock.save_pretrained(tmp_path / "bert")
-    done = convert(tmp_path / "bert", tmp_path / "snug", "snugbert", dtype=torch.bfloat16, max_shard_size="100KB")
+    done = convert_model(
+        tmp_path / "bert", tmp_path / "snug", "snugbert", dtype=torch.bfloat16, max_shard_size="100KB"
+    )
     assert (done.dtype, done.files) == ("bfloat16", len(list((tmp_path / "snug").glob("*.safetensors"))))
     assert done.files > 1 and done.difference <= 1e-12
-    convert(tmp_path / "snug", tmp_path / "back", "bert")
+    convert_model(tmp_path / "snug", tmp_path / "back", "bert")
     back = transformers.BertForMaskedLM.from_pretrained(tmp_path / "back")
     assert back.dtype == torch.bfloat16
     inputs = make_batch("ForMaskedLM")
@@ -305,18 +307,18 @@ def test_sinusoidal_positions_become_weights(tmp_path):
         snugbert.SnugBertConfig(**CONFIG, position_embedding_type="sinusoidal", initializer_range=0.3)
     )
     ours.save_pretrained(tmp_path / "snug")
-    done = convert(tmp_path / "snug", tmp_path / "bert", "bert")
+    done = convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
     assert done.notes == ["Sinusoidal positions became weights. Training would change them."]
     back = transformers.BertForTokenClassification.from_pretrained(tmp_path / "bert")
     assert difference(ours, back, make_batch("ForTokenClassification")) <= 1e-12
     with pytest.raises(InputError, match=r"would round them\. Add --dtype float32"):
-        convert(tmp_path / "snug", tmp_path / "half", "bert", dtype=torch.float16)
+        convert_model(tmp_path / "snug", tmp_path / "half", "bert", dtype=torch.float16)
 
 
 def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
     model = distilbert("ForSequenceClassification", problem_type="regression", id2label={0: "x", 1: "y", 2: "z"})
     model.save_pretrained(tmp_path / "distil", max_shard_size="100KB")
-    convert(tmp_path / "distil", tmp_path / "snug", "snugbert")
+    convert_model(tmp_path / "distil", tmp_path / "snug", "snugbert")
     ours = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "snug")
     config = ours.config
     assert (config.pooler_act, config.classifier_dropout, config.hidden_dropout_prob) == ("relu", 0.25, 0.15)
@@ -330,7 +332,7 @@ def test_distilbert_ignores_segments_and_keeps_its_relu(tmp_path):
         InputError,
         match="the pooler of this ForSequenceClassification uses relu, but BertForSequenceClassification uses tanh",
     ):
-        convert(tmp_path / "snug", tmp_path / "bert", "bert")
+        convert_model(tmp_path / "snug", tmp_path / "bert", "bert")
     assert not (tmp_path / "bert").exists()
 
 
@@ -341,7 +343,7 @@ def test_tokenizers_are_converted(tmp_path):
     def convert_with(name, write, to="snugbert", **options):
         folder = shutil.copytree(tmp_path / "model", tmp_path / name)
         write(folder)
-        done = convert(folder, tmp_path / f"{name}-out", to, **options)
+        done = convert_model(folder, tmp_path / f"{name}-out", to, **options)
         return done.tokenizer, tmp_path / f"{name}-out"
 
     def vocabulary(pieces):
@@ -367,7 +369,7 @@ def test_tokenizers_are_converted(tmp_path):
         tokenizer.save_pretrained(folder)
 
     _, folder = convert_with("own", with_own_tokens)
-    convert(folder, tmp_path / "own-bert", "bert")
+    convert_model(folder, tmp_path / "own-bert", "bert")
     for other in (folder, tmp_path / "own-bert"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(other)
         assert tokenizer("snug [E1] cats").input_ids == [2, 12, 13, 6, 10, 3] and tokenizer.model_max_length == 33
@@ -421,9 +423,9 @@ def test_the_command_prints_a_summary(tmp_path, capsys):
 def test_the_output_folder_is_protected(tmp_path):
     source = write_classifier(tmp_path / "source")
     with pytest.raises(InputError, match="source: input and output are the same folder"):
-        convert(source, tmp_path / "x" / ".." / "source", "bert", overwrite_output_dir=True)
+        convert_model(source, tmp_path / "x" / ".." / "source", "bert", overwrite_output_dir=True)
     with pytest.raises(InputError, match=r"config\.json: the output is a file"):
-        convert(source, source / "config.json", "bert")
+        convert_model(source, source / "config.json", "bert")
     # The disk is full after 100 kB: the old model is unchanged, and no partial output remains.
     write_classifier(tmp_path / "output")
     before = {file.name: file.read_bytes() for file in (tmp_path / "output").iterdir()}

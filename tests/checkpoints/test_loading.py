@@ -14,7 +14,7 @@ from transformers import BertTokenizer
 
 import snugbert
 from snugbert import SnugBertTokenizer
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer, write_vocab_txt
 from snugbert.checkpoints.model_arguments import SIZE_NAMES, ModelArguments, TokenizerArguments
 from snugbert.configuration_snugbert import SIZES
@@ -134,7 +134,7 @@ def test_a_prefix_of_all_names_is_dropped(bert_folder, prefix, tmp_path):
     if not {"student", "base_model"} & set(prefix.split(".")):
         model = snugbert.SnugBertForMaskedLM.from_pretrained(folder)
         torch.testing.assert_close(model(**inputs).logits[real], expected)
-    convert(folder, tmp_path / "converted", "bert")
+    convert_model(folder, tmp_path / "converted", "bert")
     converted = transformers.BertForMaskedLM.from_pretrained(tmp_path / "converted")
     torch.testing.assert_close(converted(**inputs).logits[real], expected)
 

@@ -14,7 +14,7 @@ from parity import ours_and_stock
 from safetensors.torch import load_file, save_file
 
 import snugbert
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.errors import InputError
 
@@ -50,7 +50,7 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     ):
         tensors, fields = variants[variant]
         source = write_checkpoint(tmp_path / f"{variant}{form}", tensors, **form, **fields)
-        done = convert(source, output, "snugbert", overwrite_output_dir=True)
+        done = convert_model(source, output, "snugbert", overwrite_output_dir=True)
         assert done.model_class == "SnugBertForPreTraining"
         assert ["config.json declares ForMaskedLM" in note for note in done.notes] == [True] * (variant == "google")
         assert names_in(output) == set(google)  # tied weights are stored once
@@ -65,7 +65,7 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
 
     # Stored twice with different values: transformers does not tie them, whatever the configuration declares.
     untied = weights | {"cls.predictions.decoder.weight": 2 * weights["cls.predictions.decoder.weight"]}
-    convert(write_checkpoint(tmp_path / "untied", untied), output, "snugbert", overwrite_output_dir=True)
+    convert_model(write_checkpoint(tmp_path / "untied", untied), output, "snugbert", overwrite_output_dir=True)
     ours = snugbert.SnugBertForPreTraining.from_pretrained(output)
     assert not ours.config.tie_word_embeddings
     assert torch.equal(ours.cls.predictions.decoder.weight, untied["cls.predictions.decoder.weight"])
@@ -73,7 +73,7 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     bare = {name.removeprefix("bert."): tensor for name, tensor in weights.items() if name.startswith("bert.")}
     without_pooler = {name: tensor for name, tensor in bare.items() if not name.startswith("pooler.")}
     for name, variant in (("bare", bare), ("without_pooler", without_pooler)):
-        done = convert(write_checkpoint(tmp_path / name, variant), tmp_path / f"{name}-snug", "snugbert")
+        done = convert_model(write_checkpoint(tmp_path / name, variant), tmp_path / f"{name}-snug", "snugbert")
         assert done.model_class == "SnugBertModel" and names_in(tmp_path / f"{name}-snug") == set(variant)
         assert ["no pooler" in note for note in done.notes] == [True] * (name == "without_pooler")
     # transformers before version 4 saved a pooler with every head.
@@ -82,7 +82,7 @@ def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
     source = write_checkpoint(
         tmp_path / "tagger", stock.state_dict() | pooler, architectures=["BertForTokenClassification"]
     )
-    done = convert(source, tmp_path / "tagger-snug", "snugbert")
+    done = convert_model(source, tmp_path / "tagger-snug", "snugbert")
     assert done.notes == ["The pooler was dropped. ForTokenClassification does not use it."]
     assert names_in(tmp_path / "tagger-snug") == set(stock.state_dict())
 
@@ -94,7 +94,7 @@ def test_a_hub_checkpoint_is_fetched(tmp_path):
     (tmp_path / "models--me--bert" / "refs").mkdir()
     (tmp_path / "models--me--bert" / "refs" / "v1").write_text("0123")
     folder = fetch_checkpoint("me/bert", revision="v1", cache_dir=str(tmp_path))
-    assert convert(folder, tmp_path / "snug", "snugbert").model_class == "SnugBertModel"
+    assert convert_model(folder, tmp_path / "snug", "snugbert").model_class == "SnugBertModel"
     with pytest.raises(InputError, match=r"me/other: no such folder, no earlier download in .* Hub cannot be reached"):
         fetch_checkpoint("me/other", revision="v1", cache_dir=str(tmp_path))
     with pytest.raises(InputError, match=r"^the folder \./bert does not exist\."):
@@ -120,7 +120,7 @@ def test_pickles_that_could_run_code_are_not_opened(tmp_path):
     for legacy in (False, True):
         torch.save(payload, source / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
         with pytest.raises(InputError, match=r"pytorch_model\.bin: .* could run code. It was not loaded"):
-            convert(source, tmp_path / "output", "snugbert")
+            convert_model(source, tmp_path / "output", "snugbert")
     assert not (tmp_path / "proof").exists() and not (tmp_path / "output").exists()
     torch.load(source / "pytorch_model.bin", weights_only=False)
     assert (tmp_path / "proof").read_text() == "run"  # a full load would have run it
@@ -235,7 +235,7 @@ def test_bad_checkpoints_are_refused(case, tmp_path):
     source = write_classifier(tmp_path / "source", **options)
     spoil(source)
     with pytest.raises(InputError, match=message):
-        convert(source, tmp_path / "output", "snugbert")
+        convert_model(source, tmp_path / "output", "snugbert")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -247,7 +247,7 @@ def test_incomplete_tensorflow_checkpoints_are_refused(tmp_path, monkeypatch):
         source = write_tensorflow(tmp_path / name, {n: v for n, v in (variables | changes).items() if v is not None})
         spoil(source)
         with pytest.raises(InputError, match=message):
-            convert(source / "bert_model.ckpt", tmp_path / "output", "snugbert")
+            convert_model(source / "bert_model.ckpt", tmp_path / "output", "snugbert")
         assert not (tmp_path / "output").exists()
 
     data = "bert_model.ckpt.data-00000-of-00001"
@@ -265,4 +265,4 @@ def test_incomplete_tensorflow_checkpoints_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     refused_source = tmp_path / "missing"
     with pytest.raises(InputError, match=r"pip install .snugbert\[tensorflow\]"):
-        convert(refused_source, tmp_path / "output", "snugbert")
+        convert_model(refused_source, tmp_path / "output", "snugbert")

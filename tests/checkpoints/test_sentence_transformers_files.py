@@ -12,7 +12,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 from snugbert.checkpoints.sentence_transformers_files import is_cross_encoder, read_modules
 from snugbert.errors import InputError
 
@@ -35,8 +35,8 @@ def encoder(tmp_path_factory) -> Path:
 
 
 def test_an_embedding_model_is_the_same_there_and_back(encoder, tmp_path):
-    convert(encoder, tmp_path / "ours", "snugbert")
-    convert(tmp_path / "ours", tmp_path / "bert", "bert")
+    convert_model(encoder, tmp_path / "ours", "snugbert")
+    convert_model(tmp_path / "ours", tmp_path / "bert", "bert")
     expected = SentenceTransformer(str(encoder))
     for name in ("ours", "bert"):
         model = SentenceTransformer(str(tmp_path / name), trust_remote_code=True)
@@ -52,7 +52,7 @@ def test_an_embedding_model_is_the_same_there_and_back(encoder, tmp_path):
 
 
 def test_an_old_folder_keeps_its_settings(encoder, tmp_path):
-    convert(encoder, tmp_path / "new", "bert")  # written in the old format
+    convert_model(encoder, tmp_path / "new", "bert")  # written in the old format
     old = tmp_path / "old"
     (tmp_path / "new").rename(old)
     weights = old / "0_Transformer"  # as in sentence-transformers before version 2
@@ -64,7 +64,7 @@ def test_an_old_folder_keeps_its_settings(encoder, tmp_path):
     modules = read_modules(old)
     modules[0]["path"] = "0_Transformer"
     (old / "modules.json").write_text(json.dumps(modules))
-    convert(old, tmp_path / "again", "bert")
+    convert_model(old, tmp_path / "again", "bert")
     again = SentenceTransformer(str(tmp_path / "again"))
     np.testing.assert_allclose(again.encode(TEXTS), SentenceTransformer(str(encoder)).encode(TEXTS), atol=1e-5)
     assert again.max_seq_length == 64
@@ -75,7 +75,7 @@ def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path, caps
     shutil.copytree(encoder, tmp_path / "encoder")
     pooling = tmp_path / "encoder/1_Pooling/config.json"
     pooling.write_text(pooling.read_text().replace('"cls"', '"x"').replace('"mean"', '"cls"').replace('"x"', '"mean"'))
-    done = convert(tmp_path / "encoder", tmp_path / "bert", "bert")
+    done = convert_model(tmp_path / "encoder", tmp_path / "bert", "bert")
     assert [
         note for note in done.notes if note.startswith("modules.json has modules that old versions cannot express")
     ]
@@ -89,7 +89,7 @@ def test_a_declared_head_does_not_hide_the_encoder(encoder, tmp_path):
     config = json.loads((encoder / "config.json").read_text())
     config["architectures"] = ["BertForMaskedLM"]
     (tmp_path / "encoder/config.json").write_text(json.dumps(config))
-    done = convert(tmp_path / "encoder", tmp_path / "bert", "bert")
+    done = convert_model(tmp_path / "encoder", tmp_path / "bert", "bert")
     assert done.model_class == "BertModel"
     model = SentenceTransformer(str(tmp_path / "bert"))
     np.testing.assert_allclose(model.encode(TEXTS), SentenceTransformer(str(encoder)).encode(TEXTS), atol=1e-5)
@@ -99,8 +99,8 @@ def test_a_reranker_keeps_its_activation(tmp_path):
     family_checkpoints.write_checkpoint(tmp_path / "plain", "bert", "ForSequenceClassification", num_labels=1)
     reranker = CrossEncoder(str(tmp_path / "plain"), max_length=32, activation_fn=torch.nn.Tanh())
     reranker.save_pretrained(str(tmp_path / "reranker"))
-    convert(tmp_path / "reranker", tmp_path / "ours", "snugbert")
-    convert(tmp_path / "ours", tmp_path / "bert", "bert")
+    convert_model(tmp_path / "reranker", tmp_path / "ours", "snugbert")
+    convert_model(tmp_path / "ours", tmp_path / "bert", "bert")
     pairs = [(TEXTS[0], text) for text in TEXTS]
     for name in ("ours", "bert"):
         model = CrossEncoder(str(tmp_path / name), trust_remote_code=True)
@@ -123,5 +123,5 @@ def test_damaged_files(encoder, tmp_path, name, content, message):
     shutil.copytree(encoder, tmp_path / "damaged")
     (tmp_path / "damaged" / name).write_text(content)
     with pytest.raises(InputError, match=message):
-        convert(tmp_path / "damaged", tmp_path / "out", "bert")
+        convert_model(tmp_path / "damaged", tmp_path / "out", "bert")
     assert [file.name for file in tmp_path.iterdir()] == ["damaged"]

@@ -13,7 +13,7 @@ from parity import CONFIG, NUM_LABELS, ours_and_stock, ragged_batch
 from safetensors.torch import load_file, save_file
 
 import snugbert
-from snugbert.checkpoints.conversion import CONVERTED_TYPES, convert
+from snugbert.checkpoints.conversion import CONVERTED_TYPES, convert_model
 from snugbert.checkpoints.reading import CLASSES, MODEL_TYPES, STOCK_NAMES, read_checkpoint
 from snugbert.checkpoints.stock_models import express
 from snugbert.configuration_snugbert import LOADABLE_TYPES
@@ -99,9 +99,9 @@ def test_every_head_is_converted_to_snugbert_and_back(tmp_path, family, head):
     """Converting back gives the source."""
     stock, ours, back = (tmp_path / name for name in ("stock", "ours", "back"))
     write_stock(stock, family, head)
-    done = convert(stock, ours, "snugbert")
+    done = convert_model(stock, ours, "snugbert")
     assert done.model_class == f"SnugBert{head}" and done.difference <= 1e-12
-    done = convert(ours, back, family)
+    done = convert_model(ours, back, family)
     assert done.model_class == CLASSES[family][head].__name__ and done.difference <= 1e-12 and not done.notes
     assert_equal_outputs([stock, ours], [family, "snugbert"], head)
     assert_same_files(back, stock)
@@ -127,7 +127,7 @@ def test_a_model_becomes_another_family(tmp_path, family, head, to):
         ours_and_stock(head)[1].save_pretrained(tmp_path / "source")
     else:
         write_stock(tmp_path / "source", family, head, **{"embedding_size": 32} if family == "electra" else {})
-    done = convert(tmp_path / "source", tmp_path / "result", to)
+    done = convert_model(tmp_path / "source", tmp_path / "result", to)
     assert_equal_outputs([tmp_path / "source", tmp_path / "result"], [family, to], head)
     position_notes = [note for note in done.notes if "position table" in note]
     gain = {"bert": 0, "electra": 0}
@@ -139,9 +139,9 @@ def test_bert_survives_a_visit_to_roberta(tmp_path):
     """RoBERTa's table of positions starts with rows for padding. They are zeros, and are dropped on the way back."""
     ours_and_stock("ForPreTraining")[1].save_pretrained(tmp_path / "pretrained")
     snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / "pretrained").save_pretrained(tmp_path / "snug")
-    convert(tmp_path / "snug", tmp_path / "roberta", "roberta")
-    convert(tmp_path / "roberta", tmp_path / "bert", "bert")
-    convert(tmp_path / "snug", tmp_path / "straight", "bert")
+    convert_model(tmp_path / "snug", tmp_path / "roberta", "roberta")
+    convert_model(tmp_path / "roberta", tmp_path / "bert", "bert")
+    convert_model(tmp_path / "snug", tmp_path / "straight", "bert")
     name = "embeddings.position_embeddings.weight"
     table = read(tmp_path / "straight")[0][f"bert.{name}"]
     assert torch.equal(read(tmp_path / "roberta")[0][f"roberta.{name}"], torch.cat([torch.zeros(1, 48), table]))
@@ -151,7 +151,7 @@ def test_bert_survives_a_visit_to_roberta(tmp_path):
 
 def test_the_encoder_of_a_discriminator_becomes_bert(tmp_path):
     write_stock(tmp_path / "electra", "electra", "ForReplacedTokenDetection", embedding_size=32)
-    done = convert(tmp_path / "electra", tmp_path / "bert", "bert")
+    done = convert_model(tmp_path / "electra", tmp_path / "bert", "bert")
     assert done.model_class == "BertModel" and any("ForReplacedTokenDetection was dropped" in n for n in done.notes)
     stock = transformers.ElectraModel.from_pretrained(tmp_path / "electra").double().eval()
     bert = transformers.BertModel.from_pretrained(tmp_path / "bert", add_pooling_layer=False).double().eval()
@@ -193,9 +193,11 @@ def test_every_form_of_a_file_is_read(tmp_path):
         for head, change, binary in (("ForMaskedLM", old, True), ("Model", bare, False)):
             folder = tmp_path / f"{family}-{head}"
             source = write_stock(folder, family, head)
-            convert(source, tmp_path / "expected", "snugbert", overwrite_output_dir=True)
+            convert_model(source, tmp_path / "expected", "snugbert", overwrite_output_dir=True)
             expected = read(tmp_path / "expected")
-            done = convert(rewrite(source, change, binary), tmp_path / "out", "snugbert", overwrite_output_dir=True)
+            done = convert_model(
+                rewrite(source, change, binary), tmp_path / "out", "snugbert", overwrite_output_dir=True
+            )
             assert_same_files(tmp_path / "out", tmp_path / "expected")
             assert expected[1]["architectures"] == [f"SnugBert{head}"]
             dropped = family == "roberta" and head == "ForMaskedLM"
@@ -217,7 +219,7 @@ def test_microsofts_files_of_deberta_v3_are_converted(tmp_path):
     inputs = make_batch("ForMaskedLM", stock.config)
     mask = inputs["attention_mask"].bool()
     for to in ("snugbert", "deberta-v2"):
-        done = convert(source, tmp_path / to, to)
+        done = convert_model(source, tmp_path / to, to)
         assert done.dtype == "float16" and done.difference <= 1e-12
         model = CLASSES[to]["ForMaskedLM"].from_pretrained(tmp_path / to, dtype=torch.float64).eval()
         with torch.no_grad():
@@ -229,7 +231,7 @@ def test_the_declared_class_may_be_a_siblings(tmp_path):
     source = write_stock(tmp_path / "source", "camembert", "ForTokenClassification")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"architectures": ["RobertaForTokenClassification"]}))
-    assert convert(source, tmp_path / "out", "camembert").model_class == "CamembertForTokenClassification"
+    assert convert_model(source, tmp_path / "out", "camembert").model_class == "CamembertForTokenClassification"
 
 
 @pytest.mark.parametrize(
@@ -238,11 +240,11 @@ def test_the_declared_class_may_be_a_siblings(tmp_path):
 def test_half_precision_and_shards(tmp_path, family, head):
     """It does not matter which of the two conversions rounds the weights."""
     source = write_stock(tmp_path / "source", family, head)
-    done = convert(source, tmp_path / "half", "snugbert", dtype=torch.bfloat16, max_shard_size="20KB")
+    done = convert_model(source, tmp_path / "half", "snugbert", dtype=torch.bfloat16, max_shard_size="20KB")
     assert done.files > 1 and done.dtype == "bfloat16"
-    convert(tmp_path / "half", tmp_path / "back", family)
-    convert(source, tmp_path / "ours", "snugbert")
-    convert(tmp_path / "ours", tmp_path / "rounded", family, dtype=torch.bfloat16)
+    convert_model(tmp_path / "half", tmp_path / "back", family)
+    convert_model(source, tmp_path / "ours", "snugbert")
+    convert_model(tmp_path / "ours", tmp_path / "rounded", family, dtype=torch.bfloat16)
     assert_same_files(tmp_path / "back", tmp_path / "rounded")
     weights = read(tmp_path / "back")[0]
     assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in read(source)[0].items())
@@ -309,7 +311,7 @@ def test_what_cannot_be_equal_is_refused(case, tmp_path):
     model = CLASSES["snugbert"][head](snugbert.SnugBertConfig(**CONFIG | fields))
     model.save_pretrained(tmp_path / "source")
     with pytest.raises(InputError, match=message):
-        convert(tmp_path / "source", tmp_path / "result", to)
+        convert_model(tmp_path / "source", tmp_path / "result", to)
     assert not (tmp_path / "result").exists()
 
 
@@ -328,7 +330,7 @@ def test_models_that_are_not_supported_are_refused(fields, message, tmp_path):
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | fields))
     with pytest.raises(InputError, match=message):
-        convert(source, tmp_path / "result", "snugbert")
+        convert_model(source, tmp_path / "result", "snugbert")
 
 
 def find_targets(folder: Path, kind: str, head: str) -> set[str]:

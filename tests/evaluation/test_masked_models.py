@@ -10,7 +10,7 @@ from snugbert.checkpoints.loading import max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.errors import InputError
 from snugbert.evaluation.masked_models import load_masked_model, predict_tokens
-from snugbert.evaluation.minimal_pairs import Pair, score_pairs
+from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -86,7 +86,7 @@ def test_minimal_pairs_need_a_mask_token_only(tmp_path):
     args = ModelArguments(model_name_or_path=str(tmp_path))
     with pytest.raises(InputError, match="lacks special tokens: pad_token, unk_token, cls_token, sep_token"):
         load_masked_model(args)
-    pairs = [Pair("The cat.", "The cats.", "p", "p", None, tmp_path, 1)]
+    pairs = [MinimalPair("The cat.", "The cats.", "p", "p", None, tmp_path, 1)]
     assert score_pairs(*load_masked_model(args, required=["mask_token"]), pairs)["pairs"] == 1
 
 

@@ -10,7 +10,7 @@ import torch
 from masked_models import make_model
 
 from snugbert.errors import InputError
-from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs, summarize
+from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs, summarize
 
 COLUMNS = "sentence_good", "sentence_bad"
 
@@ -67,7 +67,7 @@ def test_errors_name_the_file_and_the_row(text, message, tmp_path):
 def test_means_over_paradigms_of_different_sizes(tmp_path):
     """Four pairs of paradigm a, one of b, two of c. a and b belong to the same phenomenon."""
     kinds = {"a": "island", "b": "island", "c": "c"}
-    pairs = [Pair("", "", name, kinds[name], None, tmp_path, row) for row, name in enumerate("aabaacc")]
+    pairs = [MinimalPair("", "", name, kinds[name], None, tmp_path, row) for row, name in enumerate("aabaacc")]
     correct = np.array([[1, 0], [1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 1]], dtype=bool)
     results = summarize(pairs, correct)
     assert {name: list(group["accuracy"].values()) for name, group in results["paradigms"].items()} == {
@@ -129,4 +129,4 @@ def test_scores_that_are_not_finite(tmp_path):
     model, tokenizer = make_model("snugbert")
     torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
     with pytest.raises(InputError, match="scores are not finite"):
-        score_pairs(model, tokenizer, [Pair("the cat", "the dog", "a", "a", None, tmp_path, 1)])
+        score_pairs(model, tokenizer, [MinimalPair("the cat", "the dog", "a", "a", None, tmp_path, 1)])

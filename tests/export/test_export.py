@@ -17,7 +17,7 @@ from snugbert.card_heads_snugbert import classifier, how_to_load
 from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert.errors import InputError
 from snugbert.export import ctranslate2_engine, graph, stock_engine
-from snugbert.export.export import export
+from snugbert.export.export import export_model
 from snugbert.export.texts import make_batches, make_texts, tokenize
 from snugbert_cli import main
 
@@ -61,7 +61,7 @@ def test_every_head_equals_the_original_and_its_card_runs(checkpoint, tmp_path, 
     source = checkpoint(head, family, **fields)
     if fields:
         (source / "README.md").write_text(how_to_load("pairs", classifier(text_pairs=True)))
-    done = export(source, tmp_path / "out", to)
+    done = export_model(source, tmp_path / "out", to)
     assert 0 < done.difference < FLOAT32_TOLERANCE / 10 and done.num_texts > 50
     card = ModelCard.load(tmp_path / "out" / "README.md").text
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_every_head_equals_the_original_and_its_card_runs(checkpoint, tmp_path, 
 
 def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
     source = checkpoint("ForQuestionAnswering")
-    export(source, tmp_path / "out", "bert")
+    export_model(source, tmp_path / "out", "bert")
     tokenizer, run = AutoTokenizer.from_pretrained(source), stock_engine.load(tmp_path / "out")
     texts = make_texts(tokenizer, 512)
     features = tokenize(texts, tokenizer, "ForQuestionAnswering", 512)
@@ -152,7 +152,7 @@ def test_nncf_is_silenced_without_changing_handlers(checkpoint, tmp_path):
     handler = logging.NullHandler()
     logging.getLogger("nncf").addHandler(handler)
     try:
-        export(checkpoint("Model"), tmp_path / "out", "openvino", dtype="int8")
+        export_model(checkpoint("Model"), tmp_path / "out", "openvino", dtype="int8")
     finally:
         logging.getLogger("nncf").removeHandler(handler)
     assert handler.level == logging.NOTSET
@@ -167,31 +167,33 @@ def test_a_wrong_export_is_refused_and_nothing_is_written(checkpoint, tmp_path, 
 
     monkeypatch.setattr(ctranslate2_engine, "load", load_wrong)
     with pytest.raises(InputError, match=r"CTranslate2 .* the outputs differ by 2\.\de-04, .* The limit is 1e-04"):
-        export(checkpoint("ForSequenceClassification"), tmp_path / "out", "ctranslate2")
+        export_model(checkpoint("ForSequenceClassification"), tmp_path / "out", "ctranslate2")
     assert list(tmp_path.iterdir()) == []
-    export(checkpoint("ForSequenceClassification"), tmp_path / "out", "ctranslate2", dtype="float16")  # has no limit
+    export_model(
+        checkpoint("ForSequenceClassification"), tmp_path / "out", "ctranslate2", dtype="float16"
+    )  # has no limit
 
 
 def test_an_existing_model_is_replaced_only_on_request(checkpoint, tmp_path):
     source, output = checkpoint("Model"), tmp_path / "out"
-    export(source, output, "onnx")
+    export_model(source, output, "onnx")
     (output / "mine.txt").write_text("kept")
     (output / "README.md").write_text("my own card")
     with pytest.raises(InputError, match="already contains a model"):
-        export(source, output, "ctranslate2")
-    export(source, output, "ctranslate2", overwrite_output_dir=True)
+        export_model(source, output, "ctranslate2")
+    export_model(source, output, "ctranslate2", overwrite_output_dir=True)
     assert (output / "mine.txt").exists() and not (output / "onnx").exists()
     assert (output / "ctranslate2" / "model.bin").exists()
     assert (output / "README.md").read_text() == "my own card"
     (output / "config.json").unlink()  # a folder with the model of an engine counts, too
     with pytest.raises(InputError, match="already contains a model"):
-        export(source, output, "onnx")
+        export_model(source, output, "onnx")
 
 
 def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
     rows = (data_dir / "glue/STS-B/dev.tsv").read_text("utf-8").splitlines()[:60]
     (tmp_path / "dev.tsv").write_text("\n".join(rows) + "\n")
-    done = export(checkpoint("Model"), tmp_path / "out", "ctranslate2", validation_file=tmp_path / "dev.tsv")
+    done = export_model(checkpoint("Model"), tmp_path / "out", "ctranslate2", validation_file=tmp_path / "dev.tsv")
     before, after = done.scores["spearman"]
     assert before == pytest.approx(after, abs=1e-3) and abs(before) > 0.01
 
@@ -226,7 +228,7 @@ def test_a_missing_package_is_named_with_its_extra(checkpoint, tmp_path, monkeyp
 def test_weights_of_more_than_two_gigabytes_get_a_second_file(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(graph, "MOST_BYTES", 1000)  # as if a protobuf file held no more
     for dtype in ("float32", "float16"):
-        done = export(checkpoint("Model"), tmp_path / dtype, "onnx", dtype=dtype)
+        done = export_model(checkpoint("Model"), tmp_path / dtype, "onnx", dtype=dtype)
         assert np.isfinite(done.difference)
     assert sorted(file.name for file in (tmp_path / "float32/onnx").iterdir()) == ["model.onnx", "model.onnx.data"]
 
@@ -241,16 +243,18 @@ def test_classes_and_answers_are_scored_as_their_commands_do(checkpoint, tmp_pat
         ("ForSequenceClassification", "classes", "accuracy"),
         ("ForQuestionAnswering", "questions", "f1"),
     ):
-        done = export(checkpoint(head), tmp_path / head, "ctranslate2", validation_file=tmp_path / f"{file}.jsonl")
+        done = export_model(
+            checkpoint(head), tmp_path / head, "ctranslate2", validation_file=tmp_path / f"{file}.jsonl"
+        )
         assert done.scores[metric][0] == done.scores[metric][1]
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na good film\t1\nnot good\t0\n")
     source = checkpoint("ForSequenceClassification", num_labels=3)
     with pytest.raises(InputError, match="has 2 labels, the model 3"):
-        export(source, tmp_path / "x", "ctranslate2", validation_file=tmp_path / "dev.tsv", task_name="sst2")
+        export_model(source, tmp_path / "x", "ctranslate2", validation_file=tmp_path / "dev.tsv", task_name="sst2")
 
 
 def test_a_discriminator_becomes_an_encoder_for_bert(checkpoint, tmp_path):
     source = checkpoint("ForPreTraining", "electra", embedding_size=32)
     for to in ("bert", "ctranslate2"):
-        done = export(source, tmp_path / to, to)
+        done = export_model(source, tmp_path / to, to)
         assert done.model_class == "BertModel" and 0 < done.difference < FLOAT32_TOLERANCE / 10

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, set_seed
 
 import snugbert
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -122,7 +122,7 @@ def test_accumulated_and_packed_batches_train_the_same_adapter(tmp_path):
 
 def test_an_adapter_of_a_converted_classifier_has_the_dense_layer_of_its_head(tmp_path):
     """`modules_to_save` of docs/how-to/integrate.md. RoBERTa's masked language model has no such layer."""
-    convert(write_checkpoint(tmp_path / "roberta", "roberta"), tmp_path / "base", "snugbert")
+    convert_model(write_checkpoint(tmp_path / "roberta", "roberta"), tmp_path / "base", "snugbert")
     base = snugbert.SnugBertForSequenceClassification.from_pretrained(tmp_path / "base")
     modules = {"target_modules": ["query", "value"], "modules_to_save": ["classifier", "pooler"]}
     model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", **modules))

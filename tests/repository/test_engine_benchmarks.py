@@ -9,7 +9,7 @@ from markdown_tables import cells
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 LABELS = {0: "negative", 1: "positive"}
@@ -110,7 +110,7 @@ def test_the_pipeline_embeds_like_sentence_transformers(models, tmp_path):
     texts = ["a", "a longer text", "many words " * 100]
     model = SentenceTransformer(str(models / "embedder"))
     assert len(model.tokenizer(texts[2])["input_ids"]) > model.max_seq_length
-    convert(models / "embedder", tmp_path / "stock", "bert")
+    convert_model(models / "embedder", tmp_path / "stock", "bert")
     found = list(prediction.make_extractor(tmp_path / "stock", batch_size=3)(iter(texts)))
     np.testing.assert_allclose(found, model.encode(texts), atol=1e-5)
 

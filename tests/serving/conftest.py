@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from serving_page import TEXTS
 
 import snugbert
-from snugbert.export.export import export
+from snugbert.export.export import export_model
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +50,7 @@ def exports(models) -> Path:
     for name in ("encoder", "sst2", "reranker"):
         for to in ("onnx", "openvino", "ctranslate2", "bert"):
             if name == "encoder" or to in ("onnx", "bert"):
-                export(models / name, models / f"{name}-{to}", to)
+                export_model(models / name, models / f"{name}-{to}", to)
     return models
 
 

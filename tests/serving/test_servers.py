@@ -16,7 +16,7 @@ import pytest
 from serving_page import ROOT, TEXTS, example
 from transformers import pipeline
 
-from snugbert.export.export import export
+from snugbert.export.export import export_model
 
 BIN = ROOT / ".venv-serve" / "bin"
 pytestmark = [
@@ -42,7 +42,7 @@ def test_sentence_transformers_with_other_backends(exports, embeddings):
 
 
 def test_optimum(exports, models):
-    export(models / "sst2", exports / "sst2-openvino", "openvino")
+    export_model(models / "sst2", exports / "sst2-openvino", "openvino")
     program = example("optimum", "python") + "\nimport json\nprint(json.dumps([onnx_scores, openvino_scores]))\n"
     texts = '["A delightful film.", "Not worth the ticket."]'
     assert texts in program

@@ -10,7 +10,7 @@ import snugbert
 from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
 from snugbert.tasks import find_task, list_tasks
-from snugbert.tasks.base import make_validation_set
+from snugbert.tasks.base import make_evaluation_set
 from snugbert.tasks.classification import TextClassification
 
 
@@ -52,7 +52,7 @@ def test_a_dataset_in_memory_is_scored_with_a_models_labels():
     tokenizer = snugbert.SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
     config = snugbert.SnugBertConfig(id2label={0: "gloomy", 1: "cheerful"}, label2id={"gloomy": 0, "cheerful": 1})
     rows = {"text": ["a good film", "a bad film"], "label": ["cheerful", "gloomy"]}
-    validation = make_validation_set(
+    validation = make_evaluation_set(
         TextClassification(), config, tokenizer, {"validation": [Dataset.from_dict(rows)]}
     )
     assert validation.features.inputs["label"][:] == [1, 0]
@@ -60,4 +60,4 @@ def test_a_dataset_in_memory_is_scored_with_a_models_labels():
     assert validation.task.describe_sources(validation.split) == [DataSource("dataset", "validation", 2)]
     other = Dataset.from_dict({**rows, "label": ["cheerful", "odd"]})
     with pytest.raises(InputError, match=r"the dataset \(validation\), row 2: unknown label 'odd'"):
-        make_validation_set(TextClassification(), config, tokenizer, {"validation": [other]})
+        make_evaluation_set(TextClassification(), config, tokenizer, {"validation": [other]})

@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, BertForMultipleChoice, DataCollatorForMu
 import snugbert_cli
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.errors import InputError
-from snugbert.export.export import export
+from snugbert.export.export import export_model
 from snugbert.prediction.predictor import Predictor
 from snugbert.reports.intervals import bootstrap
 from snugbert.tasks.metrics import TaskMetric
@@ -287,7 +287,7 @@ def test_the_card(run, workshop):
 
 def test_stock_bert_predict_and_the_run_agree(run, workshop, tmp_path):
     """`snugbert predict` reads both forms of examples, whichever the model was trained on."""
-    export(run, tmp_path / "stock", "bert")
+    export_model(run, tmp_path / "stock", "bert")
     stock = BertForMultipleChoice.from_pretrained(tmp_path / "stock").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stock")
     rows = swag(20, seed=3, labeled=False)
@@ -313,7 +313,7 @@ def test_exports_are_scored(to, run, workshop, tmp_path):
     if to == "onnx":
         pytest.importorskip("onnxruntime")
     accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
-    done = export(run, tmp_path / to, to, validation_file=workshop / "dev.csv")
+    done = export_model(run, tmp_path / to, to, validation_file=workshop / "dev.csv")
     assert done.scores == {"accuracy": (accuracy, accuracy)} and done.difference < 1e-4
 
 

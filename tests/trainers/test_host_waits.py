@@ -38,7 +38,7 @@ def make_trainer(kind: str, folder: Path):
     settings |= {"max_steps": STEPS, "per_device_train_batch_size": 2, "save_strategy": "no"}
     if kind in HEADS:
         weights = WEIGHTS if kind == "ForSequenceClassification" else None
-        return new_trainer(kind, make_tokenizer(), folder, weights=weights, **settings)
+        return new_trainer(kind, make_tokenizer(), folder, class_weights=weights, **settings)
     if kind in DISTILLED:
         return new_distillation_trainer(DISTILLED[kind], make_tokenizer(), folder, **settings)
     if kind == "electra":

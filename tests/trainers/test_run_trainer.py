@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 
 import snugbert
 from snugbert.data.packed_batches import IgnorePadding
-from snugbert.trainers.finetuning.soft_targets import DistillationTrainer
+from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.run_trainer import RunTrainer
 

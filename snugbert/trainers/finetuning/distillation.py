@@ -14,29 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.students import hash_model
 from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.reports.results import RESULTS
 from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
+from snugbert.trainers.finetuning.distillation_trainer import make_soft_targets, move_model, prepare_distillation
 from snugbert.trainers.finetuning.fine_tune import make_trainer
-from snugbert.trainers.finetuning.finetuning_arguments import (
-    FineTunedModelArguments,
-    FineTuningArguments,
-)
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.plan import check_plan
-from snugbert.trainers.finetuning.prepare_task import Distillation, PreparedTask, prepare_task
-from snugbert.trainers.finetuning.soft_targets import SoftTargets
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, prepare_task
 from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
-from snugbert.trainers.finetuning.teacher import (
-    compute_items,
-    compute_logits,
-    count_parameters,
-)
+from snugbert.trainers.finetuning.teacher import compute_logits, count_parameters
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
 from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
@@ -81,28 +72,14 @@ def fine_tune_or_distill(
                 raise InputError(f"--{name} needs --teacher_name_or_path.")
         run_task(prepare_task(task, model_args, args), args)
         return
-    if args.class_weights is not None or args.label_smoothing_factor:
-        raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
-    teacher = prepare_task(task, model_args.as_teacher(), copy.copy(args))
-    if teacher.train_features is None:
-        raise InputError(
-            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
-            "--do_predict, also give --do_train."
-        )
-    student = prepare_task(task, model_args, args, teacher)
-    trainer = _make_teacher_trainer(teacher, args)
-    distillation = Distillation(hash_model(trainer.model))  # type: ignore[arg-type]
-    student.distillation = distillation
-    student.settings |= {
-        "teacher": find_base_model(model_args.teacher_name_or_path)[1],
-        "distillation_temperature": args.distillation_temperature,
-        "distillation_weight": args.distillation_weight,
-    }
+    teacher, student, trainer = prepare_distillation(task, model_args, model_args.as_teacher(), args)
+    distillation = student.distillation
+    assert distillation is not None
     if args.sweeps:  # a single run was checked by `prepare_task`
         _, plan = plan_sweep(student, args)
         check_plan(plan, args, [Path(str(args.output_dir))])
     distillation.soft_targets = make_soft_targets(teacher, student, trainer, model_args.cache_dir)
-    _move(trainer, "cpu")  # the student needs the memory of the GPU
+    move_model(trainer, "cpu")  # the student needs the memory of the GPU
     if teacher.validation_set is not None and teacher.validation_set.labeled:
         without = _train_without_teacher(task, model_args, args, teacher)
         distillation.compare = functools.partial(
@@ -110,20 +87,6 @@ def fine_tune_or_distill(
         )
     logger.info("training the student with the teacher")
     run_task(student, args)
-
-
-def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
-    """Returns a trainer that only predicts. No argument of the training changes the teacher."""
-    args = copy.copy(args)
-    args.push_to_hub = False
-    args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps, args.reinit_layers = False, 0, None, 0
-    args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
-    return make_trainer(teacher, args)
-
-
-def _move(trainer: FineTuningTrainer, device: Any) -> None:
-    model: Any = trainer.model
-    model.to(device)
 
 
 def _train_without_teacher(
@@ -150,40 +113,6 @@ def _train_without_teacher(
         logger.warning("without the teacher: %s", error)
         return None
     return Path(args.output_dir)
-
-
-def make_soft_targets(
-    teacher: PreparedTask,
-    student: PreparedTask,
-    trainer: FineTuningTrainer,
-    cache_dir: str | None,
-) -> SoftTargets:
-    """Computes the teacher's logits for the training examples of the student.
-
-    Teacher and student may have different tokenizers if their items are the same, such as words.
-
-    Args:
-        teacher: the teacher's task, with its own tokens.
-        student: the student's task.
-        trainer: a trainer with the teacher.
-        cache_dir: see [`compute_logits`].
-
-    Raises:
-        InputError: the tokenizers of teacher and student split the text differently, and the items are tokens.
-    """
-    assert teacher.train_features is not None and student.train_features is not None
-    assert student.distillation is not None
-    output = student.task.output
-    counts, teacher_counts = (output.count_items(each.train_features) for each in (student, teacher))
-    if not output.match(counts, teacher_counts):
-        raise InputError(
-            "--teacher_name_or_path: its tokenizer splits the text differently. Choose a student with its tokenizer."
-        )
-    return SoftTargets(
-        logits=compute_items(trainer, teacher.train_features, student.distillation.teacher, cache_dir),
-        first_items=np.concatenate([[0], np.cumsum(counts)]),
-        kind=student.task.problem,
-    )
 
 
 # --- comparison -------------------------------------------------------------------------------------------------
@@ -213,7 +142,7 @@ def measure_models(
     """
     validation, distillation = teacher.validation_set, student.distillation
     assert validation is not None and distillation is not None
-    _move(trainer, trainer.args.device)
+    move_model(trainer, trainer.args.device)
     student_trainer = make_trainer(dataclasses.replace(student, distillation=None), trainer.args)  # type: ignore[arg-type]
     teacher_costs, student_costs = _measure_costs(validation.num_examples, trainer, student_trainer)
     metric = student.task.main_metric

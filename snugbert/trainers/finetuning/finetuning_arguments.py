@@ -1,7 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -18,6 +18,19 @@ STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
 STABLE_STEPS = 100
 STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
+# Besides those of every run, these must not change when a run resumes.
+COMPARED_SETTINGS = (
+    "reinit_layers",
+    "layerwise_lr_decay",
+    "freeze_embeddings",
+    "freeze_layers",
+    "unfreeze_after_steps",
+    "class_weights",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "data_seed",
+    "train_sampling_strategy",
+)
 
 
 @dataclass
@@ -33,7 +46,10 @@ class FineTunedModelArguments(StudentArguments):
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
     )
 
-    is_teacher = False  # not an argument: see `as_teacher`
+    # Not arguments of a command. None: they are loaded.
+    is_teacher = False  # see `as_teacher`
+    model: ClassVar[Any] = None  # a PreTrainedModel
+    tokenizer: ClassVar[Any] = None
 
     def __post_init__(self):
         missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None

@@ -1,44 +1,68 @@
-"""The Trainer of fine-tuning: packed batches, exact losses, per-layer learning rates, freezing.
+"""The Trainer of fine-tuning: prepares a task, packs batches, computes exact losses, and scores.
 
 Shapes in comments: N examples in a batch, T tokens in total, L tokens in the longest example, C labels.
 """
 
+import copy
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from datasets import Dataset
 from torch import nn
-from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, has_length
+from transformers import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, PredictionOutput, TrainOutput, has_length
 
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.tasks.outputs import PADDING, Output
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.reports.finetuned_card import write_finetuning_card
+from snugbert.reports.intervals import Interval
+from snugbert.reports.score_plots import remove_plots
+from snugbert.tasks.base import EvaluationSet, Task, make_evaluation_set
+from snugbert.tasks.outputs import PADDING
+from snugbert.trainers.finetuning.class_weights import class_weights, has_classes, weighted_loss
+from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, MAIN_METRIC, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_guidance import LOWER_IS_BETTER
+from snugbert.trainers.finetuning.layers import (
+    Unfreezing,
+    find_depths,
+    list_frozen_parameters,
+    reinitialize_layers,
+)
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
+from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings
+from snugbert.trainers.output_folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.run_trainer import RunTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
 
 MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
-LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
-# ELECTRA projects its embeddings. The embeddings of DeBERTa's relative positions are in the encoder.
-EMBEDDINGS = re.compile(r"(?:^|\.)(?:embeddings|embeddings_project|encoder\.rel_embeddings|encoder\.LayerNorm)\.")
-
-Loss = Callable[..., torch.Tensor]
 
 
 class FineTuningTrainer(RunTrainer):
-    """Trainer for a head on top of the encoder.
+    """Fine-tunes a model for a task, on datasets in memory. A `Trainer` of transformers.
 
-    - The data collator packs or pads batches. Predictions are the same: in the order of the dataset, with the shapes
-      of padded batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question
-      answering two arrays [N, L].
+        trainer = FineTuningTrainer("bert-base-uncased", args, task, train_dataset, eval_dataset)
+        trainer.train()
+        trainer.save_model()
+
+    The task reads the rows, finds the labels, encodes the rows and computes the metrics. The configuration of the
+    model stores labels and text columns.
+
+    - Batches are packed or padded. Predictions are the same: in the order of the dataset, with the shapes of padded
+      batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering two
+      arrays [N, L].
     - Evaluation batches contain examples of similar length. If rows are filled, they contain random examples instead,
       so that they have a few sizes.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
@@ -46,64 +70,137 @@ class FineTuningTrainer(RunTrainer):
     - `eval_loss` is the mean over all labels. In Trainer it is the mean over batches. Examples that several processes
       repeat to fill the last batch count twice.
     - A loss or gradient norm that is not finite ends the run.
+    - Saving the model after training also writes a model card with settings and metrics.
 
     Args:
-        model: a model with a head.
-        args: the arguments.
-        output: the form of the logits.
-        class_weights: weights of the classes in the loss, see [`weighted_loss`]. *Shape:* (C,)
-        kwargs: as in `Trainer`. `compute_metrics` scores `eval_dataset` during training. It gets predictions without
-            labels. [`predict`] does not call it.
+        model: a Hub name or folder of a checkpoint of the BERT family, a size such as "tiny" for random weights, or a
+            SnugBERT model with the task's head, which is trained in place.
+        args: the settings. The trainer uses a copy. Default: the paper's, in the folder "trainer_output".
+        task: such as [`TextClassification`]. It does not change. Commands pass a [`PreparedTask`], which includes
+            model and data.
+        train_dataset: rows with the columns of the task. None: the model is only scored.
+        eval_dataset: labeled rows. They are scored after each epoch, unless `args` says otherwise. A dict of datasets
+            prefixes the metrics with its keys, and the first dataset selects the best model.
+        processing_class: the tokenizer. Default: the checkpoint's.
+        callbacks: further callbacks.
+        kwargs: other arguments of `Trainer`, such as `optimizers`.
+
+    Attributes:
+        prepared: the task, connected with its model, and its data.
+        output: the form of the task's logits.
+        checks_output_dir: whether the next call of `train` checks the output folder.
 
     Raises:
-        InputError: `freeze_layers` is more than the model's number of layers, or includes re-initialized layers.
+        InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
+            checkpoint cannot be loaded, an argument is out of range, or settings exclude each other.
     """
 
-    compared_names: tuple[str, ...] = (
-        "reinit_layers",
-        "layerwise_lr_decay",
-        "freeze_embeddings",
-        "freeze_layers",
-        "unfreeze_after_steps",
-        "class_weights",
-        "early_stopping_patience",
-        "early_stopping_threshold",
-        "data_seed",
-        "train_sampling_strategy",
-    )
+    compared_names: tuple[str, ...] = COMPARED_SETTINGS
 
     def __init__(
         self,
-        *,
-        model: PreTrainedModel,
-        args: FineTuningArguments,
-        output: Output,
-        class_weights: torch.Tensor | None = None,
+        model: str | Path | PreTrainedModel | None = None,
+        args: FineTuningArguments | None = None,
+        task: Task[Any, Any, Any] | PreparedTask | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: Sequence[TrainerCallback] = (),
         **kwargs: Any,
     ):
-        self.output = output
+        if task is None or (model is None and not isinstance(task, PreparedTask)):
+            raise InputError('model and task are missing. For example: model="bert-base-uncased", task=Tagging().')
+        args = FineTuningArguments() if args is None else args
+        first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
+        if not isinstance(task, PreparedTask):
+            args = copy.copy(args)
+            sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
+            model_args = name_model(model, processing_class)  # type: ignore[arg-type]
+            task = prepare_task(task, model_args, args, sources=sources, checks_output_dir=False)
+        _check_settings(task, args)
+        self.prepared, self.output = task, task.task.output
+        self.evaluation_sets = list(task.evaluation_sets)
+        self._scored: EvaluationSet[Any] | None = None  # in the current evaluation
+        self._predicted: dict[str, tuple[EvaluationSet[Any], Any]] = {}  # prefix -> the last answers to score
+        self._training: dict[str, float] = {}  # metrics of the training, once it is complete
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
         self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step and result
-        if args.freezes:
-            frozen = _frozen_parameters(model, args)
-            if args.unfreeze_after_steps is None:
-                for parameter in frozen:
-                    parameter.requires_grad_(False)
-            else:
-                # DDP registers trained parameters once, before training. These are unused at first.
-                args.ddp_find_unused_parameters = True
-                kwargs["callbacks"] = [*kwargs.get("callbacks", []), Unfreezing(frozen, args.unfreeze_after_steps)]
-        super().__init__(
-            model=model,
-            args=args,
-            compute_loss_func=None if class_weights is None else weighted_loss(class_weights.to(args.device)),
-            **kwargs,
-        )
+        self.checks_output_dir = True
+        features: Any = None if task.validation_set is None else task.validation_set.features.inputs
+        if isinstance(eval_dataset, Mapping):
+            sets = {name: self._make_evaluation_set(dataset, "validation") for name, dataset in others}
+            self.evaluation_sets += sets.values()
+            features = {first[0]: features} | {name: each.features.inputs for name, each in sets.items()}
+            args.metric_for_best_model = f"{first[0]}_{args.metric_for_best_model}"
+        weights = None if args.class_weights is None else class_weights(args.class_weights, task).to(args.device)
+        set_seed(args.seed)
+        network = task.make_model()
+        if task.train_features is not None:
+            reinitialize_layers(network, args.reinit_layers)
+        collate = task.make_collator(args.pad_to_max_length)
+        train_features, collate = self._prepare_batches(task.train_features, collate)
+        try:
+            super().__init__(
+                model=network,
+                args=args,
+                data_collator=collate,
+                train_dataset=train_features,
+                eval_dataset=features,
+                processing_class=task.task.tokenizer,
+                compute_metrics=self._compute_metrics,
+                compute_loss_func=None if weights is None else weighted_loss(weights),
+                callbacks=[*_list_callbacks(network, args), *callbacks],
+                **kwargs,
+            )
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise InputError(str(error)) from error
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints
+        self.write_card = self._write_card
+
+    def _prepare_batches(self, features: Dataset | None, collate: Any) -> tuple[Any, Any]:
+        """Returns the training examples and the data collator."""
+        return features, collate
 
     # --- training -----------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """As in Trainer. A new run does not begin in the folder of another one.
+
+        Args:
+            resume_from_checkpoint: a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
+            args, kwargs: as in Trainer.
+
+        Raises:
+            InputError: there are no training examples; the output folder contains another run, and
+                `overwrite_output_dir` is not set; the disk is too full; or see [`RunTrainer.train`].
+        """
+        if self.train_dataset is None:
+            raise InputError("train_dataset is missing.")
+        if self.checks_output_dir and not resume_from_checkpoint:
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+        self.checks_output_dir = False  # from now on, the run in it is this one
+        if not self.state.global_step:
+            check_disk_space(self.args, self.model.parameters())
+            if not resume_from_checkpoint:
+                self._clear_output_dir()
+        result = super().train(resume_from_checkpoint, *args, **kwargs)
+        if not self.interrupted:
+            samples = len(self.train_dataset)  # type: ignore[arg-type]
+            result.metrics.update(train_samples=samples, train_steps=self.state.global_step)
+            self._training = result.metrics
+        return result
+
+    def _clear_output_dir(self) -> None:
+        if self.args.overwrite_output_dir:  # type: ignore[attr-defined]
+            clear_output_dir(self.args)
+        if self.args.should_save:
+            remove_plots(Path(str(self.args.output_dir)))
+
+    def _begin(self, state: Any) -> None:
+        super()._begin(state)
+        self.run_settings.command_settings = compared_settings(self.prepared, self.args)  # type: ignore[arg-type]
 
     def _explain_unfilled_rows(self) -> str | None:
         if self.args.pad_to_max_length:  # type: ignore[attr-defined]
@@ -150,6 +247,91 @@ class FineTuningTrainer(RunTrainer):
         return optimizer
 
     # --- evaluation ---------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | Mapping[str, Dataset] | str | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Scores labeled rows, and returns loss, metrics and speed, as Trainer does. See also `intervals`.
+
+        Args:
+            eval_dataset: rows, or a dict of datasets. Default: the `eval_dataset` of the trainer. Encoded features,
+                with a column `input_ids`, get a loss and no metrics.
+            ignore_keys: outputs of the model to leave out.
+            metric_key_prefix: prefix of the names of metrics.
+
+        Raises:
+            InputError: a row cannot be used, or the rows have no labels, or other labels than the model.
+            DivergedError: a logit is NaN.
+        """
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        if isinstance(dataset, Mapping):
+            metrics: dict[str, float] = {}
+            for name, part in dataset.items():
+                metrics |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        features, self._scored = (None, None) if dataset is None else self._encode(dataset)
+        try:
+            return super().evaluate(features, ignore_keys, metric_key_prefix)
+        finally:
+            self._scored = None
+
+    def predict(
+        self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Computes the logits of rows, and scores them if all have labels. [`Predictor`] returns answers instead.
+
+        Args:
+            test_dataset: rows, or encoded features, which are not scored.
+            ignore_keys: outputs of the model to leave out.
+            metric_key_prefix: prefix of the names of metrics.
+
+        Returns:
+            `predictions`: the logits, one row for each window of an example; `label_ids`: None; `metrics`.
+
+        Raises:
+            InputError: a row cannot be used.
+            DivergedError: a logit is NaN.
+        """
+        features, encoded = self._encode(test_dataset, "test")
+        output = super().predict(features, ignore_keys, metric_key_prefix)
+        if encoded is None or encoded in self.evaluation_sets:
+            return output
+        self._predicted[metric_key_prefix] = encoded, encoded.decode(output.predictions)  # type: ignore[arg-type]
+        scores = encoded.score_in_training(output.predictions)  # type: ignore[arg-type]
+        scored = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
+        return output._replace(metrics={**(output.metrics or {}), **scored})
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """95 % intervals of the metrics of the last evaluations and predictions, such as "eval_accuracy": low, high.
+
+        They come from a bootstrap over the examples, see [`bootstrap`].
+        """
+        return {
+            f"{prefix}_{name}": interval
+            for prefix, (examples, answers) in self._predicted.items()
+            for name, interval in examples.estimate_intervals(answers).items()
+        }
+
+    def _encode(self, dataset: Dataset, split: str = "validation") -> tuple[Dataset, EvaluationSet[Any] | None]:
+        """Returns the features of rows, and how to score them. Features are returned as they are."""
+        known = next((each for each in self.evaluation_sets if each.features.inputs is dataset), None)
+        if known is not None or "input_ids" in getattr(dataset, "column_names", ["input_ids"]):
+            return dataset, known
+        encoded = self._make_evaluation_set(dataset, split)
+        return encoded.features.inputs, encoded
+
+    def _make_evaluation_set(self, dataset: Dataset, split: str) -> EvaluationSet[Any]:
+        prepared, (source,) = self.prepared, name_sources(eval_dataset=dataset).values()
+        return make_evaluation_set(prepared.task, prepared.config, prepared.task.tokenizer, {split: source})
+
+    def _compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        return {} if self._scored is None else self._scored.score_in_training(prediction.predictions)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
         # No public method chooses the order of an evaluation.
@@ -220,9 +402,10 @@ class FineTuningTrainer(RunTrainer):
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
-        if self.compute_metrics is not None and description == "Evaluation":  # not for `predict`
-            scores = self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=None))  # type: ignore[arg-type]
+        if self._scored is not None and description == "Evaluation":  # not for `predict`
+            scores = self._compute_metrics(EvalPrediction(predictions=predictions, label_ids=None))  # type: ignore[arg-type]
             metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
+            self._predicted[prefix] = self._scored, self._scored.decode(predictions)
         output = output._replace(predictions=predictions, metrics=metrics)
         if description == "Evaluation":
             self._last_evaluation = self.state.global_step, output
@@ -238,6 +421,95 @@ class FineTuningTrainer(RunTrainer):
             if evaluated == step:
                 return output
         return self.predict(test_dataset, metric_key_prefix=metric_key_prefix)  # type: ignore[arg-type]
+
+    # --- the model card -----------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As in Trainer. After training, also writes the model card."""
+        super().save_model(output_dir, _internal_call)
+        if self._training and self.args.should_save and not _internal_call:
+            self._write_card(output_dir)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Writes the model card into the output folder. The arguments are those of Trainer, and are ignored."""
+        if self.write_card is None:
+            super().create_model_card(*args, **kwargs)
+        elif self.args.should_save:
+            self.write_card()
+
+    def _write_card(self, folder: str | None = None) -> None:
+        """Writes the card with the metrics of the last evaluation. In training, it states the steps done."""
+        prepared, state = self.prepared, self.state
+        metrics: dict[str, dict[str, float]] = {}
+        if prepared.validation_set is not None:
+            last = self.last_metrics()
+            metrics = {prepared.validation_set.name: {m: last[m] for m in prepared.task.metrics if m in last}}
+        training = self._training or {"step": state.global_step}
+        results = collect_results(prepared, self.args, training, metrics, self.run_settings.changes)  # type: ignore[arg-type]
+        if not self._training:
+            results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
+        output_dir, base_model = Path(folder or str(self.args.output_dir)), prepared.model_args.model_name_or_path
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_finetuning_card(output_dir, prepared.facts, results, base_model, self.hub_name)
+
+    @property
+    def hub_name(self) -> str | None:
+        """The repository that the model is pushed to. None: it is not pushed."""
+        return self.hub_model_id or self.args.hub_model_id
+
+
+def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Chooses the metric, and checks what a single run cannot do."""
+    if args.sweeps:
+        raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
+    choose_metric(prepared, args)
+    if args.label_smoothing_factor and (not has_classes(prepared) or args.class_weights is not None):
+        raise InputError(
+            "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
+        )
+
+
+def _list_callbacks(model: PreTrainedModel, args: FineTuningArguments) -> list[TrainerCallback]:
+    """Returns the callbacks that the settings ask for. Freezes layers."""
+    callbacks: list[TrainerCallback] = [FewerEvaluations()] if args.chooses_evaluation else []
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
+    frozen = list_frozen_parameters(model, args) if args.freezes else []
+    if frozen and args.unfreeze_after_steps is not None:
+        # DDP registers trained parameters once, before training. These are unused at first.
+        args.ddp_find_unused_parameters = True
+        callbacks.append(Unfreezing(frozen, args.unfreeze_after_steps))
+    elif frozen:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    return callbacks
+
+
+def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Sets `metric_for_best_model` to the task's main metric unless the user chose one, and sets `greater_is_better`.
+
+    Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
+
+    Raises:
+        InputError: the task has no such metric, or there are no validation examples to select the best model by.
+    """
+    if args.chooses_evaluation:
+        is_scored = prepared.validation_set is not None and prepared.validation_set.labeled
+        evaluates = is_scored and prepared.train_features is not None
+        args.eval_strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
+    chosen = str(args.metric_for_best_model).removeprefix("eval_")
+    if chosen == MAIN_METRIC:
+        chosen = prepared.task.main_metric
+    if chosen not in (*prepared.task.metrics, "loss"):
+        known = ", ".join(prepared.task.metrics)
+        raise InputError(
+            f"--metric_for_best_model: {prepared.task.name} has no metric {chosen!r}. Choose one of {known}."
+        )
+    args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
+    if prepared.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
+        raise InputError(
+            "--validation_file is missing. Evaluation during training and sweeps need validation examples."
+        )
 
 
 class FewerEvaluations(TrainerCallback):
@@ -261,99 +533,6 @@ class EarlyStopping(EarlyStoppingCallback):
         super().on_train_begin(args, state, control, **kwargs)
         stored = state.stateful_callbacks.get(type(self).__name__, {"attributes": {}})
         vars(self).update(stored["attributes"])
-
-
-class Unfreezing(TrainerCallback):
-    """Keeps parameters frozen for the first steps."""
-
-    def __init__(self, parameters: list[nn.Parameter], after_steps: int):
-        self.parameters, self.after_steps = parameters, after_steps
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Freezes before the first step, also in a resumed run, and unfreezes after `after_steps`."""
-        trained = state.global_step >= self.after_steps
-        if self.parameters[0].requires_grad != trained:
-            for parameter in self.parameters:
-                parameter.requires_grad_(trained)
-
-
-def weighted_loss(weights: torch.Tensor) -> Loss:
-    """Returns a `compute_loss_func` for Trainer: cross entropy in which a label of class c counts `weights[c]` times.
-
-    The sum is divided by the number of labels, not by the sum of their weights. So the loss is exact under gradient
-    accumulation. `weights` are on the device of the model.
-    """
-
-    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        logits = outputs["logits"].float()
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels != IGNORE_INDEX).sum()
-        # A batch may have no labels.
-        count = torch.as_tensor(num_items_in_batch, device=logits.device).clamp(min=1)
-        total = F.cross_entropy(
-            logits.view(-1, logits.shape[-1]),
-            labels.view(-1),
-            weights,
-            ignore_index=IGNORE_INDEX,
-            reduction="sum",
-        )
-        return total / count
-
-    return loss
-
-
-def find_depths(model: nn.Module) -> dict[nn.Parameter, int]:
-    """Returns the depth of each parameter: 0 for the embeddings, 1 for the first layer, the largest for the head.
-
-    As in Clark et al. (2020), "ELECTRA", where layer-wise rates start at the head.
-    """
-    layers = {name: int(found[1]) for name, _ in model.named_parameters() if (found := LAYER.search(name))}
-    head = max(layers.values()) + 2
-    return {
-        parameter: 0 if EMBEDDINGS.search(name) else layers.get(name, head - 1) + 1
-        for name, parameter in model.named_parameters()
-    }
-
-
-def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
-    """Gives the top `number` encoder layers and the pooler new random weights, as in pretraining. 0 changes nothing.
-
-    As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized in
-    pretraining, and can be a poor start for few labels. The weights come from torch's global generator.
-
-    Args:
-        model: a model with a head.
-        number: number of layers.
-
-    Raises:
-        InputError: the model has fewer layers.
-    """
-    encoder: Any = model.base_model
-    layers = encoder.encoder.layer
-    if number > len(layers):
-        raise InputError(f"--reinit_layers {number} is too large. The model has {format_count(len(layers), 'layer')}.")
-    if number == 0:
-        return
-    parts = [*layers[-number:], encoder.pooler] if encoder.pooler is not None else layers[-number:]
-    for module in (module for part in parts for module in part.modules()):
-        for parameter in module.parameters(recurse=False):
-            parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # transformers protects loaded weights
-        model._init_weights(module)
-
-
-def _frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.Parameter]:
-    depths = find_depths(model)
-    layers = max(depths.values()) - 1
-    if args.freeze_layers > layers:
-        raise InputError(
-            f"--freeze_layers {args.freeze_layers} is too large. The model has {format_count(layers, 'layer')}."
-        )
-    if args.freeze_layers + args.reinit_layers > layers:
-        raise InputError(
-            f"--freeze_layers {args.freeze_layers} and --reinit_layers {args.reinit_layers} overlap. The model has "
-            f"{format_count(layers, 'layer')}."
-        )
-    return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:

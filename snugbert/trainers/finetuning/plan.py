@@ -16,9 +16,9 @@ from typing import Any
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
-from snugbert.trainers.finetuning.fine_tune import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.output_folder import list_run_files, remove_run
 from snugbert.trainers.processes import wait_for_all
 

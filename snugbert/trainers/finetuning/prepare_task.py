@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
-from transformers import DataCollator, PreTrainedModel
+from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.loading import (
@@ -21,15 +21,19 @@ from snugbert.checkpoints.loading import (
     remember_text_columns,
 )
 from snugbert.checkpoints.students import choose_student_layers, make_student
-from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
 from snugbert.errors import InputError
 from snugbert.files import read_json
+from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts
 from snugbert.tasks.base import EvaluationSet, Sources, Task
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.finetuning_arguments import (
+    COMPARED_SETTINGS,
+    FineTunedModelArguments,
+    FineTuningArguments,
+)
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.output_folder import check_output_dir
@@ -95,7 +99,13 @@ class PreparedTask:
         return TaskFacts(self.task.name, self.task.card_head, self.task.labels, self.task.metrics, tuple(files))
 
     def make_model(self) -> PreTrainedModel:
-        """Returns a new model with a head. Its initial head depends only on the seed."""
+        """Returns a new model with a head, or the model in memory. A new head depends only on the seed.
+
+        Raises:
+            InputError: the checkpoint cannot be used, or the model in memory does not fit the data.
+        """
+        if self.model_args.model is not None:
+            return self._adapt(self.model_args.model)
         model = load_model(
             getattr(transformers, f"AutoModel{self.task.head}"),
             self.model_args,
@@ -104,6 +114,18 @@ class PreparedTask:
             ignore_mismatched_sizes=self.model_args.ignore_mismatched_sizes,
         )
         return model if self.student_layers is None else make_student(model, self.student_layers)
+
+    def _adapt(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Stores the labels of the data in the configuration of a model in memory."""
+        if model.config.num_labels != self.config.num_labels:
+            raise InputError(
+                f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
+                f"num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
+            )
+        for name in ("id2label", "label2id", "problem_type", "text_columns"):
+            if hasattr(self.config, name):
+                setattr(model.config, name, getattr(self.config, name))
+        return model
 
     def make_collator(self, pad_to_max_length: bool) -> DataCollator:
         """Returns a collator that packs the examples of a batch, or pads all of them to `max_length`."""
@@ -119,6 +141,7 @@ def prepare_task(
     args: FineTuningArguments,
     teacher: PreparedTask | None = None,
     sources: Sources | None = None,
+    checks_output_dir: bool = True,
 ) -> PreparedTask:
     """Reads the data of a task and encodes them for a checkpoint. A run that trains is checked before that.
 
@@ -128,14 +151,21 @@ def prepare_task(
         args: the settings. Sets `learning_rate` unless the user chose one.
         teacher: the prepared task of a teacher. The labels get its order.
         sources: the data of each split. None: the arguments of the task select them.
+        checks_output_dir: whether to check the output folder of a run that trains now, or when training begins.
 
     Raises:
         InputError: an argument or the data cannot be used, the output folder contains another run, or settings changed
             since the checkpoint.
     """
     task = task.copy()
-    tokenizer = load_tokenizer(model_args)
-    config = load_config(model_args, tokenizer)
+    tokenizer = load_tokenizer(model_args) if model_args.tokenizer is None else model_args.tokenizer
+    given, expected = model_args.model, AUTO_CLASSES[f"AutoModel{task.head}"]
+    if given is not None and not isinstance(given, expected):
+        raise InputError(
+            f"model: expected a {expected.__name__}, not a {type(given).__name__}. Or pass the name or folder of a "
+            "checkpoint."
+        )
+    config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     if sources is None:
         sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
@@ -145,7 +175,8 @@ def prepare_task(
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
     if training and not model_args.is_teacher:
         choose_learning_rate(config, args, task.paper_learning_rate)
-        check_early(model_args, args)
+        if checks_output_dir:
+            check_early(model_args, args)
         remember_text_columns(config, task.text_columns(splits))
     student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
     task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
@@ -166,6 +197,52 @@ def prepare_task(
         data=data,
         settings=collect_data_settings(task.args),
     )
+
+
+def name_model(
+    model: str | Path | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> FineTunedModelArguments:
+    """Returns the arguments that name a model.
+
+    Args:
+        model: a folder, a Hub name, a size such as "tiny" for random weights, or a SnugBERT model in memory.
+        tokenizer: the tokenizer. None: the checkpoint's.
+
+    Raises:
+        InputError: there is no such folder, or the tokenizer is missing.
+    """
+    in_memory = model if isinstance(model, PreTrainedModel) else None
+    name = str(model) if in_memory is None else ""
+    has_tokenizer = in_memory is None and (name not in SIZES or Path(name).exists())
+    if not has_tokenizer and tokenizer is None:
+        raise InputError("processing_class is missing. Pass the tokenizer of the model.")
+    if has_tokenizer or in_memory is not None:
+        args = FineTunedModelArguments(model_name_or_path=name)
+    else:
+        args = FineTunedModelArguments(config_name=name, tokenizer_name="")
+    if in_memory is not None:  # the folder that it was loaded from may be gone
+        args.model_name_or_path = in_memory.config._name_or_path or None
+    args.model, args.tokenizer = in_memory, tokenizer  # type: ignore[misc]
+    return args
+
+
+def name_sources(**datasets: Dataset | None) -> Sources:
+    """Returns the data of each split, from datasets in memory. None: there is no such split.
+
+    Raises:
+        InputError: one of them is not a dataset, or there is none.
+    """
+    for name, dataset in datasets.items():
+        if dataset is not None and not isinstance(dataset, Dataset):
+            raise InputError(
+                f"{name}: expected a datasets.Dataset, not a {type(dataset).__name__}. For a list of rows, use "
+                "Dataset.from_list."
+            )
+    splits = {"train_dataset": "train", "unlabeled_dataset": "unlabeled", "eval_dataset": "validation"}
+    sources = {splits[name]: [dataset] for name, dataset in datasets.items() if dataset is not None}
+    if not sources:
+        raise InputError("no data. Pass train_dataset or eval_dataset.")
+    return sources
 
 
 def _choose_layers(model_args: FineTunedModelArguments, config: SnugBertConfig, trains: bool) -> list[int] | None:
@@ -208,7 +285,7 @@ def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) 
         return
     checkpoint = check_output_dir(args, args.overwrite_output_dir)
     if checkpoint is not None:
-        settings = collect_training_settings(args, None, FineTuningTrainer.compared_names)
+        settings = collect_training_settings(args, None, COMPARED_SETTINGS)
         check_training_settings(checkpoint, settings | describe_initial_weights(model_args))
         check_max_steps(checkpoint, args)
 

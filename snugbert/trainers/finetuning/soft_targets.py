@@ -1,4 +1,4 @@
-"""Distillation: the teacher's logits as soft targets, their loss, and a Trainer that uses both.
+"""Soft targets: the teacher's logits in batches, and their loss.
 
 Items are described in [`snugbert.tasks.outputs`]. Shapes: I items, C labels.
 """
@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
-from torch import nn
 
-from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.tasks.base import Problem
 from snugbert.tasks.outputs import UNLABELED, Output
-from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 
 ROW = "soft_target_row"  # column with the number of the example
 TEACHER_LOGITS = "teacher_logits"
@@ -59,61 +55,6 @@ class SoftTargetCollator:
         parts = [torch.from_numpy(logits[first[row] : first[row + 1]]) for row in rows]
         batch[TEACHER_LOGITS] = self.output.join_items(parts)
         return batch
-
-
-class DistillationTrainer(FineTuningTrainer):
-    """Trains a student on soft targets and gold labels. Evaluation is unchanged: its loss uses gold labels only.
-
-    Args:
-        targets: the teacher's logits for `train_dataset`.
-        output: the form of the logits.
-        train_dataset: labels may be `UNLABELED`, or NaN for numbers and several labels.
-        kwargs: as in [`FineTuningTrainer`].
-    """
-
-    compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
-
-    def __init__(
-        self, *, targets: SoftTargets, output: Output, train_dataset: Dataset, data_collator: Any, **kwargs: Any
-    ):
-        self.targets = targets
-        super().__init__(
-            output=output,
-            train_dataset=train_dataset.add_column(ROW, np.arange(len(train_dataset))),
-            data_collator=SoftTargetCollator(data_collator, targets, output),
-            **kwargs,
-        )
-        self.keep_column(ROW)
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Returns the sum of [`distillation_loss`] divided by the items of all accumulated batches and processes."""
-        if TEACHER_LOGITS not in inputs:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args: Any = self.args
-        inputs = dict(inputs)
-        teacher = inputs.pop(TEACHER_LOGITS)
-        labels = self.output.pop_labels(inputs)
-        outputs = model(**inputs)
-        # Without the padding of filled rows.
-        parts = list(self.output.list_items(outputs, inputs, labels, teacher))
-        losses = [
-            distillation_loss(*items, self.targets.kind, args.distillation_temperature, args.distillation_weight)
-            for items in parts
-        ]
-        count: Any = num_items_in_batch
-        if count is None:
-            count = (parts[0].labels != IGNORE_INDEX).sum()
-        total: Any = sum(losses) / len(losses)
-        loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
-        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes
-        return (loss, outputs) if return_outputs else loss
 
 
 def distillation_loss(

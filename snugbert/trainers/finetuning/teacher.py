@@ -20,8 +20,8 @@ from torch import nn
 from snugbert.data.cache import TEACHERS, cache_folder
 from snugbert.files import hash_json, replacing
 from snugbert.tasks.outputs import PADDING, Logits
-from snugbert.trainers.finetuning.fine_tune import digest_features
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.run_facts import digest_features
 from snugbert.trainers.processes import wait_for_all
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ import snugbert
 from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
 from snugbert.tasks.base import Features
-from snugbert.trainers.finetuning.fine_tune import class_weights, fine_tune, make_trainer
+from snugbert.trainers.finetuning.class_weights import class_weights
+from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import check_early

@@ -2,14 +2,13 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import forked
 import numpy as np
 import pytest
 import torch
 from family_checkpoints import write_checkpoint
-from finetuning_examples import HEADS, LABELS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer
+from finetuning_examples import HEADS, WEIGHTS, examples, make_tokenizer, new_model, new_trainer, prepare_examples
 from parity import assert_same_gradients
 from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
@@ -18,14 +17,13 @@ from transformers import TrainerCallback
 import snugbert
 from snugbert import SnugBertConfig, SnugBertForSequenceClassification
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.fine_tune import class_weights
+from snugbert.trainers.finetuning.class_weights import class_weights
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import (
     DivergedError,
     FineTuningTrainer,
-    find_depths,
-    reinitialize_layers,
 )
+from snugbert.trainers.finetuning.layers import find_depths, reinitialize_layers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -53,7 +51,7 @@ def model_with_gradients(trainer: FineTuningTrainer) -> torch.nn.Module:
 def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, tokenizer, tmp_path):
     """The last of six accumulated batches has 5 of 45 examples. A mean of means would weight it too much."""
     models = [
-        model_with_gradients(new_trainer(head, tokenizer, tmp_path, weights=weights, **settings))
+        model_with_gradients(new_trainer(head, tokenizer, tmp_path, class_weights=weights, **settings))
         for settings in (
             {"per_device_train_batch_size": 45},
             {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 6},
@@ -69,18 +67,23 @@ def test_one_batch_equals_accumulated_padded_and_filled_batches(head, weights, t
 def test_class_weights_equal_torch_and_scikit_learn(tokenizer, tmp_path):
     data = examples("ForSequenceClassification", 45)
     labels = np.array(data["label"])
-    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=data)
-    balanced = class_weights("balanced", task)
+    balanced = class_weights("balanced", prepare_examples(HEADS[0], tokenizer, data))
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels)
     np.testing.assert_allclose(balanced, expected, rtol=1e-6)
     token_examples = examples("ForTokenClassification", 45)
     tags = np.concatenate(list(token_examples["labels"]))
     expected_token_weights = compute_class_weight("balanced", classes=np.arange(3), y=tags[tags >= 0])
-    task = SimpleNamespace(name="own", labels=LABELS, multi_label=False, train_features=token_examples)
-    np.testing.assert_allclose(class_weights("balanced", task), expected_token_weights, rtol=1e-6)
+    tagging = prepare_examples(HEADS[1], tokenizer, token_examples)
+    np.testing.assert_allclose(class_weights("balanced", tagging), expected_token_weights, rtol=1e-6)
 
     trainer = new_trainer(
-        "ForSequenceClassification", tokenizer, tmp_path, data, balanced, per_device_train_batch_size=45, max_steps=1
+        "ForSequenceClassification",
+        tokenizer,
+        tmp_path,
+        data,
+        class_weights="balanced",
+        per_device_train_batch_size=45,
+        max_steps=1,
     )
     loss = trainer.train().training_loss
     model = new_model("ForSequenceClassification").eval()
@@ -366,7 +369,7 @@ def train_and_predict(folder: Path, batch_size: int) -> None:
             make_tokenizer(),
             folder / head,
             examples(head, 48),  # accelerate would fill up an incomplete last batch
-            weights,
+            class_weights=weights,
             per_device_train_batch_size=batch_size,
             per_device_eval_batch_size=4,
             **settings,

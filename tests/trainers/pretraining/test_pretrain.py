@@ -27,7 +27,7 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.checkpoints.conversion import convert
+from snugbert.checkpoints.conversion import convert_model
 from snugbert.checkpoints.loading import HEAD_WEIGHTS
 from snugbert.data.cache import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
@@ -213,7 +213,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "classifier")
     for source, stock in ((folder, "ForPreTraining"), (tmp_path / "classifier", "ForSequenceClassification")):
-        assert convert(source, tmp_path / f"stock-{stock}", "electra").model_class == f"Electra{stock}"
+        assert convert_model(source, tmp_path / f"stock-{stock}", "electra").model_class == f"Electra{stock}"
     generator, info = AutoModelForMaskedLM.from_pretrained(folder / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert generator.config.hidden_size == model.config.hidden_size // 4

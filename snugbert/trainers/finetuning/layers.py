@@ -1,0 +1,87 @@
+"""The layers of a model in fine-tuning: their depths, frozen layers, and layers that start from random weights."""
+
+import re
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback
+
+from snugbert.errors import InputError, format_count
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+
+LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
+# ELECTRA projects its embeddings. The embeddings of DeBERTa's relative positions are in the encoder.
+EMBEDDINGS = re.compile(r"(?:^|\.)(?:embeddings|embeddings_project|encoder\.rel_embeddings|encoder\.LayerNorm)\.")
+
+
+def find_depths(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Returns the depth of each parameter: 0 for the embeddings, 1 for the first layer, the largest for the head.
+
+    As in Clark et al. (2020), "ELECTRA", where layer-wise rates start at the head.
+    """
+    layers = {name: int(found[1]) for name, _ in model.named_parameters() if (found := LAYER.search(name))}
+    head = max(layers.values()) + 2
+    return {
+        parameter: 0 if EMBEDDINGS.search(name) else layers.get(name, head - 1) + 1
+        for name, parameter in model.named_parameters()
+    }
+
+
+def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
+    """Gives the top `number` encoder layers and the pooler new random weights, as in pretraining. 0 changes nothing.
+
+    As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized in
+    pretraining, and can be a poor start for few labels. The weights come from torch's global generator.
+
+    Args:
+        model: a model with a head.
+        number: number of layers.
+
+    Raises:
+        InputError: the model has fewer layers.
+    """
+    encoder: Any = model.base_model
+    layers = encoder.encoder.layer
+    if number > len(layers):
+        raise InputError(f"--reinit_layers {number} is too large. The model has {format_count(len(layers), 'layer')}.")
+    if number == 0:
+        return
+    parts = [*layers[-number:], encoder.pooler] if encoder.pooler is not None else layers[-number:]
+    for module in (module for part in parts for module in part.modules()):
+        for parameter in module.parameters(recurse=False):
+            parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # transformers protects loaded weights
+        model._init_weights(module)
+
+
+def list_frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.Parameter]:
+    """Returns the parameters that `freeze_embeddings` and `freeze_layers` select.
+
+    Raises:
+        InputError: `freeze_layers` is more than the model's number of layers, or includes re-initialized layers.
+    """
+    depths = find_depths(model)
+    layers = max(depths.values()) - 1
+    if args.freeze_layers > layers:
+        raise InputError(
+            f"--freeze_layers {args.freeze_layers} is too large. The model has {format_count(layers, 'layer')}."
+        )
+    if args.freeze_layers + args.reinit_layers > layers:
+        raise InputError(
+            f"--freeze_layers {args.freeze_layers} and --reinit_layers {args.reinit_layers} overlap. The model has "
+            f"{format_count(layers, 'layer')}."
+        )
+    return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
+
+
+class Unfreezing(TrainerCallback):
+    """Keeps parameters frozen for the first steps."""
+
+    def __init__(self, parameters: list[nn.Parameter], after_steps: int):
+        self.parameters, self.after_steps = parameters, after_steps
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Freezes before the first step, also in a resumed run, and unfreezes after `after_steps`."""
+        trained = state.global_step >= self.after_steps
+        if self.parameters[0].requires_grad != trained:
+            for parameter in self.parameters:
+                parameter.requires_grad_(trained)

@@ -1,0 +1,85 @@
+"""The examples of docs/reference/python-api.md run, with tiny models and small datasets."""
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset
+from glue_examples import VOCABULARY, WORDS, sentences
+from transformers import AutoModelForSequenceClassification
+
+import snugbert
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python-api.md"
+EXAMPLES = dict(re.findall(r"^### ([^\n]+)\n[^#]*?^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
+FAST = "use_cpu=True, report_to='none', disable_tqdm=True, "
+
+
+def write_models(folder: Path) -> None:
+    """Writes the checkpoints that the examples start from."""
+    tokenizer = snugbert.SnugBertTokenizer({word: i for i, word in enumerate([*VOCABULARY, "?", "."])})
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config = snugbert.SnugBertConfig(vocab_size=len(tokenizer), initializer_range=0.1, **sizes)
+    for name in ("bert-base-uncased", "bert-base-cased"):
+        tokenizer.save_pretrained(folder / name)
+        snugbert.SnugBertForMaskedLM(config).save_pretrained(folder / name)
+
+
+def choices(number: int) -> Dataset:
+    rows = sentences(2 * number, seed=number)  # cheerful and gloomy in turn
+    pairs = [[row["sentence"] for row in rows[index : index + 2]] for index in range(0, len(rows), 2)]
+    examples = [
+        {"text": "good", "choices": pair[::-1] if index % 3 else pair, "label": int(index % 3 > 0)}
+        for index, pair in enumerate(pairs)
+    ]
+    return Dataset.from_list(examples)
+
+
+def reviews(number: int) -> Dataset:
+    """Returns sentences with class labels, as datasets on the Hub have them."""
+    return Dataset.from_list(sentences(number, seed=number)).cast_column("label", ClassLabel(names=list(WORDS)))
+
+
+def tagged_sentences(number: int) -> Dataset:
+    rows = [sentence["sentence"].split() for sentence in sentences(number, seed=number)]
+    tags = [["B-GOOD" if word in WORDS["cheerful"] else "O" for word in row] for row in rows]
+    return Dataset.from_dict({"tokens": rows, "ner_tags": tags})
+
+
+def questions(number: int) -> Dataset:
+    rows = []
+    for index, row in enumerate(sentences(number, seed=number)):
+        context = row["sentence"]
+        word = random.Random(index).choice(context.split())
+        answers = {"text": [word], "answer_start": [f" {context} ".index(f" {word} ")]}
+        rows.append({"id": str(index), "context": context, "question": "a story?", "answers": answers})
+    return Dataset.from_list(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_the_examples_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    write_models(tmp_path)
+    text = "\n".join(sentence["sentence"] + "." for sentence in sentences(200, seed=1))
+    for name in ("books.txt", "held_out.txt"):
+        Path(name).write_text(text.replace("plot.", "plot.\n"))
+    names = {"train": reviews(96), "dev": reviews(48), "test": reviews(24)}
+    names |= {"sentences": tagged_sentences(32), "dev_sentences": tagged_sentences(16)}
+    names |= {"questions": questions(32), "dev_questions": questions(16)}
+    names |= {"choices": choices(24), "dev_choices": choices(12)}
+    assert len(EXAMPLES) == 9
+    for title, example in EXAMPLES.items():
+        assert len(example.splitlines()) <= 10, title
+        example = example.replace("FineTuningArguments(", f"FineTuningArguments({FAST}learning_rate=5e-3, ")
+        example = example.replace("PretrainingArguments(", f"PretrainingArguments({FAST}")
+        example = example.replace("max_steps=100", "max_steps=2").replace("8192", "120").replace('"mini"', '"tiny"')
+        exec(compile(example, f"{PAGE}: {title}", "exec"), names)
+    assert AutoModelForSequenceClassification.from_pretrained("sst2-bert").config.id2label[0] == "cheerful"
+    card = Path("sst2/README.md").read_text()
+    assert "| validation | " in card and "Labels: `cheerful`, `gloomy`." in card
+    saved = {path.parent.name for path in Path().glob("*/model.safetensors")}
+    assert {"sst2", "sst2-tiny", "ner", "squad", "swag", "pretrained"} <= saved
+    assert "cheerful {" in capsys.readouterr().out

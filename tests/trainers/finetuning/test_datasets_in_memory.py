@@ -1,0 +1,161 @@
+"""Trainers and predictors with datasets in memory do the same as the commands."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from finetuning_examples import arguments
+from glue_examples import arguments as command_line
+from glue_examples import sentences
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, TrainerCallback
+
+import snugbert
+from snugbert import DistillationTrainer, FineTuningTrainer, Predictor, TextClassification
+from snugbert.errors import InputError
+from snugbert_cli import main
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+SETTINGS = {"learning_rate": 5e-3, "num_train_epochs": 2, "per_device_train_batch_size": 16}
+
+
+@pytest.fixture(scope="module")
+def bert(workshop):
+    return AutoTokenizer.from_pretrained(workshop / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def train() -> Dataset:
+    return Dataset.from_list(sentences(160, seed=1))
+
+
+@pytest.fixture(scope="module")
+def dev() -> Dataset:
+    return Dataset.from_list(sentences(60, seed=2))
+
+
+@pytest.fixture(scope="module")
+def trained(bert, train, dev, tmp_path_factory) -> FineTuningTrainer:
+    args = arguments(tmp_path_factory.mktemp("run") / "sentences", **SETTINGS)
+    trainer = FineTuningTrainer("tiny", args, TextClassification(), train, dev, bert)
+    trainer.train()
+    trainer.save_model()
+    return trainer
+
+
+def test_a_trainer_equals_the_command(trained, dev, workshop, tmp_path):
+    """Weights and scores are the same, and so are the intervals."""
+    run = command_line(workshop, tmp_path / "run", config_overrides=None, num_train_epochs=2)
+    assert main(["glue", *run]) == 0
+    ours, theirs = (load_file(f"{folder}/model.safetensors") for folder in (trained.args.output_dir, tmp_path / "run"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    metrics = trained.evaluate()
+    assert metrics["eval_accuracy"] == results["metrics"]["eval"]["accuracy"] > 0.9
+    assert list(trained.intervals["eval_accuracy"]) == results["intervals"]["eval"]["accuracy"]
+
+    predictor = Predictor(trained.args.output_dir, device="cpu")
+    assert predictor.evaluate(dev) == results["metrics"]["eval"]
+    assert list(predictor.intervals["accuracy"]) == results["intervals"]["eval"]["accuracy"]
+    rows = [json.loads(line) for line in (tmp_path / "run/eval_predictions.jsonl").read_text().splitlines()]
+    answers = predictor.predict(dev)
+    assert [answer["predicted_label"] for answer in answers] == [row["predicted_label"] for row in rows]
+    with pytest.raises(InputError, match=r"^row 2: no text in column 'sentence'\.$"):
+        predictor.predict([{"sentence": "good"}, {"sentence": None}])
+
+
+def test_other_datasets_can_be_scored(trained, dev):
+    output = trained.predict(dev.select(range(20)))
+    assert output.predictions.shape == (20, 2) and output.metrics["test_accuracy"] > 0.9
+    assert set(trained.intervals) >= {"test_accuracy"}
+    unlabeled = dev.remove_columns("label")
+    assert "test_accuracy" not in trained.predict(unlabeled).metrics
+    with pytest.raises(InputError, match=r"the dataset \(validation\): no column 'label'"):
+        trained.evaluate(unlabeled)
+    both = trained.evaluate({"first": dev.select(range(30)), "second": dev.select(range(30, 60))})
+    mean = (both["eval_first_accuracy"] + both["eval_second_accuracy"]) / 2
+    assert mean == pytest.approx(trained.evaluate()["eval_accuracy"])
+    torn = dev.select(range(3)).map(lambda row, index: {"sentence": None if index == 1 else "good"}, True)
+    strange = Dataset.from_list([*dev.select(range(2)), {"sentence": "good", "label": "other"}])
+    assert trained.evaluate(torn)["eval_samples_per_second"] > 0  # an empty text is kept, with a warning
+    with pytest.raises(InputError, match="other"):
+        trained.evaluate(strange)
+
+
+def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_path):
+    def make(**settings):
+        args = arguments(tmp_path, **SETTINGS | {"save_steps": 10, "num_train_epochs": 2} | settings)
+        return FineTuningTrainer("tiny", args, TextClassification(), train, dev, bert, [Stop()] if settings else ())
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 10
+
+    stopped = make(logging_steps=5)
+    stopped.train()
+    with pytest.raises(InputError, match="already contains a run"):
+        make().train()
+    resumed = make()
+    resumed.train(resume_from_checkpoint=True)
+    for name, weight in trained.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], weight), name
+    with pytest.raises(InputError, match=r"--weight_decay was 0\.01 and is 0\.5"):
+        make(weight_decay=0.5).train(resume_from_checkpoint=True)
+    other = Dataset.from_list(sentences(160, seed=5))
+    args = arguments(tmp_path, **SETTINGS, save_steps=10)
+    with pytest.raises(InputError, match="the training data has changed"):
+        FineTuningTrainer("tiny", args, TextClassification(), other, dev, bert).train(resume_from_checkpoint=True)
+
+
+def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
+    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(bert))
+    model = snugbert.SnugBertForSequenceClassification(config)
+    before = model.classifier.weight.clone()
+    task, args = TextClassification(), arguments(tmp_path, max_steps=3, eval_strategy="no", save_strategy="no")
+    data = {"train_dataset": train, "eval_dataset": {"a": dev, "b": dev}}
+    trainer = FineTuningTrainer(model=model, args=args, task=task, processing_class=bert, **data)
+    assert trainer.model is model and args is not trainer.args
+    trainer.train()
+    assert not torch.equal(model.classifier.weight, before)
+    assert model.config.id2label == {0: "cheerful", 1: "gloomy"}
+    metrics = trainer.evaluate()
+    assert metrics["eval_a_accuracy"] == metrics["eval_b_accuracy"]
+    (answer,) = Predictor(model, bert).predict([{"sentence": "a good film"}])
+    assert set(answer["probabilities"]) == {"cheerful", "gloomy"}
+
+    def refuse(message, model=model, **changes):
+        with pytest.raises(InputError, match=message):
+            FineTuningTrainer(
+                **{"model": model, "args": args, "task": task, "processing_class": bert} | data | changes
+            )
+
+    refuse(r"expected a SnugBertForSequenceClassification, not a SnugBertModel", snugbert.SnugBertModel(config))
+    stock = BertForSequenceClassification(BertConfig(**{"num_hidden_layers": 1, "vocab_size": len(bert)}))
+    refuse(r"expected a SnugBertForSequenceClassification, not a BertForSequenceClassification", stock)
+    three = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(bert), num_labels=3)
+    refuse(r"it has 3 labels, the data 2\.", snugbert.SnugBertForSequenceClassification(three))
+    refuse(r"processing_class is missing", processing_class=None)
+    refuse(r"expected a datasets.Dataset, not a list", train_dataset=[{"sentence": "good"}])
+    refuse(r"no data", train_dataset=None, eval_dataset=None)
+    refuse(r"--sweep and --seeds", args=arguments(tmp_path, seeds=2))
+    refuse(r"model and task are missing", task=None)
+
+
+def test_a_student_learns_from_a_teacher(trained, train, dev, tmp_path):
+    unlabeled = Dataset.from_list(sentences(40, seed=7)).remove_columns("label")
+    args = arguments(tmp_path, num_train_epochs=1, save_strategy="no")
+    data = {"train_dataset": train, "eval_dataset": dev, "unlabeled_dataset": unlabeled}
+    trainer = DistillationTrainer("tiny", args, TextClassification(), teacher=trained.args.output_dir, **data)
+    assert len(trainer.train_dataset) == 200
+    in_memory = DistillationTrainer(
+        "tiny", args, TextClassification(), teacher=trained.model, processing_class=trained.processing_class, **data
+    )
+    assert (trainer.targets.logits == in_memory.targets.logits).all()
+    trainer.train()
+    trainer.save_model()
+    assert "It was distilled from sentences." in (tmp_path / "README.md").read_text()
+    assert trainer.evaluate()["eval_accuracy"] >= 0.5
+    with pytest.raises(InputError, match="model, teacher and task are missing"):
+        DistillationTrainer("tiny", args, TextClassification(), train)
