@@ -40,7 +40,7 @@ from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
 from snugbert.tasks.base import Features, Task, make_validation_set
-from snugbert.tasks.layout import describe_columns, find_text_columns
+from snugbert.tasks.labeled_texts import describe_columns, find_text_columns
 from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)

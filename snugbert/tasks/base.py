@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -36,9 +36,6 @@ from snugbert.data.sources import (
 from snugbert.errors import InputError
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.tasks.outputs import Logits, Output
-
-if TYPE_CHECKING:
-    import evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +111,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         main_metric: the metric that selects the best model or setting.
         metrics: the metrics that may select it. The summary shows them.
         training_metrics: the metrics to log during training. None: all.
+        metric_info: description, citation and references of the metrics, for [`TaskMetric`].
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if none of them exists.
         predicted_columns: the columns that `to_columns` may return.
@@ -131,6 +129,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
     paper_learning_rate: ClassVar[float] = 3e-5
     perfect_score: ClassVar[int] = 1
+    metric_info: ClassVar[dict[str, Any]]
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool] = False
     predicted_columns: ClassVar[tuple[str, ...]]
@@ -304,8 +303,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     @abstractmethod
-    def describe_metric(self) -> "evaluate.MetricInfo":
-        """Returns description, input types and references of the metrics, for [`TaskMetric`]."""
+    def metric_features(self) -> dict[str, Any]:
+        """Returns the types of `predictions` and `references`, the inputs of [`TaskMetric`]."""
 
     @abstractmethod
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[SplitT, Answers]:

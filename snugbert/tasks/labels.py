@@ -10,8 +10,7 @@ from snugbert.data.glue import GlueTask
 from snugbert.data.tables import clean_label, find_similar_labels
 from snugbert.errors import InputError, shorten
 from snugbert.tasks.base import Problem
-from snugbert.tasks.labeled_texts import TextSplit
-from snugbert.tasks.layout import NUMBER
+from snugbert.tasks.labeled_texts import NUMBER, TextSplit
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
@@ -64,8 +63,17 @@ def choose_labels(
     else:
         train = splits["train"]
         if train.vector_size:
-            has_names = len(checkpoint_labels) == train.vector_size
-            return list(checkpoint_labels) if has_names else _name_elements(train)
+            if len(checkpoint_labels) == train.vector_size:
+                return list(checkpoint_labels)
+            names = _name_elements(train.vector_size)
+            logger.warning(
+                "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name "
+                'them, write lists of names, such as ["joy", "love"].',
+                train.source,
+                names[0],
+                names[-1],
+            )
+            return names
         labels = sorted(_distinct_labels(train))
         if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
             raise InputError(
@@ -73,7 +81,7 @@ def choose_labels(
             )
         if all(INTEGER.fullmatch(label) for label in labels):
             labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
-        elif regression is None and not train.multi_label and _are_numbers(train, train.data["label"][:]):
+        elif regression is None and not train.multi_label and _are_numbers(train):
             return None
         one_is_enough = distills and len(checkpoint_labels) > 1
         if len(labels) < (1 if one_is_enough else 2):
@@ -100,22 +108,9 @@ def _fold_case(label: str) -> str:
     return clean_label(label).lower()
 
 
-def _default_names(split: TextSplit) -> list[str]:
+def _name_elements(size: int) -> list[str]:
     """Returns transformers' default names for the elements of label vectors."""
-    return [f"LABEL_{i}" for i in range(split.vector_size)]
-
-
-def _name_elements(split: TextSplit) -> list[str]:
-    """Returns the default names, and reports them."""
-    names = _default_names(split)
-    logger.warning(
-        "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
-        'lists of names, such as ["joy", "love"].',
-        split.source,
-        names[0],
-        names[-1],
-    )
-    return names
+    return [f"LABEL_{i}" for i in range(size)]
 
 
 def _warn_about_similar_labels(labels: list[str]) -> None:
@@ -129,14 +124,14 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
 
 def _distinct_labels(split: TextSplit) -> set[str]:
     """Returns the labels of a labeled split."""
-    values = split.data["label"][:]
     if split.vector_size:
         return set()
-    return {label for value in values for label in value} if split.multi_label else set(values)
+    return {label for value in split.labels for label in (value if split.multi_label else [value])}
 
 
-def _are_numbers(train: TextSplit, labels: list[str]) -> bool:
+def _are_numbers(train: TextSplit) -> bool:
     """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
+    labels = train.labels
     numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
     # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
     if len(labels) >= 2 * len(numbers):
@@ -148,7 +143,7 @@ def _are_numbers(train: TextSplit, labels: list[str]) -> bool:
             "labels are names of classes, set --do_regression false."
         )
     if len(numbers) < len(labels) and not all(INTEGER.fullmatch(label) for label in numbers):
-        rows = zip(train.data["row"][:], labels, strict=True)
+        rows = zip(train.rows, labels, strict=True)
         row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
         raise InputError(
             f"{train.source}, row {row}: the label {label!r} is not a number, but most labels are. Fix or remove such "
@@ -172,7 +167,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
         InputError: a label is not in `labels`, or is not a finite number in a regression. The message names
             source and row.
     """
-    values, multi_label = split.data["label"][:], split.multi_label
+    values, multi_label = split.labels, split.multi_label
     if multi_label and not labels:
         raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
     if split.vector_size:
@@ -180,7 +175,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
     # A checkpoint's labels may have spaces at their ends.
     names = [clean_label(label) for label in labels or ()]
     ids = {name: i for i, name in enumerate(names)}
-    for row, value in zip(split.data["row"][:], values, strict=True):
+    for row, value in zip(split.rows, values, strict=True):
         for label in value if multi_label else [value]:
             if labels and label not in ids:
                 raise InputError(
@@ -212,13 +207,13 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
             f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
             "labels. Choose the model that was trained on these labels."
         )
-    if labels != _default_names(split):
+    if labels != _name_elements(split.vector_size):
         logger.warning(
             "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
             split.source,
             ", ".join(labels),
         )
-    return [[float(bit) for bit in vector] for vector in split.data["label"][:]]
+    return [[float(bit) for bit in vector] for vector in split.labels]
 
 
 def choose_problem(
