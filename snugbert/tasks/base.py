@@ -170,21 +170,31 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             download: passed on to `datasets.load_dataset`.
 
         Returns:
-            The data of each split, in the order train, unlabeled, validation, test.
+            The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
+            "validation_mismatched", follow the split without one.
 
         Raises:
             InputError: there are no data, or a split or a dataset does not exist.
         """
-        args = self.args
-        found: dict[str, Sequence[Path | Dataset]] = dict(args.files)
-        if not found and args.dataset_name is not None:
-            splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, **download)
-            found = {split: [splits[split]] for split in SPLITS if split in splits}
-        if args.unlabeled_file is not None:
-            found["unlabeled"] = [Path(args.unlabeled_file)]
+        found = dict(self.find_files() or self.find_datasets(wanted, **download))
+        if self.args.unlabeled_file is not None:
+            found["unlabeled"] = [Path(self.args.unlabeled_file)]
         if not found:
             raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
-        return {split: found[split] for split in choose_splits(wanted, found, "test" in args.files, self.noun)}
+        split_of = {name: name.partition("_")[0] for name in found}
+        chosen = choose_splits(wanted, split_of.values(), "test" in self.args.files, self.noun)
+        return {name: found[name] for split in chosen for name in found if split_of[name] == split}
+
+    def find_files(self) -> Sources:
+        """Returns the files of the splits."""
+        return self.args.files
+
+    def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
+        """Loads the splits of the dataset, if there is one. For the arguments see [`find_sources`]."""
+        if self.args.dataset_name is None:
+            return {}
+        splits = load_dataset_splits(self.args.dataset_name, self.args.dataset_config_name, **download)
+        return {split: [splits[split]] for split in SPLITS if split in splits}
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
         """Returns the name of a file or dataset in messages."""
@@ -312,9 +322,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def list_prediction_files(self, split: SplitT) -> list[str]:
         """Returns the names of the files of predictions that [`write`] creates for an evaluation set."""
+        name = self.set_names[split.name]
+        return ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
 
     @abstractmethod
     def write(self, split: SplitT, answers: Answers, folder: Path) -> None:

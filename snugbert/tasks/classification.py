@@ -17,14 +17,8 @@ from transformers import PreTrainedConfig
 
 from snugbert.card_heads_snugbert import Head, classifier
 from snugbert.checkpoints.loading import is_regression
-from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, find_task_files
-from snugbert.data.sources import (
-    SPLITS,
-    DataArguments,
-    DataSource,
-    choose_splits,
-    load_dataset_splits,
-)
+from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
+from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
@@ -115,7 +109,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         "validation_mismatched": "eval_mm",
         "test": "predict",
         "test_mismatched": "predict_mm",
-        "diagnostic": "predict_ax",
+        "test_diagnostic": "predict_ax",
     }
     metric_info = METRIC_INFO
     default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
@@ -153,39 +147,32 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     # --- data ---------------------------------------------------------------------------------------------------
 
-    def find_sources(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
-        """As in [`Task`], and finds GLUE's files and datasets. MNLI has more than one validation and test split."""
+    def find_files(self) -> Sources:
+        """As in [`Task`], and finds GLUE's files in `data_dir`."""
         args, task = self.args, self.args.task
-        found: dict[str, Sequence[Path | Dataset]] = {}
-        if args.data_dir is not None and task is not None:
-            folder = Path(args.data_dir)
-            folder = folder / task.folder if (folder / task.folder).is_dir() else folder
-            found = {name: [file] for name, file in find_task_files(folder, task).items()}
-            if not found:
-                expected = ", ".join(f"{task.files[split][0]}.tsv" for split in SPLITS)
-                raise InputError(f"--data_dir: no {task.folder} files in {folder}. Expected {expected}.")
-        found |= args.files
-        if not found and (args.dataset_name or args.task_name):
-            found = self._find_datasets(wanted, **download)
-        if args.unlabeled_file is not None:
-            found["unlabeled"] = [Path(args.unlabeled_file)]
+        if args.data_dir is None or task is None:
+            return super().find_files()
+        folder = Path(args.data_dir)
+        folder = folder / task.folder if (folder / task.folder).is_dir() else folder
+        found = {name: [file] for name, file in find_task_files(folder, task).items()}
         if not found:
-            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
-        available = [split for split, names in GLUE_SPLITS.items() if any(name in found for name in names)]
-        chosen = choose_splits(wanted, available, "test" in args.files, self.noun)
-        return {name: found[name] for split in chosen for name in GLUE_SPLITS[split] if name in found}
+            expected = ", ".join(f"{task.files[split][0]}.tsv" for split in SPLITS)
+            raise InputError(f"--data_dir: no {task.folder} files in {folder}. Expected {expected}.")
+        return found | args.files
 
-    def _find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Sequence[Path | Dataset]]:
+    def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
+        """As in [`Task`], and finds GLUE on the Hub. MNLI has more than one validation and test split."""
         args = self.args
-        if args.dataset_name is not None:
-            splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, **download)
-        else:
-            splits = load_dataset_splits(GLUE_ON_THE_HUB, args.task_name, **download)
+        from_hub = args.dataset_name is None and args.task_name is not None
+        place = (GLUE_ON_THE_HUB, args.task_name) if from_hub else (args.dataset_name, args.dataset_config_name)
+        if place[0] is None:
+            return {}
+        splits = load_dataset_splits(*place, **download)
         names = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
         found = {name: [splits[n]] for name in names for n in (f"{name}_matched", name) if n in splits}
-        if args.dataset_name is None and args.task_name == "mnli" and "test" in (wanted or ()):
-            found["diagnostic"] = [load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]]
-        return dict(found)
+        if from_hub and args.task_name == "mnli" and "test" in (wanted or ()):
+            found["test_diagnostic"] = [load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]]
+        return found
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
         """As in [`Task`], with the name of GLUE's dataset."""
@@ -235,7 +222,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if task is None or name == "unlabeled" or name in args.files or args.dataset_name is not None:
             (source,) = super().describe_sources(split)
             return [source if split.split_in_dataset is None else source._replace(split=split.split_in_dataset)]
-        if name == "diagnostic":
+        if name == "test_diagnostic":
             return [DataSource("GLUE diagnostic", "test", split.num_examples, GLUE_ON_THE_HUB, "ax")]
         on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
         return [DataSource(f"GLUE {task.folder}", on_the_hub, split.num_examples, GLUE_ON_THE_HUB, args.task_name)]
@@ -295,7 +282,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         counts = np.ones(len(rows), np.int64) if counts is None else counts
         values, task = SCORES[self.problem](rows, counts), self.args.task
         names = task.metrics if task else METRICS[self.problem]
-        if split.name == "diagnostic":
+        if split.name == "test_diagnostic":
             names = ("matthews_correlation",)  # Wang et al. (2018), section 4
         metrics = {name: values[name] for name in names}
         if task is not None and len(metrics) > 1:
@@ -343,9 +330,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def list_prediction_files(self, split: TextSplit) -> list[str]:
         """Returns the file of all predictions. Test splits also have one in the format of gluebenchmark.com."""
-        name, task = self.set_names[split.name], self.args.task
-        files = ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
-        if name.startswith("predict"):
+        files, task = super().list_prediction_files(split), self.args.task
+        if split.name.startswith("test"):
             files.append(f"{task.leaderboard.get(split.name, task.folder)}.tsv" if task else "predict_results.txt")
         return files
 

@@ -54,7 +54,7 @@ class TextSplit:
     """The examples of a split.
 
     Attributes:
-        name: "train", "unlabeled", "validation", "test", or another split of GLUE.
+        name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         source: the file or dataset, for messages.
         text_columns: the names of the columns of text.
         texts: a list of texts, or two lists of pairs.
@@ -202,7 +202,7 @@ def read_split(
         texts=[[] for _ in text_columns],
         class_names=_list_class_names(data, args.label_column_name or "label"),
         split_in_dataset=str(data.split) if isinstance(data, Dataset) and data.split else None,
-        limit=args.max_samples.get(name.partition("_")[0] if name != "diagnostic" else "test"),
+        limit=args.max_samples.get(name.partition("_")[0]),
     )
     class_names = {str(i): name for i, name in enumerate(task.labels if task else split.class_names)}
     empty = []

@@ -234,11 +234,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    def list_prediction_files(self, split: ChoiceSplit) -> list[str]:
-        """Returns the file of predictions."""
-        name = self.set_names[split.name]
-        return ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
-
     def write(self, split: ChoiceSplit, answers: ChoiceAnswers, folder: Path) -> None:
         """Writes a JSON object for each example, and a confusion matrix, which shows a preference for a position.
 

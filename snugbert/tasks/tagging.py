@@ -103,7 +103,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             name: read_split(data, name, self.describe_place(data, name), self.args)
             for name, (data,) in sources.items()
         }
-        self.scheme, splits = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
+        self.scheme = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
         return splits
 
     def choose_labels(
@@ -279,8 +279,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     def list_prediction_files(self, split: TagSplit) -> list[str]:
         """Returns the file of predictions. Its name for test sentences is that of `run_ner.py`. See [`Task`]."""
-        set_name = self.set_names[split.name]
-        return [("predictions" if set_name == "predict" else f"{set_name}_predictions") + split.suffix]
+        return [name.removesuffix(".jsonl") + split.suffix for name in super().list_prediction_files(split)]
 
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
         """Writes the source of the sentences with the predicted tags, and plots. See [`Task`].

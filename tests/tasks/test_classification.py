@@ -22,7 +22,7 @@ def test_each_split_is_named_from_its_own_source(tmp_path):
     for mnli in ({"task_name": "mnli"}, {"task_name": "mnli", "data_dir": str(tmp_path)}):
         assert name("train", **mnli) == DataSource("GLUE MNLI", "train", **glue)
         assert name("validation", **mnli) == DataSource("GLUE MNLI", "validation_matched", **glue)
-        assert name("diagnostic", **mnli) == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
+        assert name("test_diagnostic", **mnli) == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
     (tmp_path / "own.tsv").touch()
     own = {**mnli, "validation_file": str(tmp_path / "own.tsv")}
     assert name("validation", **own) == DataSource("own.tsv", "validation", 7)

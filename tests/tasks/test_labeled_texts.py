@@ -112,11 +112,11 @@ def test_mnli_on_the_hub(monkeypatch):
     }
     monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
-    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
+    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "test_diagnostic": 3}
     assert {name: split.num_examples for name, split in splits.items()} == {"train": 1, **sizes}
     assert splits["validation_mismatched"].labels == ["neutral", "neutral"]
-    assert splits["diagnostic"].labels == [None] * 3
-    assert splits["diagnostic"].indices == ["100", "101", "102"]
+    assert splits["test_diagnostic"].labels == [None] * 3
+    assert splits["test_diagnostic"].indices == ["100", "101", "102"]
 
 
 def test_diagnostic_set_is_found(tmp_path):
@@ -134,9 +134,9 @@ def test_diagnostic_set_is_found(tmp_path):
         (tmp_path / "MNLI").mkdir(exist_ok=True)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
-            assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
+            assert Path(splits["test_diagnostic"].source).resolve() == tmp_path / place
             label = "neutral" if content == labeled else None
-            found = splits["diagnostic"]
+            found = splits["test_diagnostic"]
             assert (found.texts, found.labels, found.indices, found.rows) == ([["A."], ["B."]], [label], ["0"], [2])
 
 
