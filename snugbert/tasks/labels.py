@@ -3,11 +3,12 @@
 import logging
 import math
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from snugbert.data.glue import GlueTask
-from snugbert.data.tables import clean_label, find_similar_labels
+from snugbert.data.tables import clean_label
 from snugbert.errors import InputError, shorten
 from snugbert.tasks.base import Problem
 from snugbert.tasks.labeled_texts import NUMBER, TextSplit
@@ -52,42 +53,22 @@ def choose_labels(
                 f"--do_regression: {multi_label[0]} has lists of labels. Expected one number per example."
             )
         return None
+    train = splits.get("train")
     if task is not None:
         labels = list(task.labels)
-    elif "train" not in splits:
+    elif train is None:
         if len(checkpoint_labels) < 2:
             return None
         labels = list(checkpoint_labels)
-    elif splits["train"].class_names:
-        labels = list(dict.fromkeys(splits["train"].class_names))
+    elif train.class_names:
+        labels = list(dict.fromkeys(train.class_names))
+    elif train.vector_size:
+        has_names = len(checkpoint_labels) == train.vector_size
+        return list(checkpoint_labels) if has_names else _name_elements(train)
+    elif regression is None and _are_numbers(train):
+        return None
     else:
-        train = splits["train"]
-        if train.vector_size:
-            if len(checkpoint_labels) == train.vector_size:
-                return list(checkpoint_labels)
-            names = _name_elements(train.vector_size)
-            logger.warning(
-                "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name "
-                'them, write lists of names, such as ["joy", "love"].',
-                train.source,
-                names[0],
-                names[-1],
-            )
-            return names
-        labels = sorted(_distinct_labels(train))
-        if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
-            raise InputError(
-                f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
-            )
-        if all(INTEGER.fullmatch(label) for label in labels):
-            labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
-        elif regression is None and not train.multi_label and _are_numbers(train):
-            return None
-        one_is_enough = distills and len(checkpoint_labels) > 1
-        if len(labels) < (1 if one_is_enough else 2):
-            only = f"the label {labels[0]!r}" if labels else "no label"
-            needed = "one label is" if one_is_enough else "two labels are"
-            raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+        labels = _list_labels(train, 1 if distills and len(checkpoint_labels) > 1 else 2)
     if task is None:
         _warn_about_similar_labels(labels)
     lower = {_fold_case(label) for label in checkpoint_labels}
@@ -108,13 +89,60 @@ def _fold_case(label: str) -> str:
     return clean_label(label).lower()
 
 
-def _name_elements(size: int) -> list[str]:
+def _default_names(split: TextSplit) -> list[str]:
     """Returns transformers' default names for the elements of label vectors."""
-    return [f"LABEL_{i}" for i in range(size)]
+    return [f"LABEL_{i}" for i in range(split.vector_size)]
+
+
+def _name_elements(train: TextSplit) -> list[str]:
+    """Returns the default names, and reports them."""
+    names = _default_names(train)
+    logger.warning(
+        "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
+        'lists of names, such as ["joy", "love"].',
+        train.source,
+        names[0],
+        names[-1],
+    )
+    return names
+
+
+def _list_labels(train: TextSplit, fewest: int) -> list[str]:
+    """Returns the labels of the training examples, sorted. There must be `fewest` of them."""
+    labels = sorted(_distinct_labels(train))
+    if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
+        raise InputError(
+            f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
+        )
+    if len(labels) < fewest:
+        only = f"the label {labels[0]!r}" if labels else "no label"
+        needed = "one label is" if fewest == 1 else "two labels are"
+        raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+    if all(INTEGER.fullmatch(label) for label in labels):
+        labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
+    return labels
+
+
+def _find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
+
+    Returns:
+        The groups of two or more, sorted.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(_fold_label(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _fold_label(label: str) -> str:
+    """Returns the same text for labels that look alike."""
+    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
 
 
 def _warn_about_similar_labels(labels: list[str]) -> None:
-    groups = [" and ".join(map(repr, group)) for group in find_similar_labels(labels)]
+    groups = [" and ".join(map(repr, group)) for group in _find_similar_labels(labels)]
     if groups:
         logger.warning(
             "labels that look alike are different classes: %s. If they should be one, write them in the same way.",
@@ -130,8 +158,10 @@ def _distinct_labels(split: TextSplit) -> set[str]:
 
 
 def _are_numbers(train: TextSplit) -> bool:
-    """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
+    """Whether the labels are numbers to predict. If not, or if all are integers, they are class names."""
     labels = train.labels
+    if train.multi_label or all(INTEGER.fullmatch(label) for label in labels):
+        return False
     numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
     # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
     if len(labels) >= 2 * len(numbers):
@@ -194,7 +224,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
 
 
 def _describe_expected(label: str, labels: list[str]) -> str:
-    similar = [known for known in labels if find_similar_labels([known, label])]
+    similar = [known for known in labels if _find_similar_labels([known, label])]
     if similar:
         return f"Expected {' or '.join(map(repr, similar))}"
     more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
@@ -207,7 +237,7 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
             f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
             "labels. Choose the model that was trained on these labels."
         )
-    if labels != _name_elements(split.vector_size):
+    if labels != _default_names(split):
         logger.warning(
             "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
             split.source,
