@@ -362,7 +362,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             draw_confusion_matrix(split.references, answers.values, self.labels or [], plot)
 
-    def _write_table(self, file: Path, indices: list[str], values: np.ndarray) -> None:
+    def _write_table(self, file: Path, indices: list[object], values: np.ndarray) -> None:
         task, labels = self.args.task, self.labels
         if task is not None and self.problem == "regression":
             values = values.clip(0, 5)

@@ -76,7 +76,7 @@ class TextSplit:
     text_columns: tuple[str, ...] = ()
     texts: list[list[str]] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)
-    indices: list[str] = field(default_factory=list)
+    indices: list[object] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     class_names: tuple[str, ...] = ()
     split_in_dataset: str | None = None
@@ -225,7 +225,7 @@ def read_split(
         for column, text in zip(split.texts, texts, strict=True):
             column.append(text)
         own_indices = [values[column] for column in INDEX_COLUMNS if task and column in values]
-        split.indices.append(str(own_indices[0] if own_indices else len(split.rows)))
+        split.indices.append(own_indices[0] if own_indices else len(split.rows))
         split.labels.append(label)
         split.rows.append(row)
     if not split.rows:

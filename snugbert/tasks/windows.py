@@ -4,6 +4,7 @@ Shapes in comments: T tokens in all windows.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from snugbert.progress import Progress
 
 ROWS_PER_CALL = 1000  # of the tokenizer
 # The integer types of features, as in `Dataset.map`. Digests of features depend on them.
-TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask": pa.int8()}
+TYPES = {"input_ids": np.int32, "token_type_ids": np.int8, "attention_mask": np.int8}
 
 
 def tokenize_texts(
@@ -33,8 +34,10 @@ def tokenize_texts(
         for start in range(0, number, ROWS_PER_CALL):
             rows = [column[start : start + ROWS_PER_CALL] for column in texts]
             encoded = tokenizer(*rows, truncation="longest_first", max_length=max_length)
+            lengths = [len(ids) for ids in encoded["input_ids"]]
             for name, arrays in parts.items():
-                arrays.append(pa.array(encoded[name], pa.list_(TYPES[name])))
+                # Faster than to convert lists of lists.
+                arrays.append(make_lists(np.fromiter(chain.from_iterable(encoded[name]), TYPES[name]), lengths))
             progress.move_to(min(start + ROWS_PER_CALL, number))
     return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
 

@@ -68,7 +68,7 @@ def test_first_example_of_each_task(data_dir):
         lengths = map(len, (*split.texts, split.labels, split.indices, split.rows))
         assert set(lengths) == {split.num_examples}
     assert first["sst2"].texts[0][0] == "it 's a charming and often affecting journey . "
-    assert (first["sst2"].labels[0], first["sst2"].indices[0], first["sst2"].rows[0]) == ("positive", "0", 2)
+    assert (first["sst2"].labels[0], first["sst2"].indices[0], first["sst2"].rows[0]) == ("positive", 0, 2)
     assert first["cola"].texts[0][0] == "The sailors rode the breeze clear of the rocks."
     assert first["cola"].labels[0] == "acceptable" and first["cola"].rows[0] == 1
     # Quotes are kept.
@@ -116,7 +116,7 @@ def test_mnli_on_the_hub(monkeypatch):
     assert {name: split.num_examples for name, split in splits.items()} == {"train": 1, **sizes}
     assert splits["validation_mismatched"].labels == ["neutral", "neutral"]
     assert splits["test_diagnostic"].labels == [None] * 3
-    assert splits["test_diagnostic"].indices == ["100", "101", "102"]
+    assert splits["test_diagnostic"].indices == [100, 101, 102]
 
 
 def test_diagnostic_set_is_found(tmp_path):
