@@ -209,9 +209,9 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         iob1 = ": entities begin with I-, but with B- directly after another of their type" if scheme == "iob1" else ""
         logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
     for split in splits.values():
-        labeled_split = split.labeled
+        has_tags = split.labeled
         split.sentences = [
-            sentence._replace(tags=convert_tags(sentence.tags or (), "bio") if labeled_split else None)
+            sentence._replace(tags=convert_tags(sentence.tags or (), "bio") if has_tags else None)
             for sentence in split.sentences
         ]
     return scheme
