@@ -48,8 +48,8 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument(
         "--validation_file",
-        help="Labeled examples to score the model and its export on, as for fine-tuning. For an embedding model: "
-        "sentence1, sentence2, score.",
+        help="Labeled examples to score the model and its export on, as for the fine-tuning commands. For an "
+        "embedding model: sentence1, sentence2, score.",
     )
     parser.add_argument("--task_name", help="GLUE task of --validation_file. Default: your own data.")
     parser.add_argument("--text_column_names", help="Text columns of --validation_file, for sequence classification.")

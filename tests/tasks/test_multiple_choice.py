@@ -318,9 +318,14 @@ def test_exports_are_scored(to, run, workshop, tmp_path):
 
 
 def test_scoring_a_checkpoint_and_padding(run, workshop, tmp_path):
-    """Without training, with padded batches, and with one example per batch, the scores are the same."""
+    """From Python, without training, with padded batches, and with one example per batch, the scores are the same."""
     accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
     start = {**checkpoint_of(run), "train_file": None}
+    predictor = Predictor(run)
+    assert predictor.evaluate(workshop / "dev.csv") == predictor.evaluate(Dataset.from_list(swag(60, seed=2)))
+    assert predictor.evaluate(workshop / "dev.csv") == {"accuracy": accuracy}
+    one, other = (Predictor(run).predict(rows) for rows in (swag(5, seed=2), as_lists(swag(5, seed=2))))
+    assert one == other and [*one[0]] == ["predicted_choice", "probabilities"]
     for index, flags in enumerate(({}, {"pad_to_max_length": True}, {"per_device_eval_batch_size": 1})):
         assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path / str(index), **start, **flags)]) == 0
         results = json.loads((tmp_path / str(index) / "eval_results.json").read_text())
