@@ -41,7 +41,7 @@ from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task, make_evaluation_set
-from snugbert.tasks.layout import describe_columns, find_text_columns
+from snugbert.tasks.labeled_texts import describe_columns, find_text_columns
 from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)
