@@ -90,7 +90,6 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        to: one of `CONVERTED_TYPES`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -102,7 +101,6 @@ class Conversion:
     """
 
     source: str
-    to: str
     model_class: str
     parameters: int
     dtype: str
@@ -229,7 +227,6 @@ def convert(
         checkpoint.notes += copy_files(source, written)
         done = Conversion(
             source=checkpoint.kind,
-            to=to,
             model_class=model_class.__name__,
             parameters=model.num_parameters(),
             dtype=str(dtype).removeprefix("torch."),

@@ -31,7 +31,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
-from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.engine import Dtype
 from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_texts
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
@@ -143,7 +143,7 @@ def _write_export(
     if files["calibration_file"] is not None:
         texts = read_texts(files["calibration_file"], CALIBRATION_TEXTS)
         calibration = batches(texts, max_length=min(limit, LONGEST_CALIBRATION_TEXT), size=1)
-    engine.write(ExportSource(model, checkpoint.head, names), written, dtype, calibration)
+    engine.write(model, names, written, dtype, calibration)
     if to != "bert":
         for file in written.glob("model*.safetensors*"):
             file.unlink()
