@@ -87,7 +87,6 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        to: one of `CONVERTED_TYPES`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -99,7 +98,6 @@ class Conversion:
     """
 
     source: str
-    to: str
     model_class: str
     parameters: int
     dtype: str
@@ -205,7 +203,6 @@ def convert_model(
         checkpoint.notes += copy_files(source, written)
         done = Conversion(
             source=checkpoint.kind,
-            to=to,
             model_class=model_class.__name__,
             parameters=model.num_parameters(),
             dtype=str(dtype).removeprefix("torch."),
@@ -359,14 +356,11 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
         before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
-        check_words(before, str(source))
-        tokenizer = before
-        if is_wordpiece and to == "snugbert":
-            tokenizer = SnugBertTokenizer.from_pretrained(source, **options)
-    except InputError:
-        raise
+        is_ours = is_wordpiece and to == "snugbert"
+        tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
+    check_words(before, str(source))
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if checkpoint.config.position_embedding_type != "relative":  # these have no limit

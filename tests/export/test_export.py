@@ -18,7 +18,7 @@ from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert.errors import InputError
 from snugbert.export import ctranslate2_engine, graph, stock_engine
 from snugbert.export.export import export_model
-from snugbert.export.texts import make_batches, make_texts, tokenize
+from snugbert.export.texts import make_batches, make_texts
 from snugbert_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -82,10 +82,9 @@ def test_the_check_sees_every_output_and_length(checkpoint, tmp_path):
     export_model(source, tmp_path / "out", "bert")
     tokenizer, run = AutoTokenizer.from_pretrained(source), stock_engine.load(tmp_path / "out")
     texts = make_texts(tokenizer, 512)
-    features = tokenize(texts, tokenizer, "ForQuestionAnswering", 512)
+    batches = make_batches(texts, tokenizer, "ForQuestionAnswering", tokenizer.model_input_names, 512, size=16)
     lengths = {len(tokenizer(text, verbose=False)["input_ids"]) - 2 for text in texts}
-    assert set(range(1, 13)) <= lengths and max(lengths) > 512 == max(len(row["input_ids"]) for row in features)
-    batches = list(make_batches(features, tokenizer, tokenizer.model_input_names, 16))
+    assert set(range(1, 13)) <= lengths and max(lengths) > 512 == max(batch["input_ids"].shape[1] for batch in batches)
 
     def compare(other, batches=batches):
         return find_difference([(batch, run(batch), other(batch)) for batch in batches], "ForQuestionAnswering")
