@@ -23,7 +23,7 @@ from snugbert.evaluation.evaluation_arguments import (
     HeldOutTextArguments,
     PairsArguments,
 )
-from snugbert.evaluation.held_out_text import TextResults, score_text
+from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import Pair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
@@ -165,7 +165,7 @@ def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextAr
     )
 
 
-def _describe_text(results: TextResults) -> str:
+def _describe_text(results: dict[str, Any]) -> str:
     examples = "pairs" if results["objective"] != "mlm" else "full sentences"
     return (
         f"{format_count(results['examples'], 'example')} ({examples}), {format_count(results['tokens'], 'token')} "

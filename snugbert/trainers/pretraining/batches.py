@@ -69,18 +69,14 @@ def check_dataset(dataset: object) -> None:
         InputError: it is not.
     """
     kind = type(dataset).__name__
-    try:
-        length = len(dataset)  # type: ignore[arg-type]
-    except TypeError:
-        length = None
     # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
-    iterable = isinstance(dataset, torch.utils.data.IterableDataset)
-    if length is None or iterable or not hasattr(dataset, "__getitem__"):
+    is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
+    if is_stream or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
             "datasets.Dataset."
         )
-    if length == 0:
+    if len(dataset) == 0:
         raise InputError(f"train_dataset: the {kind} is empty.")
 
 
@@ -271,9 +267,7 @@ class RunBatches(torch.utils.data.Dataset):
         collator: makes a batch from a list of examples.
         seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
             own seed.
-        config: configuration of the model, for the counts.
-        generator: configuration of ELECTRA's generator, for the counts.
-        teacher: configuration of the teacher in distillation, for the counts.
+        config, generator, teacher: configurations of the models, for the counts, see [`count_batch`].
     """
 
     def __init__(

@@ -188,12 +188,7 @@ def sum_cosine_losses(
 def load_teacher_config(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
 ) -> SnugBertConfig:
-    """Loads the configuration of the teacher. Checks that it has the student's vocabulary.
-
-    Args:
-        model_args: which teacher.
-        config: configuration of the student.
-        tokenizer: tokenizer of the student.
+    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's.
 
     Raises:
         InputError: the teacher does not exist, the vocabularies differ, or `config` differs from the teacher's.
