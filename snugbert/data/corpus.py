@@ -12,7 +12,7 @@ the part: digests of the text and the tokenizer, and the settings. `datasets.Dat
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -46,6 +46,7 @@ class Block:
     documents: np.ndarray
 
 
+@dataclass(eq=False, repr=False)
 class Corpus:
     """The blocks of a prepared corpus.
 
@@ -60,19 +61,13 @@ class Corpus:
         document_starts: number of documents before each block, and in total. *Shape:* (blocks + 1,)
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        digest: str,
-        folder: Path | None = None,
-        sources: dict[str, str] | None = None,
-        settings: dict[str, Any] | None = None,
-    ):
-        self.blocks = list(blocks)
-        self.digest = digest
-        self.folder = folder
-        self.sources = sources or {}
-        self.settings = settings or {}
+    blocks: Sequence[Block]
+    digest: str
+    folder: Path | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
         self.language = _find_language(self.settings)
         self.document_starts = np.cumsum([0, *(len(block.documents) - 1 for block in self.blocks)])
 

@@ -8,6 +8,7 @@ Shapes: N sequences, T tokens in the batch.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,7 @@ def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     return torch.cat([indices, unlabeled[: min(slots, tokens) - len(indices)]])
 
 
+@dataclass(eq=False)
 class FillRows:
     """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged.
 
@@ -117,10 +119,9 @@ class FillRows:
         pad_to_multiple_of, max_sequences: as in [`pad_row`].
     """
 
-    def __init__(self, collate: Callable[[Any], Any], pad_to_multiple_of: int, max_sequences: int | None = None):
-        self.collate = collate
-        self.pad_to_multiple_of = pad_to_multiple_of
-        self.max_sequences = max_sequences
+    collate: Callable[[Any], Any]
+    pad_to_multiple_of: int
+    max_sequences: int | None = None
 
     def __call__(self, features: Any) -> Any:
         """Returns the batch of `collate`, filled unless the collator has filled it."""

@@ -42,17 +42,11 @@ VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-t
 
 
 class _Section(NamedTuple):
-    """What an evaluation reports about one kind of data.
+    """What an evaluation reports about one kind of data."""
 
-    Attributes:
-        results: for `results.json`.
-        markdown: for `results.md`.
-        eval_results: for the header of the model's card.
-    """
-
-    results: dict[str, Any]
-    markdown: str
-    eval_results: list[EvalResult]
+    results: dict[str, Any]  # for results.json
+    markdown: str  # for results.md
+    eval_results: list[EvalResult]  # for the header of the model's card
 
 
 def evaluate_model(

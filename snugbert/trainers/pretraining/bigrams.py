@@ -262,20 +262,13 @@ def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigra
 
 @dataclass(frozen=True)
 class _FirstLayer:
-    """What the weights of the embeddings and of the first layer consist of.
+    """What the weights of the embeddings and of the first layer consist of."""
 
-    Attributes:
-        embeddings: the word embeddings. *Shape:* (V, K)
-        position_norm: norm of the position embeddings.
-        radians: frequencies of the position embeddings.
-        amplitude: amplitude of the position embeddings after LayerNorm.
-        maps: values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
-    """
-
-    embeddings: np.ndarray
-    position_norm: float
-    radians: np.ndarray
-    amplitude: float
+    embeddings: np.ndarray  # of words. *Shape:* (V, K)
+    position_norm: float  # of the position embeddings
+    radians: np.ndarray  # frequencies of the position embeddings
+    amplitude: float  # of the position embeddings after LayerNorm
+    # Values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
     maps: list[tuple[np.ndarray, np.ndarray]]
 
     @property
