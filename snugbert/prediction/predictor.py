@@ -39,7 +39,7 @@ from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
-from snugbert.tasks.base import Features, Task
+from snugbert.tasks.base import Features, Task, make_validation_set
 from snugbert.tasks.layout import describe_columns, find_text_columns
 from snugbert.tasks.outputs import SEQUENCE, Logits, Output
 
@@ -114,7 +114,9 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     reader = find_reader(folder)
     is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)
     trained_columns = () if is_sentence_transformer else get_text_columns(read_json(folder / "config.json"))
-    columns = ("tokens",) if args.reads_conll else _choose_columns(reader, args, first_rows, trained_columns)
+    columns: Sequence[str] = ("tokens",)
+    if not args.reads_conll:
+        columns = _choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
     taken = sorted({name for values in first_rows for name in values} & set(reader.predicted_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
@@ -164,11 +166,12 @@ def find_reader(folder: Path) -> Any:
 
 def _choose_columns(
     reader: Reader,
-    args: PredictionArguments,
+    given: list[str] | None,
+    source: str,
     first_rows: Sequence[Mapping[str, Any]],
     trained_columns: tuple[str, ...],
 ) -> Sequence[str]:
-    given, source = args.columns, str(args.input_file)
+    """Returns the given columns, those that the model was trained on, or the first default columns that exist."""
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
@@ -340,6 +343,23 @@ class Predictor(HeadPredictor):
     def output(self) -> Output:
         """The form of the task's logits."""
         return self.task.output
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
+        """As in [`RowPredictor`]. Without `columns`, the first call chooses them as `snugbert predict` does."""
+        if not self.columns:
+            trained_columns = get_text_columns(self.model.config.to_dict())
+            self.columns = _choose_columns(self.task, None, "the rows", rows, trained_columns)
+        return super().predict(rows)
+
+    def evaluate(self, data: Path | Dataset) -> dict[str, float]:
+        """Returns the metrics on labeled examples, as the fine-tuning commands compute them.
+
+        Raises:
+            InputError: the examples cannot be used, have no labels, or have other labels than the model.
+        """
+        config: Any = self.model.config
+        validation = make_validation_set(self.task, config, self.tokenizer, {"validation": [data]})
+        return validation.score_in_training(self.run(validation.features))
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns the example of a row, as the task reads it."""
