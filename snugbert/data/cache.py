@@ -28,7 +28,6 @@ CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
 PART_FILE = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
-EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.cache import EPOCHS_FOLDER
 from snugbert.data.corpus import Block, Corpus
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
@@ -110,7 +109,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if epochs_dir is None:
             if corpus.folder is None:
                 raise ValueError("`epochs_dir` is missing. The corpus has no folder to store examples in.")
-            epochs_dir = corpus.folder / EPOCHS_FOLDER
+            epochs_dir = corpus.folder / "epochs"
         self.corpus = corpus
         self.cls_token_id = tokenizer.cls_token_id
         self.sep_token_id = tokenizer.sep_token_id
