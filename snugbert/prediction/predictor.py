@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
-from scipy.special import softmax
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import (
@@ -34,14 +34,14 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
-from snugbert.data.tables import read_text, read_texts
+from snugbert.data.tables import read_text
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
 from snugbert.tasks.base import Features, Task, make_validation_set
 from snugbert.tasks.layout import describe_columns, find_text_columns
-from snugbert.tasks.outputs import SEQUENCE, Logits, Output
+from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +132,6 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         "cuda_graphs": args.cuda_graphs,
         "device": choose_device(args),
     }
-    if reader is ChoicePredictor:
-        return ChoicePredictor(folder, **options)
     known = {each.name for each in dataclasses.fields(reader.arguments)}
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
     task = reader(**{name: value for name, value in settings.items() if value is not None})
@@ -154,8 +152,6 @@ def find_reader(folder: Path) -> Any:
     head = HEADS_BY_CLASS.get(name, "")
     if head in TASKS:
         return find_task(head)
-    if head == "ForMultipleChoice":
-        return ChoicePredictor
     if head == "Model":
         return Embedder
     raise InputError(
@@ -265,12 +261,12 @@ class HeadPredictor(RowPredictor):
     def output(self) -> Output:
         """The form of the logits."""
 
-    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], **extra: Any) -> list[np.ndarray]:
+    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], has_choices: bool = False) -> list[np.ndarray]:
         """Computes the logits of each sequence.
 
         Args:
             columns: `input_ids` and any other columns with one value per token.
-            extra: more arguments of the model.
+            has_choices: whether the model chooses. Each sequence is then an example with one choice.
 
         Returns:
             float32, *shape* (labels,) each, or (tokens, labels) if the output is per token.
@@ -283,7 +279,9 @@ class HeadPredictor(RowPredictor):
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
             rows = {name: [column[index] for index in indices] for name, column in columns.items()}
-            batch = pack(rows) | extra if packs else self._pad(rows)
+            batch = pack(rows) if packs else self._pad(rows)
+            if has_choices:
+                batch = batch | {"num_choices": 1} if packs else {name: ids[:, None] for name, ids in batch.items()}
             tokens, number = int(lengths[indices].sum()), len(indices)
             if multiple is not None:
                 # Rounding up to a power of two keeps the number of sizes small.
@@ -373,19 +371,32 @@ class Predictor(HeadPredictor):
 
     def run(self, features: Features) -> Logits:
         """Returns the logits of model inputs, in the form that tasks decode."""
-        return self.output.join_windows(self.compute_logits(_list_rows(features.inputs)))
+        columns, choices = _list_sequences(features.inputs)
+        if choices is None:
+            return self.output.join_windows(self.compute_logits(columns))
+        # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
+        # a choice does not depend on the others.
+        logits = np.concatenate(self.compute_logits(columns, has_choices=True))
+        return self.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
 
 
-def _list_rows(inputs: Dataset) -> dict[str, list[np.ndarray]]:
-    """Returns the values of each row. Packed batches need no attention mask."""
+def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:
+    """Returns the values of each sequence, and the number of choices of each row. None: a row is one sequence.
+
+    Packed batches need no attention mask.
+    """
     table = inputs.with_format("arrow")[:]
-    columns = {}
+    columns: dict[str, list[np.ndarray]] = {}
+    choices = None
     for name in ("input_ids", "token_type_ids"):
         if name in table.column_names:
             lists = table[name].combine_chunks()
+            if pa.types.is_list(lists.type.value_type):
+                choices = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+                lists = pc.list_flatten(lists)
             ends = np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False))[:-1]
             columns[name] = np.split(pc.list_flatten(lists).to_numpy().astype(np.int64), ends)
-    return columns
+    return columns, choices
 
 
 def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
@@ -402,39 +413,6 @@ def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray
         tokens += lengths[index]
     if len(order):
         yield order[start:]
-
-
-class ChoicePredictor(HeadPredictor):
-    """Predicts which of several texts best fits a text."""
-
-    default_columns = (("text", "choices"),)
-    any_columns = False
-    predicted_columns = ("predicted_choice", "probabilities")
-    output = SEQUENCE  # type: ignore[assignment]
-
-    def read(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """Returns the text and its choices."""
-        choices = read_texts(values, self.columns[1])
-        if not choices:
-            raise InputError(f"no choices in column {self.columns[1]!r}.")
-        return read_text(values, self.columns[0]), choices
-
-    def answer(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
-        """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
-        texts = [text for text, choices in examples for _ in choices]
-        encoded = self.tokenizer(
-            texts,
-            [choice for _, choices in examples for choice in choices],
-            truncation="longest_first",
-            max_length=self.max_length,
-            return_attention_mask=False,
-        )
-        columns = {name: [np.asarray(values) for values in column] for name, column in encoded.items()}
-        # One choice per example: the logit of a choice does not depend on the others.
-        logits = np.concatenate(self.compute_logits(columns, num_choices=1))
-        ends = np.cumsum([len(choices) for _, choices in examples])
-        rows = [softmax(part.astype(np.float64)) for part in np.split(logits, ends[:-1])]
-        return [{"predicted_choice": int(row.argmax()), "probabilities": row.tolist()} for row in rows]
 
 
 # --- sentence-transformers --------------------------------------------------------------------------------------
