@@ -484,7 +484,7 @@ def bad_files(tmp_path_factory):
             {"phases": "8:50%,40:50%", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
             "length 40 is",
         ),
-        ({"save_total_limit": 1}, " GB free, but a checkpoint takes "),
+        ({"save_total_limit": 1}, "B free, but a checkpoint takes "),
     ],
 )
 def test_errors_come_before_text_is_prepared(small_run, bad_files, tmp_path, monkeypatch, capsys, change, message):
