@@ -221,8 +221,9 @@ CHANGES = {
 POOLERS = {"pooler": lambda pooler: FirstToken(), "pooler_wrapped": Scale}
 
 
+# All tokens, first tokens, or labeled tokens are needed after the last layer.
 @pytest.mark.parametrize("change", [*CHANGES, *POOLERS])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", ["Model", "ForPreTraining", "ForMaskedLM", "ForSequenceClassification"])
 def test_changed_layers_equal_stock_bert(head, change):
     ours, stock = ours_and_stock(head, num_hidden_layers=2 if change != "transplant" else 3)
     for model in (ours.train(), stock.train()):
@@ -346,11 +347,9 @@ def test_labels_at_padding_are_ignored_with_one_warning(head, monkeypatch, caplo
     inputs = expected | {name: wrong}
     rows = [{key: value[row].numpy() for key, value in inputs.items()} for row in range(len(padding))]
     pack, compiled = snugbert.SnugBertDataCollatorWithPacking(), torch.compile(ours, backend="eager")
-    losses = {
-        "padded": lambda: ours(**inputs),
-        "packed": lambda: ours(**pack(rows)),
-        "compiled": lambda: compiled(**inputs),
-    }
+    losses = {"padded": lambda: ours(**inputs), "packed": lambda: ours(**pack(rows))}
+    if head == "ForTokenClassification":
+        losses["compiled"] = lambda: compiled(**inputs)
     ours.train()
     ours(**expected).loss.backward()
     gradients = [parameter.grad for parameter in ours.parameters()]

@@ -72,14 +72,14 @@ def run_code(code: str, path: list[str]) -> None:
 
 
 def test_pretraining_step(data_dir, minilm, capsys, monkeypatch):
-    """Memory is measured in one new process, and then in a fork of it, which imports nothing again."""
+    """Memory is measured in forked processes, which import nothing again."""
     import side_by_side
     from pretraining_step import main
 
-    processes = iter(
-        [subprocess.run, lambda command, **_: forked.run(run_code, command[-1], [str(BENCHMARKS), *sys.path])]
-    )
-    monkeypatch.setattr(side_by_side.subprocess, "run", lambda *args, **kwargs: next(processes)(*args, **kwargs))
+    def run_forked(command, **_):
+        return forked.run(run_code, command[-1], [str(BENCHMARKS), *sys.path])
+
+    monkeypatch.setattr(side_by_side.subprocess, "run", run_forked)
     text = str(data_dir / "sample_text/sample_text.txt")
     settings = ["--tokenizer_name", str(minilm), "--size", "tiny", "--max_seq_length", "32"]
     main([*TRAINING, *settings, "--train_file", text])
@@ -616,13 +616,13 @@ def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
     SnugBertTokenizer(vocab=str(tmp_path / "tok/vocab.txt")).save_pretrained(tmp_path / "model")
     (tmp_path / "old.txt").write_text("It was the best of times.\nIt was the worst of times.\n\n" * 40)
     argv = ["--model_name_or_path", str(tmp_path / "model"), "--old_validation_file", str(tmp_path / "old.txt")]
-    argv += ["--max_steps", "2", "--new_tokens", "100", "--seeds", "1", "2", "--use_cpu", "--max_eval_samples", "20"]
+    argv += ["--max_steps", "2", "--new_tokens", "100", "--seeds", "1", "--use_cpu", "--max_eval_samples", "20"]
     adaptation.main([*argv, "--output_dir", str(tmp_path / "out")])
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
-    assert [row[:2] for row in rows[2:]] == [["| none", "2"], ["| pretraining", "2"], ["| vocabulary", "2"]]
+    assert [row[:2] for row in rows[2:]] == [["| none", "1"], ["| pretraining", "1"], ["| vocabulary", "1"]]
     assert float(rows[4][-1].split()[0]) > float(rows[2][-1].split()[0])  # more tokens are longer
     before = len(steps)
-    assert before == 2 * (3 + 4 + 4) + 1
+    assert before == 3 + 4 + 4 + 1
     adaptation.main([*argv, "--output_dir", str(tmp_path / "out")])
     assert len(steps) == before
 
@@ -696,17 +696,10 @@ def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pretraining_ladder.run_process", run)
     argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
     argv += ["--seeds", "2", "--max_train_samples", "16", "--max_eval_samples", "24", "--reinit_layers", "1"]
-    argv += [
-        "--only",
-        "embeddings/*-16/*",
-        "embeddings/rte",
-        "default/rte",
-        "stable/sst2-16/42",
-        "reinit/articles-16/4?",
-    ]
+    argv += ["--only", "embeddings/*-16/*", "embeddings/rte", "default/rte", "reinit/articles-16/4?"]
     few_labels.main(argv)
     table = capsys.readouterr().out.partition("| task | method |")[2]
-    assert steps == ["stable/sst2-16/42", "reinit/articles-16/42", "reinit/articles-16/43", "default/rte"]
+    assert steps == ["reinit/articles-16/42", "reinit/articles-16/43", "default/rte"]
     labels = few_labels.draw_labels(few_labels.read_examples("articles", str(data_dir))[0], 16, seed=43).labels
     rows = (tmp_path / "out/reinit/articles-16/43/train.jsonl").read_text().splitlines()
     assert [json.loads(row)["label"] for row in rows] == labels
@@ -723,7 +716,7 @@ def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     assert f") | {100 * min(scores):.1f} | " in table
     assert re.search(r"\| RTE \| default \| 2 \| .* \| \d \| \S+ \| 0.0 \|\n", table), table
     few_labels.main(argv)
-    assert len(steps) == 4 and capsys.readouterr().out.partition("| task | method |")[2] == table
+    assert len(steps) == 3 and capsys.readouterr().out.partition("| task | method |")[2] == table
     with pytest.raises(SystemExit, match=r"other settings \(bf16\)"):
         few_labels.main([*argv, "--bf16"])
     # A step whose runs all diverged counts with the baseline. A step that was stopped does not count.
