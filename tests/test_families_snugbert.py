@@ -191,9 +191,7 @@ def test_outputs_and_gradients_equal_transformers(tmp_path, family, head, fields
         outputs, gradients = run(ours, inputs, mask)
         expected_outputs, expected_gradients = expected[layout]
         if layout == "packed":  # outputs of tokens are one row
-            outputs = {
-                name: value.squeeze(0) if value.shape[:1] == (1,) else value for name, value in outputs.items()
-            }
+            outputs = {name: value.squeeze(0) if value.shape[:1] == (1,) else value for name, value in outputs.items()}
         # The pretraining model also returns the parts of its loss.
         assert_close({name: outputs[name] for name in expected_outputs}, expected_outputs, 1e-10)
         assert_close(gradients, {rename(name, ours): g for name, g in expected_gradients.items()}, 1e-10)

@@ -89,29 +89,6 @@ def test_dropout_modules_decide_as_in_stock_bert(head):
         assert_same_steps(ours, stock, inputs, batches)
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_sdpa_drops_in_training_only(head):
-    ours, _ = ours_and_stock(head, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.3, classifier_dropout=0.0)
-    inputs = ragged_batch(head)
-    torch.manual_seed(0)
-    first, second = (scalar(ours.train()(**inputs)) for _ in range(2))
-    assert first != second
-    first, second = (scalar(ours.eval()(**inputs)) for _ in range(2))
-    assert first == second
-
-
-def test_hidden_states_and_attentions_equal_stock_bert():
-    ours, stock = ours_and_stock("Model")
-    ours.set_attn_implementation("eager")
-    inputs = ragged_batch("Model", ragged=False)
-    output = ours(**inputs, output_hidden_states=True, output_attentions=True)
-    expected = stock(**inputs, output_hidden_states=True, output_attentions=True)
-    assert len(output.hidden_states) == CONFIG["num_hidden_layers"] + 1
-    assert len(output.attentions) == CONFIG["num_hidden_layers"]
-    torch.testing.assert_close(output.hidden_states, expected.hidden_states, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(output.attentions, expected.attentions, atol=2e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("head", HEADS)
 def test_hooks_and_gradients_of_hidden_states_equal_stock_bert(head, attention):
@@ -428,15 +405,11 @@ def test_pretraining_losses_one_at_a_time():
     both = ours(**inputs)
     nsp_label = inputs.pop("next_sentence_label")
     mlm = ours(**inputs)
-    labels = inputs.pop("labels")
+    del inputs["labels"]
     nsp = ours(**inputs, next_sentence_label=nsp_label)
     torch.testing.assert_close(both.loss, mlm.loss + nsp.loss)
     torch.testing.assert_close((both.mlm_loss, both.nsp_loss), (mlm.loss.detach(), nsp.loss.detach()))
     assert ours(**inputs).loss is None
-    # Without a labeled token the loss is 0 and has a gradient. It is not NaN.
-    nothing = ours(**inputs, labels=torch.full_like(labels, -100)).loss
-    nothing.backward()
-    assert nothing == 0
 
 
 def test_the_vocabulary_head_runs_on_labeled_tokens_in_training():
@@ -583,16 +556,6 @@ def test_sizes_have_the_parameters_of_the_paper(size, millions):
     assert logits.shape == (2, 8, config.vocab_size)
     assert ours.num_parameters() == stock.num_parameters()
     assert round(ours.num_parameters() / 1e6) == millions
-
-
-def test_export_with_dynamic_batch_and_length():
-    ours, _ = ours_and_stock("Model")
-    inputs = ragged_batch("Model")
-    dynamic = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
-    exported = torch.export.export(ours.eval(), (), inputs, dynamic_shapes=dynamic)
-    other = ragged_batch("Model", batch=4, length=11)
-    expected = ours(**other).last_hidden_state
-    torch.testing.assert_close(exported.module()(**other).last_hidden_state, expected, atol=2e-6, rtol=1e-5)
 
 
 def test_export_with_labels():

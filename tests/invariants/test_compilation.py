@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import forked
@@ -68,15 +67,15 @@ def train_all_on_gpus(runs: dict[str, dict]) -> None:
             train(Path(folder), **options)
 
 
-def assert_same_run(folder: Path, expected: Path, bf16: bool = False) -> None:
+def assert_same_run(folder: Path, expected: Path) -> None:
     ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
     assert len(ours) == len(theirs) == STEPS + 1
     for line, expected_line in zip(ours, theirs, strict=True):
-        assert line == pytest.approx(expected_line, rel=1e-3 if bf16 else 1e-5)
+        assert line == pytest.approx(expected_line, rel=1e-5)
     weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
     assert weights.keys() == expected_weights.keys()
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, expected_weights[name], atol=5e-3 if bf16 else 2e-5, rtol=0, msg=name)
+        torch.testing.assert_close(tensor, expected_weights[name], atol=2e-5, rtol=0, msg=name)
 
 
 def test_two_steps_compile(tmp_path):
@@ -88,17 +87,17 @@ def test_two_steps_compile(tmp_path):
 
 @pytest.mark.slow
 def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
-    """50 batches of random sizes, with dropout. Every tenth is compared with the eager model."""
+    """20 batches of random sizes, with dropout. Every fifth is compared with the eager model."""
     head = "ForPreTraining"
     eager, _ = ours_and_stock(head, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=2)
     compiled = copy.deepcopy(eager.train())
     generator = torch.Generator().manual_seed(0)
     with acting_as_gpu():
         compile_model(compiled, backend="aot_eager")
-        for step in range(50):
+        for step in range(20):
             size, length = (int(torch.randint(low, 12, (), generator=generator)) for low in (2, 9))
             inputs = pack(ragged_batch(head, batch=size, length=length))
-            compared = step % 10 == 0
+            compared = step % 5 == 0
             losses = []
             with torch._dynamo.config.patch(error_on_recompile=step > 0):
                 for model in (compiled, eager)[: 1 + compared]:
@@ -124,19 +123,14 @@ def test_the_model_of_model_init_compiles(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("on_gpu", "options"),
-    [(False, {f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}), (True, {"bf16": True})],
-    ids=["cpu", "gpu"],
-)
-def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path, on_gpu, options):
-    graphs = {}
-    with acting_as_gpu("flash") if on_gpu else nullcontext():
-        for name, compiled in (("eager", {}), ("compiled", COMPILED)):
-            graphs[name] = train(tmp_path / name, **{CHECKPOINTING: True}, **options, **compiled)
+def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path):
+    """With reentrant checkpointing. The other kind is below, under FSDP2."""
+    graphs, options = {}, {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}
+    for name, compiled in (("eager", {}), ("compiled", COMPILED)):
+        graphs[name] = train(tmp_path / name, **options, **compiled)
     assert graphs["eager"] == [0] * STEPS and not counters["graph_break"]
     assert 2 <= graphs["compiled"][0] == graphs["compiled"][-1]
-    assert_same_run(tmp_path / "compiled", tmp_path / "eager", bf16=on_gpu)
+    assert_same_run(tmp_path / "compiled", tmp_path / "eager")
 
 
 @pytest.mark.slow
