@@ -497,10 +497,10 @@ def test_gradient_checkpointing_changes_nothing(attention):
 
 
 def test_compiled_models_equal_eager_models():
-    """Padded batches compile with their padding. Packed batches: tests/test_kernels_snugbert.py."""
+    """Padded batches compile with their padding. Packed batches, and compiled gradients: test_kernels_snugbert.py."""
     ours, _ = ours_and_stock("ForPreTraining", num_hidden_layers=1)
     torch._dynamo.reset()
-    compiled = torch.compile(ours, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(ours, backend="eager", dynamic=True)
     for size in (6, 4):
         inputs = ragged_batch("ForPreTraining", batch=size)
         results = []

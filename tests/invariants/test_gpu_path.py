@@ -222,11 +222,9 @@ def test_restarting_positions_stop_the_kernels():
 @pytest.mark.parametrize(
     ("head", "kernel", "positions"),
     [
-        # Masked tokens are a part of pretraining, and the other heads on first tokens have the same pooler.
-        ("Model", "flash", "absolute"),
+        # Masked tokens are a part of pretraining, and multiple choice has what the heads on first tokens have.
         ("ForPreTraining", "flash", "absolute"),
         ("ForPreTraining", "efficient", "absolute"),
-        ("ForSequenceClassification", "flash", "absolute"),
         ("ForQuestionAnswering", "flash", "absolute"),
         ("ForMultipleChoice", "flash", "absolute"),
         ("ForTokenClassification", "flash", "after_padding"),

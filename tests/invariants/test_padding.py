@@ -237,7 +237,7 @@ def test_other_dtypes_compiled_or_not(dtype, attention):
     expected = ours(**inputs).loss
     ours.to(dtype)
     tolerance = 1e-5 if dtype == torch.float64 else 0.05
-    for model in (ours, torch.compile(ours, backend="eager")):
+    for model in (ours, torch.compile(ours, backend="eager"))[: 2 if attention == "sdpa" else 1]:
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float64):
             loss = model(**inputs).loss
         loss.backward()
@@ -245,20 +245,15 @@ def test_other_dtypes_compiled_or_not(dtype, attention):
         assert all(parameter.grad.isfinite().all() for parameter in ours.parameters())
 
 
-def minilm_batch(tokenizer, data_dir, texts: int) -> dict[str, torch.Tensor]:
-    with gzip.open(data_dir / "wikitext2/valid.docs.txt.gz", "rt", encoding="utf-8") as file:
-        lines = [line for line in file if len(line) > 40]
-    pairs = [(lines[7 * i], lines[7 * i + 1]) for i in range(texts - 1)] + [(" ".join(lines[:40]), lines[41])]
-    batch = tokenizer(*zip(*pairs, strict=True), padding=True, truncation=True, max_length=512, return_tensors="pt")
-    assert batch["input_ids"].shape == (texts, 512)
-    return dict(batch)
-
-
 def test_real_weights_and_512_tokens(minilm, data_dir):
     """Padded and packed batches of real text equal stock BERT. The bfloat16 error is at most three times as large."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     stock, ours = (one.from_pretrained(minilm).eval() for one in (transformers.BertModel, snugbert.SnugBertModel))
-    inputs = minilm_batch(tokenizer, data_dir, 3)
+    with gzip.open(data_dir / "wikitext2/valid.docs.txt.gz", "rt", encoding="utf-8") as file:
+        lines = [line for line in file if len(line) > 40]
+    pair = [lines[0], " ".join(lines[:40])], lines[1:3]
+    inputs = dict(tokenizer(*pair, padding=True, truncation=True, max_length=512, return_tensors="pt"))
+    assert inputs["input_ids"].shape == (2, 512)
     real = inputs["attention_mask"].bool()
 
     def run(model, batch):
