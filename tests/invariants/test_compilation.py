@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("new_compiler")
 STEPS = 6
 # inductor without its compiler: the same graphs, run by torch.
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-# Without compiled backward passes, in half the time. For tests that only count graphs, which do not depend on it.
+# Without compiled backward passes, in half the time. For tests that do not depend on them.
 COUNTED = {"torch_compile": True, "torch_compile_backend": "eager"}
 SMALL_BATCHES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 # transformers 5.23 renamed it; 5.17 has the old name only.
@@ -163,7 +163,7 @@ def test_a_compiled_student_equals_an_eager_one(tmp_path):
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
     """Under DDP, and under FSDP2 with checkpointing. All parts that a GPU compiles."""
     train(tmp_path / "one")
-    runs = {"ddp": COMPILED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
+    runs = {"ddp": COUNTED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
     process = forked.run(
         train_all_on_gpus,
         {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()},

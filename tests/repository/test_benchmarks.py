@@ -38,6 +38,7 @@ from transformers import (
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining, SnugBertModel, SnugBertTokenizer
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining import training_log
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
@@ -50,6 +51,7 @@ TRAINING = [*TINY, "--steps", "1"]
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(training_log, "RUN_SECONDS", 0.001)  # a run of ten that measure the peak FLOPs
 
 
 def read_rows(capsys, dtype, trains) -> list[dict]:
@@ -508,20 +510,26 @@ def test_learning_rates(data_dir, minilm, tmp_path, capsys, monkeypatch):
     assert table in capsys.readouterr().out and len(rates) == 4
 
 
-def test_electra_comparison(data_dir, tmp_path, capsys, monkeypatch):
-    """The recipes train with equal FLOPs. Finished steps are not repeated, and other settings are refused."""
-    import electra_comparison
-
-    steps = []
+@pytest.fixture
+def steps(tmp_path, monkeypatch) -> list[str]:
+    """The folders of a benchmark's steps, which run in this process."""
+    folders = []
 
     def run(command, log):
-        steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
+        folders.append(log.parent.relative_to(tmp_path / "out").as_posix())
         return snugbert_command(command[3:])
 
     monkeypatch.setattr("pretraining_ladder.run_process", run)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return folders
+
+
+def test_electra_comparison(data_dir, steps, tmp_path, capsys, monkeypatch):
+    """The recipes train with equal FLOPs. Finished steps are not repeated, and other settings are refused."""
+    import electra_comparison
+
     monkeypatch.setattr(electra_comparison, "TASKS", {"rte": electra_comparison.TASKS["rte"]})
     monkeypatch.setattr(electra_comparison, "STEPS", ("pretraining", "rte"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     (tmp_path / "tok").mkdir()
     (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:2000]))
@@ -588,19 +596,11 @@ def test_distillation(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
         distillation.main([*argv, "--num_student_layers", "2"])
 
 
-def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
+def test_adaptation(minilm, steps, tmp_path, capsys, monkeypatch):
     """Every variant is measured on both domains. Finished seeds are not repeated."""
     import adaptation
     import demo
 
-    steps = []
-
-    def run(command, log):
-        steps.append(log.relative_to(tmp_path / "out").with_suffix("").as_posix())
-        return snugbert_command(command[3:])
-
-    monkeypatch.setattr("pretraining_ladder.run_process", run)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     modules = [(("json", "decoder"), [f"Decode a JSON document of {i} characters from a text." for i in range(99)])]
     modules += [
         (
@@ -633,19 +633,11 @@ def test_adaptation(minilm, tmp_path, capsys, monkeypatch):
     assert len(steps) == before
 
 
-def test_distilling_a_masked_model(data_dir, tmp_path, capsys, monkeypatch):
+def test_distilling_a_masked_model(data_dir, steps, tmp_path, capsys, monkeypatch):
     """All recipes start from the same layers. Finished steps are not repeated, and other settings are refused."""
     import distill_masked_model
 
-    steps = []
-
-    def run(command, log):
-        steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
-        return snugbert_command(command[3:])
-
-    monkeypatch.setattr("pretraining_ladder.run_process", run)
     monkeypatch.setitem(distill_masked_model.SETTINGS, "per_device_train_batch_size", 8)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
     tokenizer = SnugBertTokenizer({token.strip(): index for index, token in enumerate(vocabulary[:2000])})
     tokenizer.save_pretrained(tmp_path / "teacher")
@@ -688,18 +680,10 @@ def tiny_bert(minilm, tmp_path) -> str:
     return str(tmp_path / "model")
 
 
-def test_few_labels(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
+def test_few_labels(data_dir, tiny_bert, steps, tmp_path, capsys, monkeypatch):
     """All methods get the same labels. Finished steps are not repeated, and other settings are refused."""
     import few_labels
 
-    steps = []
-
-    def run(command, log):
-        steps.append(log.parent.relative_to(tmp_path / "out").as_posix())
-        assert snugbert_command(command[3:]) == 0
-        return 0
-
-    monkeypatch.setattr("pretraining_ladder.run_process", run)
     argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
     argv += ["--seeds", "2", "--max_train_samples", "16", "--max_eval_samples", "24", "--reinit_layers", "1"]
     argv += ["--only", "embeddings/*-16/*", "embeddings/rte", "default/rte", "reinit/articles-16/4?"]
