@@ -44,19 +44,20 @@ class CountGraphs(TrainerCallback):
         self.graphs.append(counters["stats"]["unique_graphs"])
 
 
-def train(folder: Path, resume: Path | None = None, **options) -> list[int]:
-    """Returns the number of graphs after each step."""
+def train(folder: Path, resume: Path | None = None, evaluates: bool = True, **options) -> list[int]:
+    """Returns the number of graphs after each step. Evaluation compiles as many again."""
     trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **options)
     count = CountGraphs()
     trainer.add_callback(count)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model()
-    loss = trainer.evaluate()["eval_loss"]
     log = [
         {name: line[name] for name in ("loss", "grad_norm")} for line in trainer.state.log_history if "loss" in line
     ]
+    if evaluates:
+        log.append({"loss": trainer.evaluate()["eval_loss"]})
     if trainer.is_world_process_zero():
-        (folder / "report.json").write_text(json.dumps([*log, {"loss": loss}]))
+        (folder / "report.json").write_text(json.dumps(log))
     return count.graphs
 
 
@@ -64,12 +65,12 @@ def train_all_on_gpus(runs: dict[str, dict]) -> None:
     with acting_as_gpu():
         for folder, options in runs.items():
             AcceleratorState._reset_state(reset_partial_state=True)
-            train(Path(folder), **options)
+            train(Path(folder), evaluates=False, **options)
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
     ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
-    assert len(ours) == len(theirs) == STEPS + 1
+    assert len(ours) == len(theirs) >= STEPS
     for line, expected_line in zip(ours, theirs, strict=True):
         assert line == pytest.approx(expected_line, rel=1e-5)
     weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
@@ -162,7 +163,7 @@ def test_a_compiled_student_equals_an_eager_one(tmp_path):
 @pytest.mark.slow
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
     """Under DDP, and under FSDP2 with checkpointing. All parts that a GPU compiles."""
-    train(tmp_path / "one")
+    train(tmp_path / "one", evaluates=False)
     runs = {"ddp": COUNTED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
     process = forked.run(
         train_all_on_gpus,
