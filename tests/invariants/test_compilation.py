@@ -27,7 +27,7 @@ STEPS = 6
 # inductor without its compiler: the same graphs, run by torch.
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 # Without compiled backward passes, in half the time. For tests that do not depend on them.
-COUNTED = {"torch_compile": True, "torch_compile_backend": "eager"}
+TRACED = {"torch_compile": True, "torch_compile_backend": "eager"}
 SMALL_BATCHES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 # transformers 5.23 renamed it; 5.17 has the old name only.
 FIELDS = PretrainingArguments.__dataclass_fields__
@@ -115,7 +115,7 @@ def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
 
 @pytest.mark.slow
 def test_the_model_of_model_init_compiles(tmp_path):
-    like = make_trainer(tmp_path, max_steps=1, **COUNTED)
+    like = make_trainer(tmp_path, max_steps=1, **TRACED)
     trainer = PretrainingTrainer(
         model_init=lambda: tiny_model(), args=like.args, train_dataset=like.train_dataset, data_collator=packed
     )
@@ -164,7 +164,7 @@ def test_a_compiled_student_equals_an_eager_one(tmp_path):
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
     """Under DDP, and under FSDP2 with checkpointing. All parts that a GPU compiles."""
     train(tmp_path / "one", evaluates=False)
-    runs = {"ddp": COUNTED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
+    runs = {"ddp": TRACED, "fsdp": TRACED | {CHECKPOINTING: True, "fsdp": True}}
     process = forked.run(
         train_all_on_gpus,
         {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()},
@@ -197,7 +197,7 @@ def test_models_of_one_process_compile_all_their_graphs(tmp_path):
         model = new_model(HEADS[0], num_hidden_layers=3)
         options |= {"per_device_train_batch_size": 4, "num_train_epochs": 1}  # the last batch has one example
         trainer = new_trainer(
-            HEADS[0], make_tokenizer(), tmp_path, examples(HEADS[0], 9), model=model, **options, **COUNTED
+            HEADS[0], make_tokenizer(), tmp_path, examples(HEADS[0], 9), model=model, **options, **TRACED
         )
         trainer.train()
         trainer.predict(examples(HEADS[0], 9))
