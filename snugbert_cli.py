@@ -17,12 +17,19 @@ from snugbert_arguments import did_you_mean, find_mistake, read_flags
 
 
 class Command(NamedTuple):
-    """A command: a module with a function `main(argv)`. It is imported when the command runs."""
+    """A command: a module with a function `main(argv)`. It is imported when the command runs.
+
+    Fine-tuning commands of tasks without arguments of their own share the module `task_command`, whose `main` also
+    takes the name of the command and the head of its models.
+    """
 
     module: str
     extra: str  # what to install: snugbert[extra]
     summary: str
+    head: str = ""
 
+
+TASK_COMMAND = "snugbert.trainers.finetuning.task_command"
 
 COMMANDS = {
     "vocabulary": Command(
@@ -39,6 +46,7 @@ COMMANDS = {
     "ner": Command(
         "snugbert.trainers.finetuning.ner_command", "train", "fine-tune and score named-entity recognition"
     ),
+    "swag": Command(TASK_COMMAND, "train", "fine-tune and score multiple choice", "ForMultipleChoice"),
     "predict": Command("snugbert.prediction.predict_command", "train", "predict every row of a file of any size"),
     "evaluate": Command(
         "snugbert.evaluation.evaluation_arguments", "train", "score a masked language model without fine-tuning"
@@ -170,7 +178,8 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from snugbert.errors import InputError, RunStopped
 
     try:
-        import_module(COMMANDS[name].module).main(arguments)
+        command = COMMANDS[name]
+        import_module(command.module).main(arguments, *([name, command.head] if command.head else []))
         _leave_process_group()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in EXTRA_MODULES:

@@ -72,7 +72,7 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
         data_collator=(
             prepared.make_collator(pad_to_max_length=True)
             if training_args.pad_to_max_length
-            else task.output.padding_collator(task.tokenizer)
+            else task.padding_collator(task.tokenizer)
         ),
     )
     results: list[dict[str, dict[str, float]]] = []

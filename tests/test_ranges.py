@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from snugbert.data.data_arguments import PreparationArguments
-from snugbert.data.sources import DataArguments
+from snugbert.data.sources import DataArguments, ExampleArguments
 from snugbert.errors import InputError
 from snugbert.ranges import RANGES, check_ranges
 from snugbert.tasks.classification_arguments import GlueDataArguments
@@ -26,6 +26,7 @@ CLASSES = (
     GlueDataArguments,
     SquadDataArguments,
     NerDataArguments,
+    ExampleArguments,
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snugbert.errors import InputError
+from snugbert.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -54,6 +55,47 @@ class DataArguments:
             for split, given in names.items()
             if given
         }
+
+
+@dataclass
+class ExampleArguments(DataArguments):
+    """Which examples to use: the arguments of a task that needs no others.
+
+    The names come from transformers' `run_swag.py`. `unlabeled_file` and `test_file` are new.
+
+    Raises:
+        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
+    """
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
+    train_file: str | None = field(
+        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "More training examples for --teacher_name_or_path. Their labels are not read."},
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
+    # BERT's limit. Without padding, a limit that nothing reaches costs nothing.
+    max_seq_length: int = field(
+        default=512, metadata={"help": "Maximum tokens of a text or pair. Longer ones are truncated."}
+    )
+    overwrite_cache: bool = field(
+        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
+    )
+    preprocessing_num_workers: int | None = field(
+        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
+    )
+
+    def __post_init__(self):
+        check_ranges(self, max_seq_length=Range(3))  # the special tokens of a pair
+        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
 
 def check_sources(

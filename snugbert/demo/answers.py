@@ -259,9 +259,8 @@ def answer(
     return [span for span in spans if span[0]], {each["answer"] or NO_ANSWER: each["score"] for each in found}
 
 
-@torch.inference_mode()
 def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, float]:
-    """Predicts which choice continues the text, with probabilities.
+    """Predicts which choice continues the text, with probabilities, as `snugbert predict` does.
 
     Args:
         checkpoint: the model.
@@ -274,13 +273,11 @@ def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, f
     lines = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
     if len(lines) < 2:
         raise InputError("At least two choices are needed. Enter one per line.")
-    encodings = [encode(checkpoint, text, line) for line in lines]
-    # One sequence at a time, without padding.
-    logits = torch.cat(
-        [checkpoint.model(**{name: ids[:, None] for name, ids in encoding.items()}).logits for encoding in encodings],
-        dim=1,
-    )
-    return dict(zip(lines, logits[0].softmax(dim=-1).tolist(), strict=True))
+    for line in lines:
+        encode(checkpoint, text, line)
+    predictor = Predictor(*checkpoint, columns=("text", "choices"), cuda_graphs=False)
+    (prediction,) = predictor.predict([{"text": text, "choices": lines}])
+    return dict(zip(lines, prediction["probabilities"], strict=True))
 
 
 @torch.inference_mode()

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument(
         "--validation_file",
-        help="Labeled examples to score the model and its export on, as in snugbert glue, ner and squad. For an "
+        help="Labeled examples to score the model and its export on, as for the fine-tuning commands. For an "
         "embedding model: sentence1, sentence2, score.",
     )
     parser.add_argument("--task_name", help="GLUE task of --validation_file. Default: your own data.")

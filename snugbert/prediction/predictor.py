@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
-from scipy.special import softmax
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import (
@@ -34,14 +34,14 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
-from snugbert.data.tables import read_text, read_texts
+from snugbert.data.tables import read_text
 from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks import TASKS, find_task
-from snugbert.tasks.base import Features, Task
+from snugbert.tasks.base import Features, Task, make_validation_set
 from snugbert.tasks.layout import describe_columns, find_text_columns
-from snugbert.tasks.outputs import SEQUENCE, Logits, Output
+from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,9 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     reader = find_reader(folder)
     is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)
     trained_columns = () if is_sentence_transformer else get_text_columns(read_json(folder / "config.json"))
-    columns = ("tokens",) if args.reads_conll else _choose_columns(reader, args, first_rows, trained_columns)
+    columns: Sequence[str] = ("tokens",)
+    if not args.reads_conll:
+        columns = _choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
     taken = sorted({name for values in first_rows for name in values} & set(reader.predicted_columns))
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
@@ -130,8 +132,6 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         "cuda_graphs": args.cuda_graphs,
         "device": choose_device(args),
     }
-    if reader is ChoicePredictor:
-        return ChoicePredictor(folder, **options)
     known = {each.name for each in dataclasses.fields(reader.arguments)}
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
     task = reader(**{name: value for name, value in settings.items() if value is not None})
@@ -152,8 +152,6 @@ def find_reader(folder: Path) -> Any:
     head = HEADS_BY_CLASS.get(name, "")
     if head in TASKS:
         return find_task(head)
-    if head == "ForMultipleChoice":
-        return ChoicePredictor
     if head == "Model":
         return Embedder
     raise InputError(
@@ -164,11 +162,12 @@ def find_reader(folder: Path) -> Any:
 
 def _choose_columns(
     reader: Reader,
-    args: PredictionArguments,
+    given: list[str] | None,
+    source: str,
     first_rows: Sequence[Mapping[str, Any]],
     trained_columns: tuple[str, ...],
 ) -> Sequence[str]:
-    given, source = args.columns, str(args.input_file)
+    """Returns the given columns, those that the model was trained on, or the first default columns that exist."""
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:
@@ -262,12 +261,12 @@ class HeadPredictor(RowPredictor):
     def output(self) -> Output:
         """The form of the logits."""
 
-    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], **extra: Any) -> list[np.ndarray]:
+    def compute_logits(self, columns: Mapping[str, list[np.ndarray]], has_choices: bool = False) -> list[np.ndarray]:
         """Computes the logits of each sequence.
 
         Args:
             columns: `input_ids` and any other columns with one value per token.
-            extra: more arguments of the model.
+            has_choices: whether the model chooses. Each sequence is then an example with one choice.
 
         Returns:
             float32, *shape* (labels,) each, or (tokens, labels) if the output is per token.
@@ -280,7 +279,9 @@ class HeadPredictor(RowPredictor):
             multiple = choose_prediction_multiple(self.model, self.max_batch_tokens, len(batches))
         for indices in batches:
             rows = {name: [column[index] for index in indices] for name, column in columns.items()}
-            batch = pack(rows) | extra if packs else self._pad(rows)
+            batch = pack(rows) if packs else self._pad(rows)
+            if has_choices:
+                batch = batch | {"num_choices": 1} if packs else {name: ids[:, None] for name, ids in batch.items()}
             tokens, number = int(lengths[indices].sum()), len(indices)
             if multiple is not None:
                 # Rounding up to a power of two keeps the number of sizes small.
@@ -341,6 +342,23 @@ class Predictor(HeadPredictor):
         """The form of the task's logits."""
         return self.task.output
 
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
+        """As in [`RowPredictor`]. Without `columns`, the first call chooses them as `snugbert predict` does."""
+        if not self.columns:
+            trained_columns = get_text_columns(self.model.config.to_dict())
+            self.columns = _choose_columns(self.task, None, "the rows", rows, trained_columns)
+        return super().predict(rows)
+
+    def evaluate(self, data: Path | Dataset) -> dict[str, float]:
+        """Returns the metrics on labeled examples, as the fine-tuning commands compute them.
+
+        Raises:
+            InputError: the examples cannot be used, have no labels, or have other labels than the model.
+        """
+        config: Any = self.model.config
+        validation = make_validation_set(self.task, config, self.tokenizer, {"validation": [data]})
+        return validation.score_in_training(self.run(validation.features))
+
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns the example of a row, as the task reads it."""
         return self.task.read(values, self.columns)
@@ -353,19 +371,32 @@ class Predictor(HeadPredictor):
 
     def run(self, features: Features) -> Logits:
         """Returns the logits of model inputs, in the form that tasks decode."""
-        return self.output.join_windows(self.compute_logits(_list_rows(features.inputs)))
+        columns, choices = _list_sequences(features.inputs)
+        if choices is None:
+            return self.output.join_windows(self.compute_logits(columns))
+        # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
+        # a choice does not depend on the others.
+        logits = np.concatenate(self.compute_logits(columns, has_choices=True))
+        return self.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
 
 
-def _list_rows(inputs: Dataset) -> dict[str, list[np.ndarray]]:
-    """Returns the values of each row. Packed batches need no attention mask."""
+def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:
+    """Returns the values of each sequence, and the number of choices of each row. None: a row is one sequence.
+
+    Packed batches need no attention mask.
+    """
     table = inputs.with_format("arrow")[:]
-    columns = {}
+    columns: dict[str, list[np.ndarray]] = {}
+    choices = None
     for name in ("input_ids", "token_type_ids"):
         if name in table.column_names:
             lists = table[name].combine_chunks()
+            if pa.types.is_list(lists.type.value_type):
+                choices = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+                lists = pc.list_flatten(lists)
             ends = np.cumsum(pc.list_value_length(lists).to_numpy(zero_copy_only=False))[:-1]
             columns[name] = np.split(pc.list_flatten(lists).to_numpy().astype(np.int64), ends)
-    return columns
+    return columns, choices
 
 
 def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
@@ -382,39 +413,6 @@ def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray
         tokens += lengths[index]
     if len(order):
         yield order[start:]
-
-
-class ChoicePredictor(HeadPredictor):
-    """Predicts which of several texts best fits a text."""
-
-    default_columns = (("text", "choices"),)
-    any_columns = False
-    predicted_columns = ("predicted_choice", "probabilities")
-    output = SEQUENCE  # type: ignore[assignment]
-
-    def read(self, values: Mapping[str, Any]) -> tuple[str, list[str]]:
-        """Returns the text and its choices."""
-        choices = read_texts(values, self.columns[1])
-        if not choices:
-            raise InputError(f"no choices in column {self.columns[1]!r}.")
-        return read_text(values, self.columns[0]), choices
-
-    def answer(self, examples: list[tuple[str, list[str]]]) -> list[Prediction]:
-        """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
-        texts = [text for text, choices in examples for _ in choices]
-        encoded = self.tokenizer(
-            texts,
-            [choice for _, choices in examples for choice in choices],
-            truncation="longest_first",
-            max_length=self.max_length,
-            return_attention_mask=False,
-        )
-        columns = {name: [np.asarray(values) for values in column] for name, column in encoded.items()}
-        # One choice per example: the logit of a choice does not depend on the others.
-        logits = np.concatenate(self.compute_logits(columns, num_choices=1))
-        ends = np.cumsum([len(choices) for _, choices in examples])
-        rows = [softmax(part.astype(np.float64)) for part in np.split(logits, ends[:-1])]
-        return [{"predicted_choice": int(row.argmax()), "probabilities": row.tolist()} for row in rows]
 
 
 # --- sentence-transformers --------------------------------------------------------------------------------------

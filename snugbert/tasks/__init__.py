@@ -11,6 +11,7 @@ TASKS = {
     "ForSequenceClassification": ("classification", "TextClassification"),
     "ForTokenClassification": ("tagging", "Tagging"),
     "ForQuestionAnswering": ("question_answering", "QuestionAnswering"),
+    "ForMultipleChoice": ("multiple_choice", "MultipleChoice"),
 }
 
 

@@ -12,7 +12,7 @@ Shapes: N examples, W windows (rows of model inputs; a long example has several)
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 
 import numpy as np
 from datasets import Dataset
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollator, DataCollatorWithPadding, PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import HEADS, Head
 from snugbert.checkpoints.loading import get_text_columns, limit_length
@@ -105,6 +105,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         arguments: the class of `args`.
         head: the head of the models, such as "ForTokenClassification".
         output: the form of the logits.
+        padding_collator: makes the collator of padded batches of the features.
         noun: what messages call the examples.
         set_names: split -> name of the evaluation set, which is the prefix of metrics and files. It begins with "eval"
             for validation sets and with "predict" for test sets.
@@ -125,6 +126,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     arguments: ClassVar[type[DataArguments]]
     head: ClassVar[str]
     output: ClassVar[Output]
+    padding_collator: ClassVar[Callable[..., DataCollator]] = DataCollatorWithPadding
     noun: ClassVar[str] = "examples"
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
     paper_learning_rate: ClassVar[float] = 3e-5

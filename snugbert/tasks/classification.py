@@ -28,7 +28,6 @@ from snugbert.data.sources import (
 )
 from snugbert.data.tables import read_rows, read_text
 from snugbert.errors import InputError
-from snugbert.progress import Progress
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import (
     Baseline,
@@ -46,6 +45,7 @@ from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 from snugbert.tasks.layout import Layout, make_layout
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
+from snugbert.tasks.windows import tokenize_texts
 
 if TYPE_CHECKING:
     import evaluate
@@ -63,9 +63,6 @@ METRICS = {
     "single_label_classification": ("accuracy",),
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-ROWS_PER_CALL = 1000  # of the tokenizer
-# The integer types of features, as in `Dataset.map`. Digests of features depend on them.
-TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask": pa.int8()}
 
 METRIC_DESCRIPTION = """\
 The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
@@ -276,16 +273,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """
         number = split.num_examples
         texts = [split.data[name][:number] for name in ("text", "text_pair") if name in split.data.column_names]
-        names = self.tokenizer.model_input_names
-        parts: dict[str, list[pa.Array]] = {name: [] for name in names}
-        with Progress(f"tokenizing {split.source}", number, "rows", show=bool(split.source)) as progress:
-            for start in range(0, number, ROWS_PER_CALL):
-                rows = [column[start : start + ROWS_PER_CALL] for column in texts]
-                encoded = self.tokenizer(*rows, truncation="longest_first", max_length=self.max_length)
-                for name in names:
-                    parts[name].append(pa.array(encoded[name], pa.list_(TYPES[name])))
-                progress.move_to(min(start + ROWS_PER_CALL, number))
-        columns = {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
+        columns = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
         if split.name == "unlabeled":
             nothing: Any = {
                 "single_label_classification": UNLABELED,

@@ -7,14 +7,13 @@ answering. Shapes: W windows, I items, T tokens in a batch, L tokens in the long
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import DataCollator, DataCollatorForTokenClassification, DataCollatorWithPadding
 
 from snugbert.data.packed_batches import count_tokens
 from snugbert.modeling_snugbert import IGNORE_INDEX
@@ -49,7 +48,6 @@ class Output(ABC):
         names: the outputs of the model.
         per_token: whether there are logits for every token.
         labels_mark_items: whether the labels decide which tokens are items.
-        padding_collator: the collator of padded batches.
     """
 
     label_columns: tuple[str, ...]
@@ -57,7 +55,6 @@ class Output(ABC):
     names: tuple[str, ...] = ("logits",)
     per_token: bool = True
     labels_mark_items: bool = False
-    padding_collator: Callable[..., DataCollator] = DataCollatorWithPadding
 
     @abstractmethod
     def count_items(self, inputs: Dataset) -> np.ndarray:
@@ -109,7 +106,7 @@ class Output(ABC):
 
 
 class _SequenceOutput(Output):
-    """One row of logits per sequence, (W, C)."""
+    """One row of logits per sequence, (W, C). In multiple choice, a sequence can have fewer choices than C."""
 
     label_columns = ("label",)
     per_token = False
@@ -121,7 +118,7 @@ class _SequenceOutput(Output):
         return _first(logits)
 
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        return np.stack(rows)
+        return _pad_windows(rows)
 
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {"labels": batch.pop("labels")}
@@ -137,7 +134,6 @@ class _TokenOutput(Output):
 
     label_columns = ("labels",)
     labels_mark_items = True
-    padding_collator = DataCollatorForTokenClassification
 
     def count_items(self, inputs: Dataset) -> np.ndarray:
         return np.array([np.count_nonzero(np.array(labels) != IGNORE_INDEX) for labels in inputs["labels"][:]])

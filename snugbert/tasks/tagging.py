@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import datasets
 import numpy as np
 from scipy.special import softmax
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, tag_records
 from snugbert.data.tables import read_text, read_texts
@@ -86,6 +86,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     arguments = NerDataArguments
     head = "ForTokenClassification"
     output = TOKENS
+    padding_collator = DataCollatorForTokenClassification
     noun = "sentences"
     name = "Token classification"
     main_metric = "f1"

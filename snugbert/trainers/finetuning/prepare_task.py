@@ -110,7 +110,7 @@ class PreparedTask:
         if not pad_to_max_length:
             return SnugBertDataCollatorWithPacking()
         task = self.task
-        return task.output.padding_collator(task.tokenizer, padding="max_length", max_length=task.max_length)
+        return task.padding_collator(task.tokenizer, padding="max_length", max_length=task.max_length)
 
 
 def prepare_task(

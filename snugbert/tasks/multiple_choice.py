@@ -1,0 +1,326 @@
+"""Multiple choice: which of several texts best fits a text. This is the task of `snugbert swag`.
+
+An example has one window for each choice. They are one nested row of features: (choices, tokens).
+
+Shapes: N examples, C choices.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, Value
+from datasets import Features as DatasetFeatures
+from scipy.special import softmax
+from transformers import DataCollatorForMultipleChoice, PreTrainedConfig
+
+from snugbert.data.sources import ExampleArguments
+from snugbert.data.tables import clean_label, read_rows, read_text, read_texts
+from snugbert.errors import InputError
+from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
+from snugbert.tasks.base import Baseline, Features, Sources, Task
+from snugbert.tasks.metrics import score_classes
+from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
+from snugbert.tasks.windows import make_lists, tokenize_texts
+
+if TYPE_CHECKING:
+    import evaluate
+
+SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
+NO_LABEL = ("", "None", "-1")  # -1: in test sets on the Hub
+
+METRIC_DESCRIPTION = "Accuracy: the fraction of examples whose correct choice is predicted."
+METRIC_INPUTS = """
+Args:
+    predictions: the predicted choice (int) of each example, counted from 0.
+    references: the correct choices.
+
+Returns:
+    dict with `accuracy`, a float."""
+METRIC_CITATION = """\
+@inproceedings{zellers2018swag,
+  title={{SWAG}: A Large-Scale Adversarial Dataset for Grounded Commonsense Inference},
+  author={Zellers, Rowan and Bisk, Yonatan and Schwartz, Roy and Choi, Yejin},
+  booktitle={Proceedings of the 2018 Conference on Empirical Methods in Natural Language Processing},
+  year={2018}
+}"""
+
+
+class Example(NamedTuple):
+    """A text, and the texts to choose from."""
+
+    text: str
+    choices: list[str]
+
+
+class ChoiceAnswers(NamedTuple):
+    """The answers to all examples of a split.
+
+    Attributes:
+        values: the predicted choice, counted from 0. *Shape:* (N,)
+        probabilities: the probability of each choice. *Shape:* (C,) each
+    """
+
+    values: np.ndarray
+    probabilities: Sequence[np.ndarray] = ()
+
+
+@dataclass
+class ChoiceSplit:
+    """The examples of a split.
+
+    Attributes:
+        name: "train", "unlabeled", "validation" or "test".
+        source: the file or dataset, for messages.
+        examples: the examples.
+        references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
+    """
+
+    name: str
+    source: str
+    examples: list[Example]
+    references: np.ndarray | None = None
+
+    @property
+    def labeled(self) -> bool:
+        """Whether every example is labeled."""
+        return self.references is not None
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples."""
+        return len(self.examples)
+
+
+class _PadChoices(DataCollatorForMultipleChoice):
+    """Pads examples, also without labels."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        if "label" in examples[0]:
+            return super().torch_call(examples)
+        batch = super().torch_call([example | {"label": UNLABELED} for example in examples])
+        del batch["labels"]
+        return batch
+
+
+class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
+    """Predicts which of several texts best fits a text.
+
+    Examples have SWAG's columns, or `text` and `choices`, a list of texts. As in transformers' `run_swag.py`, the
+    choices of SWAG are sent2, a space and an ending, and the text is sent1.
+    """
+
+    arguments = ExampleArguments
+    head = "ForMultipleChoice"
+    output = SEQUENCE
+    padding_collator = _PadChoices
+    name = "Multiple choice"
+    paper_learning_rate = 2e-5  # Devlin et al. (2018), section 4.4
+    main_metric = "accuracy"
+    metrics: tuple[str, ...] = ("accuracy",)
+    default_columns = (("text", "choices"), SWAG_COLUMNS)
+    predicted_columns = ("predicted_choice", "probabilities")
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, ChoiceSplit]:
+        """Reads and checks the examples of all splits. See [`Task`].
+
+        All examples of a split, and those that a model is trained on, need the same number of choices, because a
+        batch has one number.
+        """
+        splits: dict[str, ChoiceSplit] = {}
+        for name, (data,) in sources.items():
+            first = splits["train"].examples[:1] if name == "unlabeled" and "train" in splits else []
+            splits[name] = self._read_split(data, name, first)
+        return splits
+
+    def _read_split(self, data: Path | Dataset, name: str, first: list[Example]) -> ChoiceSplit:
+        source = self.describe_place(data, name)
+        split, labels = ChoiceSplit(name, source, []), []
+        for row, values in islice(read_rows(data), self.args.max_samples.get(name)):
+            try:
+                example = self.read(values, _find_columns(values))
+                label = None if name == "unlabeled" else _read_label(values, len(example.choices))
+            except InputError as error:
+                raise InputError(f"{source}, row {row}: {error}") from error
+            number, expected = len(example.choices), len((first or [example])[0].choices)
+            if number != expected or number < 2:
+                wanted = f"{expected}, as in the first example" if expected > 1 else "at least 2"
+                raise InputError(f"{source}, row {row}: the number of choices is {number}. Expected {wanted}.")
+            if label is None and name in ("train", "validation"):
+                raise InputError(f"{source}, row {row}: no label in column 'label'. Add it, or remove the row.")
+            first = first or [example]
+            split.examples.append(example)
+            labels.append(label)
+        if not split.examples:
+            raise InputError(f"{source}: no examples.")
+        if None not in labels:
+            split.references = np.array(labels)
+        return split
+
+    def choose_labels(
+        self,
+        splits: Mapping[str, ChoiceSplit],
+        config: PreTrainedConfig,
+        teacher: Task[Any, Any, Any] | None = None,
+        is_teacher: bool = False,
+    ) -> None:
+        """Does nothing: choices are not classes."""
+
+    def text_columns(self, splits: Mapping[str, ChoiceSplit]) -> tuple[str, ...]:
+        """Returns no columns. So a model can predict both forms of examples, whichever it was trained on."""
+        return ()
+
+    # --- model inputs and outputs -------------------------------------------------------------------------------
+
+    def encode(self, split: ChoiceSplit) -> Features:
+        """Tokenizes the pairs of text and choice. Longer ones are truncated, the longer text first.
+
+        The correct choice is in the column `label`.
+        """
+        counts = [len(example.choices) for example in split.examples]
+        texts = [example.text for example in split.examples for _ in example.choices]
+        choices = [choice for example in split.examples for choice in example.choices]
+        pairs = tokenize_texts(self.tokenizer, (texts, choices), self.max_length, split.source)
+        columns = {name: make_lists(lists.combine_chunks(), counts) for name, lists in pairs.items()}
+        if split.name == "unlabeled":
+            columns["label"] = pa.array([UNLABELED] * split.num_examples)
+        elif split.references is not None:
+            columns["label"] = pa.array(split.references)
+        return Features(Dataset(pa.table(columns)))
+
+    def decode(self, logits: Logits, split: ChoiceSplit, features: Features) -> ChoiceAnswers:
+        """Returns the choice with the highest probability for each example."""
+        scores = logits[0] if isinstance(logits, tuple) else logits
+        probabilities = [
+            softmax(row[: len(example.choices)].astype(np.float64))
+            for row, example in zip(scores, split.examples, strict=True)
+        ]
+        return ChoiceAnswers(np.array([row.argmax() for row in probabilities]), probabilities)
+
+    # --- scores -------------------------------------------------------------------------------------------------
+
+    def measure(self, split: ChoiceSplit, answers: ChoiceAnswers) -> np.ndarray:
+        """Returns the correct and the predicted choice of each example. *Shape:* (N, 2)"""
+        assert split.references is not None
+        return np.column_stack((split.references, answers.values))
+
+    def score(self, split: ChoiceSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
+        """Returns the accuracy."""
+        counts = np.ones(len(rows), np.int64) if counts is None else counts
+        return {"accuracy": score_classes(rows, counts)["accuracy"]}
+
+    def baseline(self, split: ChoiceSplit, train: ChoiceSplit | None) -> Baseline:
+        """Scores the position that is correct most often."""
+        assert split.references is not None
+        position = np.bincount(split.references).argmax()
+        rows = self.measure(split, ChoiceAnswers(np.full(split.num_examples, position)))
+        return Baseline(f"always choice {position}", self.score(split, rows))
+
+    def describe_metric(self) -> "evaluate.MetricInfo":
+        """Returns what `evaluate` shows about the metric."""
+        import evaluate
+
+        return evaluate.MetricInfo(
+            description=METRIC_DESCRIPTION,
+            citation=METRIC_CITATION,
+            inputs_description=METRIC_INPUTS,
+            features=DatasetFeatures({"predictions": Value("int64"), "references": Value("int64")}),
+            reference_urls=["https://rowanzellers.com/swag/"],
+        )
+
+    def pair(self, references: list[Any], predictions: list[Any]) -> tuple[ChoiceSplit, ChoiceAnswers]:
+        """Returns examples and answers from the numbers of choices."""
+        examples = [Example("", [])] * len(references)
+        return ChoiceSplit("validation", "", examples, np.array(references)), ChoiceAnswers(np.array(predictions))
+
+    # --- files --------------------------------------------------------------------------------------------------
+
+    def list_prediction_files(self, split: ChoiceSplit) -> list[str]:
+        """Returns the file of predictions."""
+        name = self.set_names[split.name]
+        return ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
+
+    def write(self, split: ChoiceSplit, answers: ChoiceAnswers, folder: Path) -> None:
+        """Writes a JSON object for each example, and a confusion matrix, which shows a preference for a position.
+
+        The keys are `text`, `choices`, `label` (if the split is labeled), `predicted_choice` and `probabilities`.
+        """
+        rows = [example._asdict() for example in split.examples]
+        if split.references is not None:
+            rows = [row | {"label": label} for row, label in zip(rows, split.references.tolist(), strict=True)]
+            positions = [str(position) for position in range(len(split.examples[0].choices))]
+            plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
+            draw_confusion_matrix(split.references, answers.values, positions, plot)
+        (file,) = self.list_prediction_files(split)
+        with (folder / file).open("w", encoding="utf-8") as stream:
+            for row, predicted in zip(rows, self.to_columns(split, answers), strict=True):
+                stream.write(json.dumps(row | predicted, ensure_ascii=False) + "\n")
+
+    # --- prediction ---------------------------------------------------------------------------------------------
+
+    def use_checkpoint(self, config: PreTrainedConfig) -> None:
+        """Does nothing: choices are not classes."""
+
+    def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Example:
+        """Returns the text and its choices.
+
+        Args:
+            values: the row.
+            columns: two columns with a text and a list of texts; or columns like SWAG's.
+
+        Raises:
+            InputError: a column is missing or has no text, or there are no choices.
+        """
+        if len(columns) > 2:
+            text, beginning, *endings = (read_text(values, column) for column in columns)
+            return Example(text, [f"{beginning} {ending}" for ending in endings])
+        choices = read_texts(values, columns[1])
+        if not choices:
+            raise InputError(f"no choices in column {columns[1]!r}.")
+        return Example(read_text(values, columns[0]), choices)
+
+    def make_split(self, examples: list[Example]) -> ChoiceSplit:
+        """Returns a split of examples, which may have different numbers of choices."""
+        return ChoiceSplit("test", "", examples)
+
+    def to_columns(self, split: ChoiceSplit, answers: ChoiceAnswers) -> list[dict[str, Any]]:
+        """Returns `predicted_choice`, counted from 0, and the `probabilities` of the choices."""
+        return [
+            {"predicted_choice": choice, "probabilities": row.tolist()}
+            for choice, row in zip(answers.values.tolist(), answers.probabilities, strict=True)
+        ]
+
+
+def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the columns of a row's example.
+
+    Raises:
+        InputError: columns are missing. The message does not name the row.
+    """
+    for columns in MultipleChoice.default_columns:
+        if all(column in values for column in columns):
+            return columns
+    raise InputError(
+        f"expected the columns text and choices, or {', '.join(SWAG_COLUMNS)}. Columns: {', '.join(values)}."
+    )
+
+
+def _read_label(values: Mapping[str, Any], number: int) -> int | None:
+    """Returns the label of a row with this number of choices. None: it is missing.
+
+    Raises:
+        InputError: it is not the number of a choice. The message does not name the row.
+    """
+    label = clean_label(str(values.get("label")))
+    if label in NO_LABEL:
+        return None
+    if not label.isdecimal() or int(label) >= number:
+        raise InputError(f"the label is {label!r}. Expected the number of a choice, 0 to {number - 1}.")
+    return int(label)

@@ -1,0 +1,52 @@
+"""`Predictor` in Python: rows, columns that it finds, and scores of a dataset in memory."""
+
+import family_checkpoints
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from snugbert.errors import InputError
+from snugbert.prediction.predictor import Predictor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+WORDS, LABELS = family_checkpoints.WORDS, {0: "no", 1: "yes"}
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("classifier")
+    fields = {"id2label": LABELS, "label2id": {"no": 0, "yes": 1}, "text_columns": ["question", "title"]}
+    family_checkpoints.write_checkpoint(folder, "bert", "ForSequenceClassification", initializer_range=0.2, **fields)
+    return folder
+
+
+def rows(number: int = 20) -> list[dict[str, str]]:
+    words = [WORDS[index % len(WORDS)] for index in range(3 * number)]
+    return [{"title": words[index], "question": " ".join(words[index : 2 * index])} for index in range(1, number)]
+
+
+def test_rows_are_predicted_from_the_columns_that_the_model_was_trained_on(classifier):
+    predictor = Predictor(classifier)
+    predictions = predictor.predict(rows())
+    assert predictor.columns == ("question", "title")
+    assert {prediction["predicted_label"] for prediction in predictions} == set(LABELS.values())
+    named = Predictor(classifier, columns=("question", "title"), max_batch_tokens=8).predict(rows())
+    for ours, other in zip(predictions, named, strict=True):
+        assert ours["probabilities"] == pytest.approx(other["probabilities"], abs=1e-6)
+    # A model that is already loaded.
+    again = Predictor(predictor.model, predictor.tokenizer).predict(rows())
+    assert [row["predicted_label"] for row in again] == [row["predicted_label"] for row in predictions]
+    with pytest.raises(ValueError, match="`tokenizer` is missing"):
+        Predictor(predictor.model)
+    with pytest.raises(InputError, match="no text in column 'title'"):
+        predictor.predict([{"title": None, "question": "a"}])
+
+
+def test_a_dataset_is_scored(classifier):
+    predictor = Predictor(classifier)
+    answers = [prediction["predicted_label"] for prediction in predictor.predict(rows())]
+    labels = ["yes"] * len(answers)
+    data = Dataset.from_list([{**row, "label": label} for row, label in zip(rows(), labels, strict=True)])
+    assert predictor.evaluate(data) == {"accuracy": pytest.approx(np.mean([answer == "yes" for answer in answers]))}
+    with pytest.raises(InputError, match="unknown label 'maybe'"):
+        predictor.evaluate(Dataset.from_list([{**rows()[0], "label": "maybe"}]))
