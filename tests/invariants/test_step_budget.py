@@ -37,7 +37,6 @@ def read_limits(side: str, size: str = "256 x 128") -> tuple[str, list[list[str]
     ("side", "size"),
     [
         ("SnugBERT", "256 x 128"),
-        ("SnugBERT", "32 x 128"),
         ("stock BERT, sdpa", "256 x 128"),
         pytest.param("SnugBERT, compiled", "256 x 128", marks=pytest.mark.slow),
     ],
