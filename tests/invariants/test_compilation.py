@@ -128,7 +128,7 @@ def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path):
     """With reentrant checkpointing. The other kind is below, under FSDP2."""
     graphs, options = {}, {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}
     for name, compiled in (("eager", {}), ("compiled", COMPILED)):
-        graphs[name] = train(tmp_path / name, **options, **compiled)
+        graphs[name] = train(tmp_path / name, evaluates=False, **options, **compiled)
     assert graphs["eager"] == [0] * STEPS and not counters["graph_break"]
     assert 2 <= graphs["compiled"][0] == graphs["compiled"][-1]
     assert_same_run(tmp_path / "compiled", tmp_path / "eager")
@@ -145,8 +145,9 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
     train(tmp_path / "compiled-eager", tmp_path / "compiled/checkpoint-3", **SMALL_BATCHES)
     for name in ("compiled", "eager-compiled", "compiled-eager"):
         assert_same_run(tmp_path / name, tmp_path / "eager")
-    train(tmp_path / "dropout", dropout=0.1, **COMPILED)
-    train(tmp_path / "resumed", tmp_path / "dropout/checkpoint-3", dropout=0.1, **COMPILED)
+    compiled = COMPILED | {"dropout": 0.1, "evaluates": False}
+    train(tmp_path / "dropout", **compiled)
+    train(tmp_path / "resumed", tmp_path / "dropout/checkpoint-3", **compiled)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("dropout", "resumed")]
     assert files[0] == files[1]
 
@@ -154,8 +155,8 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
 @pytest.mark.slow
 def test_a_compiled_student_equals_an_eager_one(tmp_path):
     """The loss compares its hidden states with the hidden states of a teacher. The teacher is not compiled."""
-    train(tmp_path / "eager", teacher=make_teacher())
-    graphs = train(tmp_path / "compiled", teacher=make_teacher(), **COMPILED)
+    train(tmp_path / "eager", teacher=make_teacher(), evaluates=False)
+    graphs = train(tmp_path / "compiled", teacher=make_teacher(), evaluates=False, **COMPILED)
     assert 1 <= graphs[0] == graphs[-1] <= 2 and not counters["graph_break"]
     assert_same_run(tmp_path / "compiled", tmp_path / "eager")
 

@@ -102,7 +102,7 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     """With gradient accumulation, and a list as the dataset of one run. World size and sharding are as requested."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
-    bf16 = {"bf16": True, "per_device_train_batch_size": 35, "gradient_accumulation_steps": 2}
+    bf16 = {"bf16": True, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
     muon, electra, distilled = {"optim": "muon"}, {"electra": True}, {"distilled": True}
     train(
         [
