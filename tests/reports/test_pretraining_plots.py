@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from snugbert.evaluation.minimal_pairs import Pair, summarize
+from snugbert.evaluation.minimal_pairs import MinimalPair, summarize
 from snugbert.reports.pretraining_plots import draw_minimal_pairs, draw_training
 
 pytestmark = pytest.mark.usefixtures("pictures")
@@ -77,8 +77,8 @@ def figures(monkeypatch):
     return drawn
 
 
-def make_pairs(kinds: list[tuple[str, str]]) -> list[Pair]:
-    return [Pair("", "", paradigm, phenomenon, None, Path(), 1) for paradigm, phenomenon in kinds]
+def make_pairs(kinds: list[tuple[str, str]]) -> list[MinimalPair]:
+    return [MinimalPair("", "", paradigm, phenomenon, None, Path(), 1) for paradigm, phenomenon in kinds]
 
 
 def test_bars_are_phenomena_and_dots_are_paradigms(figures):
