@@ -36,7 +36,7 @@ from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
 from snugbert.export.export import ENGINES, export_model, list_model_files, load_pooling, make_score
-from snugbert.export.texts import make_batches, tokenize
+from snugbert.export.texts import make_batches
 from snugbert.reports.plots import COLORS, GREY, TITLE, new_figure, tidy
 
 REFERENCE = "BERT in torch, float32"
@@ -161,7 +161,7 @@ def measure(work: Work, args: argparse.Namespace, root: Path) -> dict[str, dict[
     pool = load_pooling(work.folder) if work.is_embedder else None
 
     def batches(texts: list[str]) -> list[Batch]:
-        return list(make_batches(tokenize(texts, tokenizer, head, limit), tokenizer, names, args.batch_size))
+        return make_batches(texts, tokenizer, head, names, limit, args.batch_size)
 
     def embed(run: Run, texts: list[str]) -> np.ndarray:
         assert pool is not None

@@ -104,7 +104,7 @@ class Counting(Task[CountingSplit, Features, np.ndarray]):
     def baseline(self, split, train):
         return Baseline("always 'few'", {"accuracy": 0.25})
 
-    def describe_metric(self):
+    def metric_features(self):
         raise NotImplementedError
 
     def pair(self, references, predictions):

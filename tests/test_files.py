@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 from safetensors import SafetensorError
 
 from snugbert.data.squad import check_answers, read_questions
@@ -25,7 +24,6 @@ from snugbert.files import (
 )
 from snugbert.tasks.labeled_texts import TextSplit
 from snugbert.tasks.labels import choose_labels, encode_labels
-from snugbert.tasks.layout import Layout
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 HOSTILE_JSON = {
@@ -50,10 +48,10 @@ def test_hostile_json_gives_an_error_of_one_sentence(text, tmp_path):
 
 def test_long_numbers_are_read_or_give_an_error_of_one_sentence(tmp_path):
     """Numbers in JSON may have up to 4,300 digits, and numbers in tables any number of digits."""
-    number, layout = "9" * 4000, Layout(("text",))
-    integers = TextSplit("train", "train.csv", Dataset.from_dict({"label": ["1", "9" * 5000, "20"]}), layout)
+    number = "9" * 4000
+    integers = TextSplit("train", "train.csv", labels=["1", "9" * 5000, "20"])
     assert choose_labels(None, {"train": integers}, []) == ["1", "20", "9" * 5000]
-    floats = TextSplit("train", "train.csv", Dataset.from_dict({"label": ["1.5", "9" * 5000], "row": [2, 3]}), layout)
+    floats = TextSplit("train", "train.csv", labels=["1.5", "9" * 5000], rows=[2, 3])
     with pytest.raises(InputError, match=r"train\.csv, row 3: '9{50}' is not a finite number"):
         encode_labels(floats, None)
     row = f'{{"id": 1, "context": "a b", "question": "q", "answers": {{"text": ["a"], "answer_start": [{number}]}}}}'

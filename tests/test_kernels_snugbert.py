@@ -418,8 +418,7 @@ def test_inference_saves_nothing_for_backward():
     assert not kept
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("case", ["ragged", "few queries"])
+@pytest.mark.parametrize(("case", "gradients"), [("few queries", True), ("ragged", False)])
 def test_grouped_attention_as_an_operator(case, gradients):
     """torch's own checks of operators, and the same results as without compilation."""
     starts = sequence_starts(LENGTHS[case])

@@ -38,18 +38,13 @@ def tokenizers(request, data_dir):
 
 def read_text_lines(data_dir, corpus):
     if corpus == "conll2003":
-        for split in ("train", "valid", "test"):
+        for split in ("valid", "test"):
             with gzip.open(data_dir / f"conll2003/{split}.jsonl.gz", "rt", encoding="utf-8") as stream:
                 yield from (" ".join(json.loads(line)["tokens"]) for line in stream)
         return
-    files = {
-        "wiki_en": ["wiki_en/train.txt.gz", "wiki_en/validation.txt.gz"],
-        "books_en": ["books_en/validation.txt.gz"],
-        "sample_text": ["sample_text/sample_text.txt"],
-    }[corpus]
-    for file in files:
-        with (gzip.open if file.endswith(".gz") else open)(data_dir / file, "rt", encoding="utf-8") as stream:
-            yield from stream
+    file = "sample_text/sample_text.txt" if corpus == "sample_text" else f"{corpus}/validation.txt.gz"
+    with (gzip.open if file.endswith(".gz") else open)(data_dir / file, "rt", encoding="utf-8") as stream:
+        yield from stream
 
 
 def assert_equal(ours, stock, texts, pairs=None):

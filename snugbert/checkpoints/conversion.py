@@ -93,7 +93,6 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        to: one of `CONVERTED_TYPES`.
         model_class: class of the new model, for example `"BertForMaskedLM"`.
         parameters: number of parameters.
         dtype: dtype of the weights, for example `"float32"`.
@@ -105,7 +104,6 @@ class Conversion:
     """
 
     source: str
-    to: str
     model_class: str
     parameters: int
     dtype: str
@@ -180,12 +178,11 @@ def convert_model(
     """
     if to not in CONVERTED_TYPES:
         raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
-    if isinstance(dtype, str):
-        if dtype not in CONVERTED_DTYPES:
-            raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
-        dtype = getattr(torch, dtype)
+    if isinstance(dtype, str) and dtype not in CONVERTED_DTYPES:
+        raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
     source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
     output_dir = Path(output_dir)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
@@ -214,7 +211,6 @@ def convert_model(
         checkpoint.notes += copy_files(source, written)
         done = Conversion(
             source=checkpoint.kind,
-            to=to,
             model_class=model_class.__name__,
             parameters=model.num_parameters(),
             dtype=str(dtype).removeprefix("torch."),
@@ -368,14 +364,11 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
         before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
-        check_words(before, str(source))
-        tokenizer = before
-        if is_wordpiece and to == "snugbert":
-            tokenizer = SnugBertTokenizer.from_pretrained(source, **options)
-    except InputError:
-        raise
+        is_ours = is_wordpiece and to == "snugbert"
+        tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
+    check_words(before, str(source))
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if checkpoint.config.position_embedding_type != "relative":  # these have no limit

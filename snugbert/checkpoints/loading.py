@@ -286,8 +286,7 @@ def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     Returns:
         The names. Empty: they are not stored.
     """
-    names = values.get("text_columns")
-    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else ()
+    return tuple(values.get("text_columns") or ())
 
 
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -351,11 +350,13 @@ def load_model(
                 logger.info("%s: dropped the prefix %s of all names", name, prefix)
                 options["key_mapping"] = {**WRAPPER_NAMES, f"^{re.escape(prefix)}": ""}
                 model, info = auto_class.from_pretrained(name, **options)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        _check_files(name)
-        raise InputError(f"cannot load the model {name or model_args.config_name}: {error}") from error
-    except RuntimeError as error:
-        _check_files(name)
+    except Exception as error:  # a damaged pickle can raise anything
+        if name is not None and Path(name).is_dir():
+            read_weights(Path(name))  # reports a weight file that is missing, truncated or damaged
+        if isinstance(error, OSError | ValueError | ImportError | SafetensorError):
+            raise InputError(f"cannot load the model {name or model_args.config_name}: {error}") from error
+        if not isinstance(error, RuntimeError):
+            raise
         if "ignore_mismatched_sizes" not in kwargs:  # the data has no labels
             remedy = ""
         elif trained:
@@ -366,9 +367,14 @@ def load_model(
                 "replace it with --ignore_mismatched_sizes true."
             )
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error
-    except Exception:  # a damaged pickle can raise anything
-        _check_files(name)
-        raise
+    _check_loaded(model, info, name, trained, model_args.allow_missing_weights)
+    return model
+
+
+def _check_loaded(
+    model: PreTrainedModel, info: dict[str, Any], name: str, trained: bool, allow_missing_weights: bool
+) -> None:
+    """Refuses or logs weights that the checkpoint lacks, and weights that the model does not use."""
     random = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
     random_encoder = [key for key in random if not HEAD_WEIGHTS.match(key)]
     if _lacks_encoder(model, info):
@@ -391,7 +397,7 @@ def load_model(
             f"{name} has no weights for {shorten(random)}. Choose a model that was trained for this task, or train "
             "it first."
         )
-    if random_encoder and not model_args.allow_missing_weights:
+    if random_encoder and not allow_missing_weights:
         raise InputError(
             f"{name}: weights of the encoder are missing or have another shape: {shorten(random_encoder)}. Get the "
             "whole checkpoint. To train them from random values, add --allow_missing_weights true."
@@ -401,7 +407,6 @@ def load_model(
     elif random:
         heads = sorted({HEAD_NAME.match(key)[0] for key in random})  # type: ignore[index]
         logger.info("randomly initialized weights: %s", ", ".join(heads))
-    return model
 
 
 def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
@@ -428,9 +433,3 @@ def _no_load_report() -> Iterator[None]:
         yield
     finally:
         reporter.removeFilter(is_other)
-
-
-def _check_files(name: str | None) -> None:
-    """Raises an [`InputError`] if a weight file in the folder `name` is missing, truncated or damaged."""
-    if name is not None and Path(name).is_dir():
-        read_weights(Path(name))

@@ -10,7 +10,7 @@ weights, unknown weights and wrong shapes are errors.
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -239,7 +239,8 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
         tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
         if any(name.startswith("lm_predictions.") for name in tensors):
             values["legacy"] = False  # only the names of the weights show which masked token head a DeBERTa has
-    weights, origin = _rename(tensors, _choose_names(kind, tensors), path)
+    origin = _rename(kind, tensors)
+    weights = {name: tensors[original] for name, original in origin.items()}
     declared = "Model" if encoder_only else _read_declared_head(kind, values, file)
     head = "Model" if encoder_only else _find_head(kind, declared, weights, file)
     if encoder_only:
@@ -281,31 +282,19 @@ def build_model(
 # --- names, heads and configurations ----------------------------------------------------------------------------
 
 
-def _choose_names(kind: str, tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, str]]:
-    if kind in NAMES_BY_KIND:
-        return NAMES_BY_KIND[kind]
-    is_dense_classifier = any(name.startswith("classifier.out_proj.") for name in tensors)
-    names = CLASSIFIER_NAMES | FAMILY_NAMES if is_dense_classifier else FAMILY_NAMES
-    return (*names.items(), *BERT_NAMES)
-
-
-def _rename(
-    tensors: dict[str, torch.Tensor], names: Iterable[tuple[str, str]], path: Path
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Returns the tensors under SnugBERT's names, and the original name of each."""
-    origin: dict[str, str] = {}
-    for name in tensors:
-        if re.search(NOT_NEEDED, name):
-            continue
-        new = name
-        for pattern, replacement in names:
-            new = re.sub(pattern, replacement, new)
-        if new in origin:
-            raise InputError(
-                f"{path}: {origin[new]} and {name} are the same weight. Remove one of them from the file."
-            )
-        origin[new] = name
-    return {new: tensors[name] for new, name in origin.items()}, origin
+def _rename(kind: str, names: Iterable[str]) -> dict[str, str]:
+    """Returns a dictionary from SnugBERT's name of each weight to its name in the file."""
+    is_dense_classifier = any(name.startswith("classifier.out_proj.") for name in names)
+    family_names = CLASSIFIER_NAMES | FAMILY_NAMES if is_dense_classifier else FAMILY_NAMES
+    patterns = NAMES_BY_KIND.get(kind, (*family_names.items(), *BERT_NAMES))
+    origin = {}
+    for name in names:
+        if not re.search(NOT_NEEDED, name):
+            new = name
+            for pattern, replacement in patterns:
+                new = re.sub(pattern, replacement, new)
+            origin[new] = name
+    return origin
 
 
 def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | None:

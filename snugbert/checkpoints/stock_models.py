@@ -61,7 +61,10 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
         InputError: the family cannot express the model.
     """
     config, head = checkpoint.config, checkpoint.head
-    _check_layers(checkpoint, to)
+    if obstacle := _find_obstacle(checkpoint, to):
+        others = _find_families(checkpoint)
+        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model can express it."
+        raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
     weights, rows = _convert_positions(checkpoint, to, dtype)
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_STOCK}
     fields["max_position_embeddings"] = rows
@@ -124,15 +127,6 @@ def _find_families(checkpoint: Checkpoint) -> list[str]:
     return [kind for kind in ("bert", *FAMILY_TYPES) if _find_obstacle(checkpoint, kind) is None]
 
 
-def _check_layers(checkpoint: Checkpoint, to: str) -> None:
-    """Refuses a model with layers or activations that the family does not have."""
-    obstacle = _find_obstacle(checkpoint, to)
-    if obstacle is not None:
-        others = _find_families(checkpoint)
-        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model can express it."
-        raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
-
-
 def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
     """Returns a sentence that says why the family cannot express the model; None if it can."""
     config, head = checkpoint.config, checkpoint.head
@@ -153,8 +147,8 @@ def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
             "folder."
         )
     any_act = to == "deberta-v2" or (to == "electra" and head == "ForMultipleChoice")
-    pooler_act = config.pooler_act if any_act else _pooler_act(to)
-    if checkpoint.has_pooler and config.pooler_act != pooler_act:
+    pooler_act = "gelu" if to == "electra" else "tanh"
+    if checkpoint.has_pooler and not any_act and config.pooler_act != pooler_act:
         return f"the pooler of this {head} uses {config.pooler_act}, but {stock} uses {pooler_act}."
     prediction_act = config.prediction_act or config.hidden_act
     stock_act = config.hidden_act if to in BERT_HEADS else "gelu"
@@ -163,10 +157,6 @@ def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
     if to in ROBERTA_TYPES and config.pad_token_id is None:
         return f"`pad_token_id` is missing, but positions of {stock} start after it. Add it to config.json."
     return None
-
-
-def _pooler_act(to: str) -> str:
-    return "gelu" if to == "electra" else "tanh"
 
 
 def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], int]:

@@ -37,12 +37,9 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         index = folder / f"{name}.index.json"
         if index.exists():
             return _read_shards(folder, index)
-        stem, _, suffix = name.partition(".")
-        for shard in sorted(folder.glob(f"{stem}-*-of-*.{suffix}")):
-            raise InputError(
-                f"{folder}: {index.name} is missing. {shard.name} and the other shards need this index. Copy it here."
-            )
-    raise InputError(f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin.")
+    raise InputError(
+        f"{folder}: no weights. Expected model.safetensors or pytorch_model.bin. Shards need their .index.json, too."
+    )
 
 
 def find_prefix(names: Iterable[str]) -> str:
@@ -87,8 +84,6 @@ def read_torch_file(file: Path) -> dict[str, Any]:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{file}: damaged, or contains objects that could run code. It was not loaded.") from error
-    except FileNotFoundError as error:
-        raise InputError(f"{file}: no such file.") from error
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error

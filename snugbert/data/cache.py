@@ -7,6 +7,7 @@ The logits of teachers (`finetuning/teacher.py`) are in the folder `teachers`.
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
@@ -26,10 +27,7 @@ from snugbert.progress import format_bytes
 CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
 PART_FILE = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
-LOCK_FILE = re.compile(r"\.lock|\.part-\d{5}-of-\d{5}\.arrow\.lock|[0-9a-f]{16}\.lock")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
-EPOCHS_FOLDER = "epochs"  # in a folder of prepared text: the tables of examples that PretrainingDataset writes
-TABLE_FILE = re.compile(r"[0-9a-f]{16}-\d+\.(examples|[0-9a-f]{32}\.unfinished)")
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -81,7 +79,7 @@ def list_cache(cache: Path) -> None:
     table = [("name", "size", "last used", "state", "text", "settings")]
     total = 0
     for folder in _cached_folders(cache):
-        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        size = _measure(folder)
         total += size
         used = datetime.fromtimestamp(folder.stat().st_mtime)
         table.append((folder.name, format_bytes(size), f"{used:%Y-%m-%d %H:%M}", *_describe(folder)))
@@ -102,8 +100,8 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
         names: names of folders in it, `TEACHERS`, or `["all"]`.
 
     Raises:
-        InputError: a name is unknown; then nothing is removed. Or a folder was kept because a process is preparing it,
-            or because it holds a file that SnugBERT did not write; then the other folders are removed.
+        InputError: a name is unknown; then nothing is removed. Or a process is preparing a text; then the other texts
+            are removed.
     """
     cached = {folder.name: folder for folder in _cached_folders(cache)}
     logits = _list_logits(cache)
@@ -118,16 +116,21 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
             file.unlink()
         print(f"removed the logits of teachers, {format_bytes(freed)}")
     for name in dict.fromkeys(name for name in names if name != TEACHERS):
+        folder = cached[name]
+        size = _measure(folder)
         try:
-            size = _remove(cached[name])
-        except InputError as error:
-            kept.append(f"{name} ({error})")
+            with ExitStack() as locks:
+                for file in folder.rglob("*.lock"):
+                    locks.enter_context(lock_file(file, seconds=0))
+                shutil.rmtree(folder)
+        except LockTaken:
+            kept.append(name)
         else:
             freed += size
             print(f"removed {name}, {format_bytes(size)}")
     print(f"{format_bytes(freed)} freed in {cache}")
     if kept:
-        raise InputError(f"--clean: could not remove {', '.join(kept)}. Remove it by hand, or wait for the process.")
+        raise InputError(f"--clean: kept {', '.join(kept)}, because a process is preparing it. Try again later.")
 
 
 def _list_logits(cache: Path) -> list[Path]:
@@ -140,7 +143,7 @@ def _cached_folders(cache: Path) -> Iterator[Path]:
     if cache.is_dir():
         folders = [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]
         for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime):
-            if CACHED_FOLDER.fullmatch(folder.name):
+            if CACHED_FOLDER.fullmatch(folder.name) and any(Path(folder).glob("part-*.arrow*")):
                 yield Path(folder)
 
 
@@ -164,27 +167,5 @@ def _describe(folder: Path) -> tuple[str, str, str]:
     return state, text, settings
 
 
-def _remove(folder: Path) -> int:
-    """Removes a folder of prepared text, and returns its size in bytes."""
-    entries = list(os.scandir(folder))
-    epochs = [entry for entry in entries if entry.name == EPOCHS_FOLDER and entry.is_dir(follow_symlinks=False)]
-    tables = [file for entry in epochs for file in os.scandir(entry)]
-    files = [entry for entry in entries if entry not in epochs] + tables
-    for file in files:
-        ours = LOCK_FILE.fullmatch(file.name) or (TABLE_FILE if file in tables else PART_FILE).fullmatch(file.name)
-        if not ours or not file.is_file(follow_symlinks=False):
-            raise InputError(f"contains {file.name}, which SnugBERT did not write")
-    size = sum(file.stat().st_size for file in files)
-    with ExitStack() as locks:
-        try:
-            for file in files:
-                if LOCK_FILE.fullmatch(file.name):
-                    locks.enter_context(lock_file(Path(file.path), seconds=0))
-        except LockTaken as error:
-            raise InputError("a process is preparing it") from error
-        for file in files:
-            os.unlink(file.path)
-    for entry in epochs:
-        os.rmdir(entry)
-    folder.rmdir()
-    return size
+def _measure(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -4,14 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 GLUE_ON_THE_HUB = "nyu-mll/glue"
-# The splits of GLUE to train on, to score and to predict. MNLI has a second validation and test split from other
-# sources, and its model also predicts the diagnostic split.
-GLUE_SPLITS = {
-    "train": ("train",),
-    "unlabeled": ("unlabeled",),
-    "validation": ("validation", "validation_mismatched"),
-    "test": ("test", "test_mismatched", "diagnostic"),
-}
 
 
 class GlueTask(NamedTuple):
@@ -27,7 +19,8 @@ class GlueTask(NamedTuple):
         headerless_columns: the columns of TSV files without a header.
         skips_torn_rows: skip TSV rows with too few or too many columns.
         writes_label_ids: the TSV files and the leaderboard use label ids instead of names.
-        files: split -> names of its TSV file without ".tsv". The first file that exists is read.
+        files: split -> names of its TSV file without ".tsv". The first file that exists is read. MNLI has a second
+            validation and test split from other sources, and its model also predicts the diagnostic split.
         leaderboard: test split -> name of the leaderboard's file without ".tsv". Default: `folder`.
     """
 
@@ -71,12 +64,12 @@ TASKS = {
             "test": ("test_matched",),
             "test_mismatched": ("test_mismatched",),
             # The same examples in the same order. Only diagnostic-full has labels.
-            "diagnostic": (
+            "test_diagnostic": (
                 *("diagnostic-full", "../diagnostic/diagnostic-full"),
                 *("diagnostic", "../diagnostic/diagnostic", "../AX/AX"),
             ),
         },
-        leaderboard={"test": "MNLI-m", "test_mismatched": "MNLI-mm", "diagnostic": "AX"},
+        leaderboard={"test": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"},
     ),
     "mrpc": GlueTask(
         "MRPC",
@@ -125,5 +118,5 @@ def find_task_files(folder: Path, task: GlueTask) -> dict[str, Path]:
 def missing_files(data_dir: str, task: GlueTask, wanted: tuple[str, ...]) -> list[Path]:
     """Lists the files of the `wanted` splits that do not exist in the task's folder under `data_dir`."""
     found = find_task_files(Path(data_dir) / task.folder, task)
-    missing = [split for split in wanted if not any(name in found for name in GLUE_SPLITS[split])]
+    missing = [split for split in wanted if not any(name.startswith(split) for name in found)]
     return [Path(data_dir) / task.folder / f"{task.files[split][0]}.tsv" for split in missing]

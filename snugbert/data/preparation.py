@@ -242,20 +242,15 @@ def prepare_parts(
     parts are prepared, nothing is written, so `folder` may be read-only.
 
     Args:
-        folder: where to write the corpus. It is created if it does not exist.
+        folder, tokenizer, show_progress: as in [`prepare_corpus`].
         parts: all parts from [`plan_parts`], or the parts of one shard.
-        tokenizer: a fast tokenizer.
-        language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
-            sentence.
+        language: code of the language whose rules split lines into sentences. None if each line is a sentence.
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
-        num_workers: number of processes that tokenize. Default: one per core that this process may use.
-        replace: whether to replace parts with a different text, division, tokenizer or settings in `folder`.
-        show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
+        num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
         lines_language: the language of the text if each line is a sentence. None: unknown.
 
     Raises:
-        InputError: the text cannot be read, changes while it is read, or is empty; `folder` holds a part with a
-            different text, tokenizer or settings; the disk is full; or a worker process was killed.
+        InputError: as in [`prepare_corpus`].
     """
     settings = {
         "format": FORMAT,
@@ -431,8 +426,8 @@ def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> i
             if stream.read_at(len(header), 0) == header:
                 end = len(header)
                 for batch in pa.ipc.open_stream(stream):
-                    last_document = validate_block(batch, last_document, vocab_size)
-                    end = stream.tell()
+                    validate_block(batch, vocab_size)
+                    last_document, end = batch.column("document")[-1].as_py(), stream.tell()
     except ARROW_ERRORS:
         pass  # the file does not exist, or ends in the middle of a block
     if partial.exists():

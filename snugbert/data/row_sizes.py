@@ -8,6 +8,7 @@ Shapes: N sequences, T tokens in the batch.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
     It runs on any device and does not wait for it.
 
     Args:
-        batch: a packed batch, see [`pack`], with columns of any head.
+        batch: a packed batch, see [`pack`], with columns of any head except ELECTRA's generator.
         pad_to_multiple_of: T becomes the next multiple of it.
         max_sequences: largest N of all batches, for multiple choice divided by the number of choices. All batches are
             then filled up to the same number of sequences. None: N is the same in all batches.
@@ -65,17 +66,8 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
         Other columns are unchanged.
 
     Raises:
-        ValueError: `pad_to_multiple_of` is below 1, the batch is not packed, is filled already, has more than
-            `max_sequences` sequences, or is a batch for ELECTRA's generator.
+        ValueError: the batch has more than `max_sequences` sequences.
     """
-    if pad_to_multiple_of < 1:
-        raise ValueError(f"`pad_to_multiple_of` is {pad_to_multiple_of}. It must be at least 1.")
-    if "cu_seq_lens_q" not in batch:
-        raise ValueError("Only packed batches can be filled. The batch has no `cu_seq_lens_q`.")
-    if "num_sequences" in batch:
-        raise ValueError("The batch is filled already. Set `pad_to_multiple_of` in one place only.")
-    if "replacement_keys" in batch:
-        raise ValueError("`pad_to_multiple_of` does not support ELECTRA's batches (`replacement_keys`).")
     starts = batch["cu_seq_lens_q"]
     tokens, count, choices = batch["input_ids"].shape[1], len(starts) - 1, batch.get("num_choices", 1)
     most = count if max_sequences is None else max_sequences * choices
@@ -118,6 +110,7 @@ def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     return torch.cat([indices, unlabeled[: min(slots, tokens) - len(indices)]])
 
 
+@dataclass(eq=False)
 class FillRows:
     """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged.
 
@@ -126,10 +119,9 @@ class FillRows:
         pad_to_multiple_of, max_sequences: as in [`pad_row`].
     """
 
-    def __init__(self, collate: Callable[[Any], Any], pad_to_multiple_of: int, max_sequences: int | None = None):
-        self.collate = collate
-        self.pad_to_multiple_of = pad_to_multiple_of
-        self.max_sequences = max_sequences
+    collate: Callable[[Any], Any]
+    pad_to_multiple_of: int
+    max_sequences: int | None = None
 
     def __call__(self, features: Any) -> Any:
         """Returns the batch of `collate`, filled unless the collator has filled it."""

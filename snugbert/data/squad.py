@@ -33,7 +33,6 @@ class Question(NamedTuple):
         context: the text to find the answer in.
         answers: correct answers. Empty if there is no answer or it is unknown.
         answer_starts: the first character of each answer in the context.
-        title: the title of the article; "" if there is none.
         source: the file or dataset that it was read from.
         row: the question's place in its source, for messages: "dev.jsonl, row 3".
         is_impossible: the question is marked as having no answer.
@@ -44,7 +43,6 @@ class Question(NamedTuple):
     context: str
     answers: tuple[str, ...] = ()
     answer_starts: tuple[int, ...] = ()
-    title: str = ""
     source: str = ""
     row: str = ""
     is_impossible: bool = False
@@ -110,7 +108,7 @@ def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping
                     raise InputError(
                         f"{question_where}: expected a question object, found a {type(question).__name__}."
                     )
-                yield question_where, {"title": article.get("title"), "context": paragraph.get("context"), **question}
+                yield question_where, {"context": paragraph.get("context"), **question}
 
 
 def _read_object(file: Path) -> dict[str, Any] | None:
@@ -152,12 +150,11 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
         context=values["context"],
         answers=tuple(text for text, _ in answers),
         answer_starts=tuple(start for _, start in answers),
-        title=str(values.get("title") or ""),
         source=source,
         row=where,
         is_impossible=is_impossible,
     )
-    for name in ("id", "question", "context", "answers", "title"):
+    for name in ("id", "question", "context", "answers"):
         check_unicode("".join(getattr(question, name)), f"{where}: {name!r}")
     return question
 

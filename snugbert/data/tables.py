@@ -121,36 +121,14 @@ def clean_label(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip(INVISIBLE)
 
 
-def find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
-    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
-
-    Returns:
-        The groups of two or more, sorted.
-    """
-    groups: dict[str, list[str]] = {}
-    for label in sorted(set(labels)):
-        groups.setdefault(_fold_label(label), []).append(label)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _fold_label(label: str) -> str:
-    """Returns the same text for labels that look alike."""
-    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
-    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
-
-
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
     classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
-    row = 0
-    try:
-        for row, values in enumerate(dataset, start=1):
-            for name, feature in classes.items():
-                # Test sets on the Hub use -1 for a missing label.
-                labeled = values[name] is not None and values[name] >= 0
-                values[name] = feature.int2str(values[name]) if labeled else None
-            yield row, values
-    except UnicodeDecodeError as error:  # Parquet can contain any bytes
-        raise InputError(f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+    for row, values in enumerate(dataset, start=1):
+        for name, feature in classes.items():
+            # Test sets on the Hub use -1 for a missing label.
+            labeled = values[name] is not None and values[name] >= 0
+            values[name] = feature.int2str(values[name]) if labeled else None
+        yield row, values
 
 
 def _name_cells(

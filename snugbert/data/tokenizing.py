@@ -86,11 +86,7 @@ class DocumentTokenizer:
         self.__dict__ = state | {"_backend": _make_backend(state["_backend"])}
 
     def __call__(self, batch: Sequence[tuple[int, list[str]]]) -> TokenizedDocuments:
-        """Tokenizes documents.
-
-        Args:
-            batch: the index and the lines of each document.
-        """
+        """Tokenizes documents, each with its index and its lines."""
         documents = [
             document if self.language is None else split_sentences(document, self.language, self._keep_spaces)
             for _, document in batch

@@ -249,9 +249,8 @@ def answer(
     except ValueError as error:
         raise InputError(str(error)) from error
     found = cast(list[ExtractedAnswer], answers)  # a list, because `top_k` is above 1
-    start, end = found[0]["start"], found[0]["end"]
-    spans = [(context[:start], None), (context[start:end], "answer"), (context[end:], None)]
-    return [span for span in spans if span[0]], {each["answer"] or NO_ANSWER: each["score"] for each in found}
+    marked = _mark(context, [("answer", found[0]["start"], found[0]["end"])])
+    return marked, {each["answer"] or NO_ANSWER: each["score"] for each in found}
 
 
 def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, float]:

@@ -22,6 +22,7 @@ from snugbert.card_snugbert import escape
 from snugbert.data.languages import DEFAULT
 from snugbert.demo import answers
 from snugbert.demo.answers import LoadedCheckpoint
+from snugbert.demo.attention_plots import draw_heat_map, draw_overview
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import (
     SnugBertForMaskedLM,
@@ -35,7 +36,6 @@ from snugbert.modeling_snugbert import (
     SnugBertModel,
 )
 from snugbert.prediction.question_answerer import QuestionAnswerer
-from snugbert.reports.plots import GREY, TITLE, new_figure
 from snugbert.tasks.base import list_labels
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 # Okabe and Ito (2008), "Color Universal Design": colors that colorblind people can distinguish. Without black, which
 # does not stand out, and yellow, on which white text is unreadable.
 MARKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-SHADES = "cividis"  # looks the same to colorblind people (Nuñez et al., 2018)
 MOST_TOKENS = 64  # in a heat map: labels of more tokens are unreadable
-WIDTH, LARGEST_CELL = 832, 26  # of the table and its cells, in pixels
 STYLE = """
 .heat-map { overflow-x: auto; }
 table.attention { border-collapse: collapse; font-size: 12px; line-height: 1; margin: auto; width: auto; }
@@ -130,7 +128,7 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
 class SameOriginMiddleware:
     """Answers 403 to requests that a browser sends for another website.
 
-    curl and gradio_client send neither `Origin` nor `Sec-Fetch-Site`. Their requests are allowed.
+    Browsers name the website in `Origin`. curl, gradio_client and links to the page do not send it, and are allowed.
     """
 
     def __init__(self, app: ASGIApp):
@@ -138,18 +136,10 @@ class SameOriginMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes the request on, or answers 403."""
-        app = self.app
-        if scope["type"] == "http" and is_foreign(scope["method"], Headers(scope=scope)):
+        app, headers = self.app, Headers(scope=scope) if scope["type"] == "http" else Headers()
+        if "origin" in headers and headers["origin"].partition("://")[2] != headers.get("host"):
             app = PlainTextResponse("Requests from other websites are refused.", status_code=403)
         await app(scope, receive, send)
-
-
-def is_foreign(method: str, headers: Headers) -> bool:
-    """Whether another website made a browser send this request. Following a link to the page is allowed."""
-    origin = headers.get("origin")
-    if origin is not None:
-        return origin.partition("://")[2] != headers.get("host")
-    return method not in ("GET", "HEAD") and headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
 # --- tabs -------------------------------------------------------------------------------------------------------
@@ -395,28 +385,19 @@ def connect(
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Shows an [`InputError`] of `function` on the page, and refuses long texts."""
+    """Shows an [`InputError`] of `function` on the page. Refuses long texts, because tokens take kilobytes each."""
 
     @wraps(function)
     def answered(*inputs: Any) -> Any:
+        longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
         try:
-            check_length(inputs)
+            if longest > MOST_CHARACTERS:
+                raise InputError(f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten it.")
             return function(*inputs)
         except InputError as error:  # escaped, because the page renders messages as HTML and they may quote input
             raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return answered
-
-
-def check_length(inputs: Sequence[Any]) -> None:
-    """Refuses long texts before tokenization, which needs kilobytes per character.
-
-    Raises:
-        InputError: a text has more than `MOST_CHARACTERS` characters.
-    """
-    longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
-    if longest > MOST_CHARACTERS:
-        raise InputError(f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten it.")
 
 
 TABS: dict[type, dict[str, Callable[[LoadedCheckpoint], None]]] = {
@@ -432,7 +413,7 @@ TABS: dict[type, dict[str, Callable[[LoadedCheckpoint], None]]] = {
 }
 
 
-# --- attention plots --------------------------------------------------------------------------------------------
+# --- attention --------------------------------------------------------------------------------------------------
 
 
 def show_all_heads(
@@ -460,57 +441,3 @@ def attention_to_show(checkpoint: LoadedCheckpoint, text: str, second: str) -> t
             f"The text has {len(tokens)} tokens. A heat map shows at most {MOST_TOKENS}. Shorten the text."
         )
     return tokens, weights
-
-
-def draw_heat_map(tokens: Sequence[str], weights: torch.Tensor, layer: int, head: int) -> str:
-    """Draws a head as an HTML table. The browser has glyphs for tokens of any language.
-
-    Args:
-        tokens: labels of the rows (queries) and the columns (keys).
-        weights: weights of all heads. *Shape:* (layers, heads, T, T)
-        layer, head: the head to draw, counted from 1.
-    """
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    head_weights = weights[layer - 1, head - 1]
-    shades = colormaps[SHADES]((head_weights / head_weights.max()).numpy())
-    names = [html.escape(token) for token in tokens]
-    rows = ""
-    for query, colors, values in zip(names, shades, head_weights.tolist(), strict=True):
-        cells = "".join(
-            f'<td style="background-color: {to_hex(color)}" title="{query} to {key}: {value:.0%}"></td>'
-            for key, color, value in zip(names, colors, values, strict=True)
-        )
-        rows += f'<tr><th scope="row">{query}</th>{cells}</tr>'
-    columns = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return (
-        f"<p>Layer {layer}, head {head}: attention from each token (row) to each token (column), from 0 (dark) to "
-        f'{head_weights.max():.0%} (light).</p><table class="attention" style="--cell: '
-        f'{min(LARGEST_CELL, WIDTH / len(names)):.1f}px"><thead><tr><td></td>{columns}</tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
-    )
-
-
-def draw_overview(weights: torch.Tensor) -> "Figure":
-    """Draws all heads: one row per layer, one column per head. Colors range from 0 to each head's largest weight.
-
-    Args:
-        weights: attention weights. *Shape:* (layers, heads, T, T)
-    """
-    layers, heads, length, _ = weights.shape
-    tiles = weights / weights.amax(dim=(2, 3), keepdim=True)
-    # Adds an empty line to the right of each head and below it.
-    tiles = torch.nn.functional.pad(tiles, (0, 1, 0, 1), value=torch.nan).transpose(1, 2).flatten(2).flatten(0, 1)
-    figure = new_figure(7, 7 * layers / heads + 0.6)
-    panel = figure.add_subplot()
-    panel.imshow(tiles.numpy(), cmap=SHADES, vmin=0, vmax=1, interpolation="nearest")
-    centers = [index * (length + 1) + (length - 1) / 2 for index in range(max(layers, heads))]
-    panel.set_xticks(centers[:heads], [str(index) for index in range(1, heads + 1)])
-    panel.set_yticks(centers[:layers], [str(index) for index in range(1, layers + 1)])
-    panel.set_xlabel("head")
-    panel.set_ylabel("layer")
-    panel.set_title("All heads", **TITLE)
-    panel.tick_params(length=0, colors=GREY)
-    panel.spines[:].set_visible(False)
-    return figure

@@ -23,7 +23,7 @@ from snugbert.evaluation.evaluation_arguments import (
     HeldOutTextArguments,
     PairsArguments,
 )
-from snugbert.evaluation.held_out_text import TextResults, score_text
+from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
@@ -42,17 +42,11 @@ VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-t
 
 
 class _Section(NamedTuple):
-    """What an evaluation reports about one kind of data.
+    """What an evaluation reports about one kind of data."""
 
-    Attributes:
-        results: for `results.json`.
-        markdown: for `results.md`.
-        eval_results: for the header of the model's card.
-    """
-
-    results: dict[str, Any]
-    markdown: str
-    eval_results: list[EvalResult]
+    results: dict[str, Any]  # for results.json
+    markdown: str  # for results.md
+    eval_results: list[EvalResult]  # for the header of the model's card
 
 
 def evaluate_model(
@@ -165,7 +159,7 @@ def _evaluate_text(model_args: EvaluatedModelArguments, text_args: HeldOutTextAr
     )
 
 
-def _describe_text(results: TextResults) -> str:
+def _describe_text(results: dict[str, Any]) -> str:
     examples = "pairs" if results["objective"] != "mlm" else "full sentences"
     return (
         f"{format_count(results['examples'], 'example')} ({examples}), {format_count(results['tokens'], 'token')} "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -28,7 +28,7 @@ from snugbert.progress import Progress
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, list_sources, load_corpora, make_dataset
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
-from snugbert.trainers.pretraining.pretraining_arguments import Objective, PretrainingDataArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.scores import (
     average_sums,
     compute_baselines,
@@ -40,40 +40,12 @@ from snugbert.trainers.pretraining.scores import (
 EXAMPLES_PER_BATCH = 8
 
 
-class TextResults(TypedDict):
-    """Scores of a model on held-out text.
-
-    Keys:
-        dataset: names of the files.
-        metrics: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
-            `nsp_accuracy`.
-        baselines: the same metrics, except `nsp_loss`, for predictions that ignore the input. Tokens are predicted by
-            their frequency, and all pairs get the more frequent label.
-        token_frequencies: the text that gives the baseline its token frequencies: "training text" or "held-out text".
-        objective: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
-        examples: number of examples.
-        tokens: tokens of the text, without special tokens.
-        characters: characters of the text, see [`count_characters`].
-        unknown_tokens: share of the tokens that are [UNK].
-    """
-
-    dataset: str
-    metrics: dict[str, float]
-    baselines: dict[str, float]
-    token_frequencies: str
-    objective: Objective
-    examples: int
-    tokens: int
-    characters: int
-    unknown_tokens: float
-
-
 def score_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     args: HeldOutTextArguments,
     cache_dir: str | None = None,
-) -> TextResults:
+) -> dict[str, Any]:
     """Scores a model on held-out text.
 
     Args:
@@ -83,6 +55,19 @@ def score_text(
         args: the text, and the length of the examples. The default language is the one that the checkpoint or the
             tokenizer stores, or English.
         cache_dir: see [`prepare_in_cache`].
+
+    Returns:
+        - `dataset`: names of the files.
+        - `metrics`: `mlm_loss` in nats, `mlm_accuracy`, `bits_per_character`, and with sentence pairs `nsp_loss` and
+          `nsp_accuracy`.
+        - `baselines`: the same metrics, except `nsp_loss`, for predictions that ignore the input. Tokens are predicted
+          by their frequency, and all pairs get the more frequent label.
+        - `token_frequencies`: the text that gives these frequencies, "training text" or "held-out text".
+        - `objective`: what the examples are: "nsp" or "sop" (pairs), or "mlm" (full sentences).
+        - `examples`: number of examples.
+        - `tokens`: tokens of the text, without special tokens.
+        - `characters`: characters of the text, see [`count_characters`].
+        - `unknown_tokens`: share of the tokens that are [UNK].
 
     Raises:
         InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the

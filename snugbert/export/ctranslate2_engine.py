@@ -13,10 +13,11 @@ import numpy as np
 from ctranslate2.converters import TransformersConverter
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from transformers import PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.errors import InputError
-from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.engine import Dtype
 from snugbert.files import read_json
 
 FOLDER = "ctranslate2"
@@ -37,11 +38,14 @@ def describe() -> str:
     return f"CTranslate2 {ctranslate2.__version__}"
 
 
-def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Batch]) -> None:
+def write(
+    model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
+) -> None:
     """Writes the model. In int8, activations are quantized at run time.
 
     Args:
-        source: the model. Its head is one of `HEADS`.
+        model: the SnugBERT model. Its head is one of `HEADS`.
+        input_names: not used.
         folder: the folder of the exported model, with the same model in stock BERT.
         dtype: dtype of the weights.
         calibration: not used.
@@ -57,10 +61,10 @@ def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Ba
     except (KeyError, ValueError, AssertionError) as error:
         raise InputError(f"--to ctranslate2: CTranslate2 cannot convert this model ({error}).") from error
     shutil.rmtree(copy)
-    if source.head in LAYERS:
-        name, reads, outputs = LAYERS[source.head]
-        layer = source.model.get_submodule(name)
-        weights = {key: tensor.detach().numpy() for key, tensor in layer.named_parameters()}
+    head = type(model).__name__.removeprefix("SnugBert")
+    if head in LAYERS:
+        name, reads, outputs = LAYERS[head]
+        weights = {key: tensor.detach().numpy() for key, tensor in model.get_submodule(name).named_parameters()}
         save_file(weights, folder / FOLDER / HEAD, {"input": reads, "outputs": ",".join(outputs)})
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -33,9 +34,9 @@ from snugbert.checkpoints.sentence_transformers_files import (
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
-from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.engine import Dtype
 from snugbert.export.export_arguments import ExportArguments
-from snugbert.export.texts import make_batches, make_texts, pad, read_texts, tokenize
+from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_texts
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
@@ -50,7 +51,6 @@ ENGINES = {
     "ctranslate2": "snugbert.export.ctranslate2_engine",
     "bert": "snugbert.export.stock_engine",
 }
-BATCH_SIZE = 32
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
 Embed = Callable[[Run, list[str]], np.ndarray]
@@ -149,64 +149,79 @@ def export_model(
     if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
         checkpoint = keep_encoder(checkpoint)
     _check_head(checkpoint.head, to, engine, labeled)
-    family = "bert" if to in ("bert", "ctranslate2") else choose_family(checkpoint)
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with writing(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name) / "export"
-        stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
-        converted = convert_model(source, written, family, dtype=stock_dtype)
-        if converted.tokenizer is None:
-            raise InputError(f"{source}: no tokenizer. The exported model is compared on text. Add the tokenizer.")
-        model = _load_model(checkpoint, keep_pooler=not read_modules(source))
-        tokenizer, names = _load_tokenizer(written, has_segments=checkpoint.config.type_vocab_size > 1)
-        limit = max_tokens(model, tokenizer)
-        limit = LONGEST_TEXT if limit > 10**6 else limit
-
-        def batches(texts: list[str], size: int = BATCH_SIZE, longest: int = limit) -> list[Batch]:
-            return list(make_batches(tokenize(texts, tokenizer, checkpoint.head, longest), tokenizer, names, size))
-
-        score = None
-        if labeled is not None:
-            embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
-            score = make_score(checkpoint, labeled, tokenizer, names, embed, **data)
-        calibration: list[Batch] = []
-        if files["calibration_file"] is not None:
-            texts = read_texts(files["calibration_file"], CALIBRATION_TEXTS)
-            calibration = batches(texts, size=1, longest=min(limit, LONGEST_CALIBRATION_TEXT))
-        engine.write(ExportSource(model, checkpoint.head, names), written, dtype, calibration)
-        if to != "bert":
-            for file in written.glob("model*.safetensors*"):
-                file.unlink()
-        _complete_config(written, model)
-
-        texts = make_texts(tokenizer, limit) + (read_texts(files["text_file"]) if files["text_file"] else [])
-        model.set_attn_implementation("sdpa")  # what users run
-        original, run = run_in_torch(model), engine.load(written)
-        outputs = ((batch, original(batch), run(batch)) for batch in batches(texts))
-        difference, relative = find_difference(outputs, checkpoint.head)
-        if not difference < float("inf") or (dtype == "float32" and relative > FLOAT32_TOLERANCE):
-            raise InputError(
-                f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}, and relative to the "
-                f"largest value by {relative:.1e}. The limit is {FLOAT32_TOLERANCE:.0e}. Nothing was written."
-            )
-        before, after = (score(original), score(run)) if score else ({}, {})
-        done = Export(
-            engine=engine.describe(),
-            model_class=converted.model_class,
-            dtype=dtype,
-            calibrated=bool(calibration),
-            size=sum(file.stat().st_size for file in list_model_files(written, to)),
-            difference=difference,
-            num_texts=len(texts),
-            scores={name: (value, after[name]) for name, value in before.items()},
-            # The other notes are about stock BERT.
-            notes=[note for note in converted.notes if to == "bert" or note.startswith(MODULES)],
-        )
+        model, done = _write_export(source, checkpoint, written, engine, to, dtype, files, labeled, data)
         put_in_place(written, output_dir)
         wrapper = _find_wrapper(source, checkpoint.head)
         write_card(output_dir, source, source_name, model, to, done, is_regression(model.config), wrapper)
     return done
+
+
+def _write_export(
+    source: Path,
+    checkpoint: Checkpoint,
+    written: Path,
+    engine: ModuleType,
+    to: str,
+    dtype: Dtype,
+    files: dict[str, Path | None],
+    labeled: Path | Dataset | None,
+    data: dict[str, Any],
+) -> tuple[PreTrainedModel, Export]:
+    """Writes the files of the export to the folder `written`, and runs it. Returns the original model and the result.
+
+    The other arguments are as in [`export_model`].
+    """
+    family = "bert" if to in ("bert", "ctranslate2") else choose_family(checkpoint)
+    stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
+    converted = convert_model(source, written, family, dtype=stock_dtype)
+    if converted.tokenizer is None:
+        raise InputError(f"{source}: no tokenizer. The exported model is compared on text. Add the tokenizer.")
+    model = _load_model(checkpoint, keep_pooler=not read_modules(source))
+    tokenizer, names = _load_tokenizer(written, has_segments=checkpoint.config.type_vocab_size > 1)
+    limit = max_tokens(model, tokenizer)
+    limit = LONGEST_TEXT if limit > 10**6 else limit
+    batches = partial(make_batches, tokenizer=tokenizer, head=checkpoint.head, names=names)
+    score = None
+    if labeled is not None:
+        embed = _make_embed(written, batches, limit) if checkpoint.head == "Model" else None
+        score = make_score(checkpoint, labeled, tokenizer, names, embed, **data)
+    calibration: list[Batch] = []
+    if files["calibration_file"] is not None:
+        texts = read_texts(files["calibration_file"], CALIBRATION_TEXTS)
+        calibration = batches(texts, max_length=min(limit, LONGEST_CALIBRATION_TEXT), size=1)
+    engine.write(model, names, written, dtype, calibration)
+    if to != "bert":
+        for file in written.glob("model*.safetensors*"):
+            file.unlink()
+    _complete_config(written, model)
+
+    texts = make_texts(tokenizer, limit) + (read_texts(files["text_file"]) if files["text_file"] else [])
+    model.set_attn_implementation("sdpa")  # what users run
+    original, run = run_in_torch(model), engine.load(written)
+    outputs = ((batch, original(batch), run(batch)) for batch in batches(texts, max_length=limit))
+    difference, relative = find_difference(outputs, checkpoint.head)
+    if not difference < float("inf") or (dtype == "float32" and relative > FLOAT32_TOLERANCE):
+        raise InputError(
+            f"{source}: in {engine.describe()}, the outputs differ by {difference:.1e}, and relative to the "
+            f"largest value by {relative:.1e}. The limit is {FLOAT32_TOLERANCE:.0e}. Nothing was written."
+        )
+    before, after = (score(original), score(run)) if score else ({}, {})
+    return model, Export(
+        engine=engine.describe(),
+        model_class=converted.model_class,
+        dtype=dtype,
+        calibrated=bool(calibration),
+        size=sum(file.stat().st_size for file in list_model_files(written, to)),
+        difference=difference,
+        num_texts=len(texts),
+        scores={name: (value, after[name]) for name, value in before.items()},
+        # The other notes are about stock BERT.
+        notes=[note for note in converted.notes if to == "bert" or note.startswith(MODULES)],
+    )
 
 
 def _find_wrapper(source: Path, head: str) -> Wrapper | None:
@@ -250,8 +265,6 @@ def _import_engine(to: str) -> ModuleType:
     try:
         return import_module(ENGINES[to])
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("snugbert"):
-            raise
         raise InputError(
             f"--to {to}: the package {error.name} is not installed. Run: pip install 'snugbert[{to}]'"
         ) from error
@@ -293,7 +306,7 @@ def _make_embed(
     longest = min(limit, transformer.get("max_seq_length") or limit)
 
     def embed(run: Run, texts: list[str]) -> np.ndarray:
-        inputs = batches([prompt + text for text in texts], longest=longest)
+        inputs = batches([prompt + text for text in texts], max_length=longest)
         return np.concatenate([pool(run(batch)["last_hidden_state"], batch) for batch in inputs])
 
     return embed

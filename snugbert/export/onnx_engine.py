@@ -12,9 +12,10 @@ import onnx
 import onnxruntime
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.transformers.float16 import convert_float_to_float16
+from transformers import PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run
-from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.engine import Dtype
 from snugbert.export.graph import OPSET, write_graph
 
 FOLDER = "onnx"
@@ -27,21 +28,24 @@ def describe() -> str:
     return f"ONNX Runtime {onnxruntime.__version__} (opset {OPSET})"
 
 
-def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Batch]) -> None:
+def write(
+    model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
+) -> None:
     """Writes the model.
 
     In float16, inputs and outputs keep their types. In int8, weights have one scale per column. Activations are
     quantized at run time, or with `calibration` by ranges that are measured once.
 
     Args:
-        source: the model.
+        model: the SnugBERT model in float32, in evaluation mode, with eager attention.
+        input_names: its inputs, see `Batch`.
         folder: the folder of the exported model.
         dtype: dtype of the weights.
         calibration: batches to measure ranges on, for int8. Empty: none.
     """
     file = folder / FOLDER / FILE
     file.parent.mkdir()
-    write_graph(source.model, source.input_names, file)
+    write_graph(model, input_names, file)
     if dtype == "float32":
         return
     # By path: models of more than 2 GB are not read into one object.

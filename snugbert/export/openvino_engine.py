@@ -12,9 +12,10 @@ from tempfile import TemporaryDirectory
 import nncf
 import numpy as np
 import openvino
+from transformers import PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run
-from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.engine import Dtype
 from snugbert.export.graph import write_graph
 
 FOLDER = "openvino"
@@ -26,20 +27,23 @@ def describe() -> str:
     return f"OpenVINO {openvino.__version__.partition('-')[0]}"
 
 
-def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Batch]) -> None:
+def write(
+    model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
+) -> None:
     """Writes the model.
 
     In int8, NNCF quantizes the weights. With `calibration`, it quantizes the activations too.
 
     Args:
-        source: the model.
+        model: the SnugBERT model in float32, in evaluation mode, with eager attention.
+        input_names: its inputs, see `Batch`.
         folder: the folder of the exported model.
         dtype: dtype of the weights.
         calibration: batches to measure ranges on, for int8. Empty: none.
     """
     with TemporaryDirectory(dir=folder) as temporary:
         graph = Path(temporary) / "model.onnx"
-        write_graph(source.model, source.input_names, graph)
+        write_graph(model, input_names, graph)
         network = openvino.Core().read_model(graph)  # `convert_model` splits paths at commas
         if dtype == "int8":
             network = _quantize(network, calibration)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run, run_in_torch
 from snugbert.checkpoints.reading import CLASSES
-from snugbert.export.engine import Dtype, ExportSource
+from snugbert.export.engine import Dtype
 
 
 def describe() -> str:
@@ -15,7 +15,9 @@ def describe() -> str:
     return f"transformers {transformers.__version__}"
 
 
-def write(source: ExportSource, folder: Path, dtype: Dtype, calibration: list[Batch]) -> None:
+def write(
+    model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
+) -> None:
     """Writes nothing: the stock model in the folder is the export."""
 
 

@@ -3,7 +3,7 @@
 Shapes: B texts of at most L tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def area(radius): return 3.14159 * radius ** 2  # see https://example.org/geomet
 An enzyme called acetylcholinesterase breaks the signal down within a millisecond. Great news 🎉 the puppies are fine!
 She did not like the film at first, yet by the end she was crying and laughing, and so was everyone around her.
 """
+BATCH_SIZE = 32
 SHORTEST = 12  # up to this many tokens, every length has a text
 GROWTH = 1.25  # then each length is this much longer than the last
 
@@ -70,16 +71,25 @@ def read_texts(file: Path, limit: int | None = None) -> list[str]:
     return texts
 
 
-def tokenize(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, head: str, max_length: int
-) -> list[dict[str, list[Any]]]:
-    """Makes the inputs of each text. Every second text of a head for pairs becomes a pair with the text after it.
+def make_batches(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    head: str,
+    names: Sequence[str],
+    max_length: int,
+    size: int = BATCH_SIZE,
+) -> list[Batch]:
+    """Returns padded batches of the texts, in order.
+
+    Every second text of a head for pairs becomes a pair with the text after it.
 
     Args:
         texts: the texts.
         tokenizer: the model's tokenizer.
         head: the model's head. Multiple choice gets the next two texts as choices.
+        names: the inputs to include.
         max_length: longer inputs are truncated to this many tokens.
+        size: number of texts in a batch.
     """
 
     def encode(first: str, second: str | None) -> dict[str, list[int]]:
@@ -95,7 +105,7 @@ def tokenize(
             features.append(encode(text, None))
         else:
             features.append(encode(text, after[0] if index % 2 or head == "ForQuestionAnswering" else None))
-    return features
+    return [pad(features[start : start + size], tokenizer, names) for start in range(0, len(features), size)]
 
 
 def pad(features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> Batch:
@@ -115,11 +125,3 @@ def pad(features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizer
     padded = tokenizer.pad(rows, padding_side="right", return_tensors="np")
     shape = (len(features), -1, padded["input_ids"].shape[-1]) if has_choices else padded["input_ids"].shape
     return {name: np.asarray(padded[name], np.int64).reshape(shape) for name in names}
-
-
-def make_batches(
-    features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str], size: int
-) -> Iterator[Batch]:
-    """Yields padded batches of `size` inputs, in order."""
-    for start in range(0, len(features), size):
-        yield pad(features[start : start + size], tokenizer, names)

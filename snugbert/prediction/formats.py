@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator
 from functools import cached_property
@@ -221,13 +220,5 @@ def _format_cell(value: Any) -> str:
 def _dump(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps(_replace_nan(value), ensure_ascii=False)
-
-
-def _replace_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _replace_nan(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_replace_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    except ValueError:  # NaN or infinity
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), ensure_ascii=False)

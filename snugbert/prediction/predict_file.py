@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,7 +99,13 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad ones before hours of work. The number of rows makes shards equal.
     logger.info("reading %s", source)
-    log = ReadingLog(args.on_bad_text, _BadRowReport())
+    numbers = count(1)
+
+    def report(description: str) -> None:
+        if next(numbers) <= MOST_REPORTED:
+            logger.warning("bad row: %s", description)
+
+    log = ReadingLog(args.on_bad_text, report)
     total = sum(1 for _ in _read(data, predictor, log))
     if summary := log.summarize():
         logger.warning(summary)
@@ -114,18 +120,6 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
     print(f"{output}: {format_count(shard[1] - shard[0], 'row')}, {done / max(seconds, 1e-9):,.0f} rows/s")
-
-
-class _BadRowReport:
-    """Logs the first bad rows."""
-
-    def __init__(self) -> None:
-        self._number = 0
-
-    def __call__(self, description: str) -> None:
-        self._number += 1
-        if self._number <= MOST_REPORTED:
-            logger.warning("bad row: %s", description)
 
 
 def _name_output(args: PredictionArguments) -> Path:
@@ -188,16 +182,7 @@ def _predict(
     shard: tuple[int, int],
     description: dict[str, Any],
 ) -> int:
-    """Predicts the rows of a shard that are not in the partial output, and returns their number.
-
-    Args:
-        args: the arguments.
-        data: the formats of input and output.
-        stream: the partial output.
-        predictor: the model.
-        shard: the first row of the shard and its end, exclusive.
-        description: see [`_describe_run`].
-    """
+    """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
     state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
     if stream.seek(0, os.SEEK_END) < state["bytes"]:  # the file was removed, but not its state
@@ -235,14 +220,11 @@ def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dic
         state = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return nothing
-    except ValueError as error:
-        raise InputError(f"{file} is damaged ({error}). Remove it to start again.") from error
-    if {name: state.get(name) for name in description} == json.loads(json.dumps(description)):
+    if {name: state[name] for name in description} == json.loads(json.dumps(description)):
         return state
     if overwrite:
         return nothing
-    settings = state.get("settings", {})
-    changed = [f"--{name}" for name, value in description["settings"].items() if settings.get(name) != value]
+    changed = [f"--{name}" for name, value in description["settings"].items() if state["settings"].get(name) != value]
     what = f"other values of {', '.join(changed)}" if changed else "another model or input"
     raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
 

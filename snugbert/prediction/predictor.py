@@ -41,7 +41,7 @@ from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task, make_evaluation_set
-from snugbert.tasks.layout import describe_columns, find_text_columns
+from snugbert.tasks.labeled_texts import describe_columns, find_text_columns
 from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)
@@ -252,7 +252,8 @@ class HeadPredictor(RowPredictor):
             tokenizer = load_tokenizer(model_args)
             config = load_config(model_args, tokenizer)
             name = (config.architectures or ["no model class"])[0]
-            if (head := HEADS_BY_CLASS.get(name)) not in list_tasks():
+            head = HEADS_BY_CLASS.get(name, "")
+            if head not in list_tasks():
                 raise InputError(f"{model}: config.json names {name}. Expected a fine-tuned model of the BERT family.")
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
             self.model = loaded.to(device or choose_device()).eval()  # type: ignore[arg-type]

@@ -134,8 +134,9 @@ def write_card(
     """
     head = type(model).__name__.removeprefix("SnugBert")
     text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]
+    reads_pairs = head == "ForSequenceClassification" and _reads_pairs(source)
     if head == "ForSequenceClassification":
-        text = classifier(is_regression, text_pairs=_reads_pairs(source) or None)
+        text = classifier(is_regression, text_pairs=reads_pairs or None)
     base = _read_header(source)
     base_model, base_name = find_base_model(source_name)
     header = ModelCardData(
@@ -165,7 +166,7 @@ def write_card(
     if done.scores:
         rows = [(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()]
         sections.append(f"## Scores\n\n{table(('metric', 'original', f'exported, {done.dtype}'), rows)}")
-    inputs = TEXT_PAIRS if head == "ForSequenceClassification" and _reads_pairs(source) else INPUTS.get(head, TEXTS)
+    inputs = TEXT_PAIRS if reads_pairs else INPUTS.get(head, TEXTS)
     labels = _choose_labels(model, is_regression)
     if wrapper is not None and to in BACKENDS:
         code = _write_wrapper_code(wrapper, output_dir.name, to)

@@ -9,7 +9,6 @@ same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 a
 import json
 import logging
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ TASK_TITLES = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replace
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
 FORMATS = {"loss": ".3f", "accuracy": ".1%"}
-MOST_BARS = 100  # of minimal pairs
 
 
 class DrawTraining(TrainerCallback):
@@ -102,11 +100,9 @@ def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
     lines = []
     for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            line = json.loads(text)
+            lines.append(json.loads(text))
         except ValueError:
             continue
-        if isinstance(line, dict) and "step" in line:
-            lines.append(line)
     measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
     if len(measured) == 1:
         return []
@@ -132,15 +128,13 @@ def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
 def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     """Draws the accuracy on each phenomenon as a bar, with a dot for each of its paradigms.
 
-    Only the first `MOST_BARS` are drawn.
-
     Args:
         results: from [`score_pairs`].
         file: the plot, a PNG.
     """
     from matplotlib.ticker import PercentFormatter
 
-    groups: dict[str, Any] = dict(islice(results["phenomena"].items(), MOST_BARS))
+    groups = results["phenomena"]
     names = [f"{name.replace('_', ' ')} ({group['pairs']:,})".replace("$", r"\$") for name, group in groups.items()]
     places = range(len(groups))
     figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.5 + 0.32 * len(groups))
@@ -161,7 +155,6 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     dots = [
         (paradigm["accuracy"]["original"], list(groups).index(paradigm["phenomenon"]))
         for paradigm in results["paradigms"].values()
-        if paradigm["phenomenon"] in groups
     ]
     panel.plot(*zip(*dots, strict=True), "o", markersize=3, color=GREY, label="one paradigm", clip_on=False)
     panel.axvline(0.5, color=GREY, linestyle=":", label="chance")

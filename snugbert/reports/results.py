@@ -18,7 +18,7 @@ from snugbert.reports.score_tables import (
     format_interval,
     format_metric,
     results_tables,
-    split_name,
+    set_title,
 )
 
 RESULTS = "results.json"  # in the output folder; it is written last
@@ -128,7 +128,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
             cells.append(f"{metric} {score}" + (f" ({'; '.join(details)})" if details else ""))
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
         examples = format_count(results["examples"][name], "example")
-        lines.append((split_name(name).replace("_", " "), f"{examples}: {text}"))
+        lines.append((set_title(name), f"{examples}: {text}"))
     answers = dict.fromkeys(baseline["answer"] for baseline in results["baselines"].values())
     if answers:
         lines.append(("baseline", ", ".join(answers)))

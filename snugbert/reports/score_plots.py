@@ -11,7 +11,7 @@ import numpy as np
 
 from snugbert.card_snugbert import PLOT
 from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
-from snugbert.reports.score_tables import is_score, split_name
+from snugbert.reports.score_tables import is_score, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK, BARS = "#222222", "#8fb3d9"
 SMALLEST_RANGE = 1.0  # percentage points; equal scores would get an axis of a tenth of that
 FEW_LABELS = 30  # up to this many, the cells of a confusion matrix have room for two lines of text
+LONGEST_LABEL = 32  # characters
 SMALLEST_TYPE = 4.5  # points; smaller text is left out
 # Groups of answers by their number of words. The last group has no upper limit.
 ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, math.inf))
@@ -52,7 +53,7 @@ def describe_plot(plot: Path) -> str:
     """Returns the caption of a plot, with the name of its evaluation set."""
     name = next(name for name in CAPTIONS if plot.name.endswith(name))
     set_name = plot.name.removesuffix(name).removesuffix("_")
-    return CAPTIONS[name] + (f", {split_name(set_name).replace('_', ' ')} examples" if set_name else "")
+    return CAPTIONS[name] + (f", {set_title(set_name)} examples" if set_name else "")
 
 
 def remove_plots(output_dir: Path) -> None:
@@ -110,8 +111,8 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
     figure.savefig(file, format="png")
 
 
-def _shorten(label: str, most: int = 32) -> str:
-    short = label if len(label) <= most else f"{label[: most - 1]}…"
+def _shorten(label: str) -> str:
+    short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
     return short.replace("$", r"\$")  # matplotlib reads text between two dollars as a formula
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -36,9 +36,6 @@ from snugbert.data.sources import (
 from snugbert.errors import InputError
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.tasks.outputs import Logits, Output
-
-if TYPE_CHECKING:
-    import evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +111,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         main_metric: the metric that selects the best model or setting.
         metrics: the metrics that may select it. The summary shows them.
         training_metrics: the metrics to log during training. None: all.
+        metric_info: description, citation and references of the metrics, for [`TaskMetric`].
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if none of them exists.
         predicted_columns: the columns that `to_columns` may return.
@@ -131,6 +129,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     set_names: ClassVar[dict[str, str]] = {"validation": "eval", "test": "predict"}
     paper_learning_rate: ClassVar[float] = 3e-5
     perfect_score: ClassVar[int] = 1
+    metric_info: ClassVar[dict[str, Any]]
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool] = False
     predicted_columns: ClassVar[tuple[str, ...]]
@@ -171,21 +170,31 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             download: passed on to `datasets.load_dataset`.
 
         Returns:
-            The data of each split, in the order train, unlabeled, validation, test.
+            The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
+            "validation_mismatched", follow the split without one.
 
         Raises:
             InputError: there are no data, or a split or a dataset does not exist.
         """
-        args = self.args
-        found: dict[str, Sequence[Path | Dataset]] = dict(args.files)
-        if not found and args.dataset_name is not None:
-            splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, **download)
-            found = {split: [splits[split]] for split in SPLITS if split in splits}
-        if args.unlabeled_file is not None:
-            found["unlabeled"] = [Path(args.unlabeled_file)]
+        found = dict(self.find_files() or self.find_datasets(wanted, **download))
+        if self.args.unlabeled_file is not None:
+            found["unlabeled"] = [Path(self.args.unlabeled_file)]
         if not found:
             raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
-        return {split: found[split] for split in choose_splits(wanted, found, "test" in args.files, self.noun)}
+        split_of = {name: name.partition("_")[0] for name in found}
+        chosen = choose_splits(wanted, split_of.values(), "test" in self.args.files, self.noun)
+        return {name: found[name] for split in chosen for name in found if split_of[name] == split}
+
+    def find_files(self) -> Sources:
+        """Returns the files of the splits."""
+        return self.args.files
+
+    def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
+        """Loads the splits of the dataset, if there is one. For the arguments see [`find_sources`]."""
+        if self.args.dataset_name is None:
+            return {}
+        splits = load_dataset_splits(self.args.dataset_name, self.args.dataset_config_name, **download)
+        return {split: [splits[split]] for split in SPLITS if split in splits}
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
         """Returns the name of a file or dataset in messages."""
@@ -304,8 +313,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     @abstractmethod
-    def describe_metric(self) -> "evaluate.MetricInfo":
-        """Returns description, input types and references of the metrics, for [`TaskMetric`]."""
+    def metric_features(self) -> dict[str, Any]:
+        """Returns the types of `predictions` and `references`, the inputs of [`TaskMetric`]."""
 
     @abstractmethod
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[SplitT, Answers]:
@@ -313,9 +322,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- files --------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def list_prediction_files(self, split: SplitT) -> list[str]:
         """Returns the names of the files of predictions that [`write`] creates for an evaluation set."""
+        name = self.set_names[split.name]
+        return ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
 
     @abstractmethod
     def write(self, split: SplitT, answers: Answers, folder: Path) -> None:

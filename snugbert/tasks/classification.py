@@ -5,28 +5,21 @@ Shapes: N examples, C labels.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, List, Value
-from datasets import Features as DatasetFeatures
 from scipy.special import expit, softmax
 from transformers import PreTrainedConfig
 
 from snugbert.card_heads_snugbert import Head, classifier
 from snugbert.checkpoints.loading import is_regression
-from snugbert.data.glue import GLUE_ON_THE_HUB, GLUE_SPLITS, find_task_files
-from snugbert.data.sources import (
-    SPLITS,
-    DataArguments,
-    DataSource,
-    choose_splits,
-    load_dataset_splits,
-)
-from snugbert.data.tables import read_rows, read_text
+from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
+from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
+from snugbert.data.tables import read_text
 from snugbert.errors import InputError
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import (
@@ -40,15 +33,11 @@ from snugbert.tasks.base import (
     store_labels,
 )
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.labeled_texts import TextSplit, list_class_names, read_examples
+from snugbert.tasks.labeled_texts import TextSplit, choose_text_columns, convert_vectors, read_split
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
-from snugbert.tasks.layout import Layout, make_layout
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.windows import tokenize_texts
-
-if TYPE_CHECKING:
-    import evaluate
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +53,21 @@ METRICS = {
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
 
-METRIC_DESCRIPTION = """\
+METRIC_INFO = {
+    "description": """\
 The metrics of a GLUE task, as fractions: accuracy (mnli, qnli, rte, sst2, wnli), accuracy and F1 of label 1 (mrpc,
 qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
 Metrics of other data: accuracy (one label per example), mean squared error (numbers), and micro F1, macro F1 and
 subset accuracy (several labels per example). Subset accuracy is the fraction of examples whose labels are all
-correct."""
-METRIC_INPUTS = """
+correct.""",
+    "citation": """\
+@inproceedings{wang2019glue,
+  title={{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
+  author={Wang, Alex and Singh, Amanpreet and Michael, Julian and Hill, Felix and Levy, Omer and Bowman, Samuel R.},
+  booktitle={International Conference on Learning Representations},
+  year={2019}
+}""",
+    "inputs_description": """
 Args:
     predictions: label id (int) of each example, shape [N]; for numbers a float. For several labels per example, shape
         [N, labels]: 1 for each label of the example, 0 for the others.
@@ -79,14 +76,9 @@ Args:
 Returns:
     dict of float, depending on the task: accuracy, f1, matthews_correlation, pearson, spearmanr, combined_score (the
     mean of two metrics), mse, micro_f1, macro_f1, subset_accuracy. A correlation with a constant is undefined and
-    returned as NaN, as in SciPy. The F1 of a label without references and predictions is 0."""
-METRIC_CITATION = """\
-@inproceedings{wang2019glue,
-  title={{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
-  author={Wang, Alex and Singh, Amanpreet and Michael, Julian and Hill, Felix and Levy, Omer and Bowman, Samuel R.},
-  booktitle={International Conference on Learning Representations},
-  year={2019}
-}"""
+    returned as NaN, as in SciPy. The F1 of a label without references and predictions is 0.""",
+    "reference_urls": ["https://gluebenchmark.com"],
+}
 
 
 class TextAnswers(NamedTuple):
@@ -117,8 +109,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         "validation_mismatched": "eval_mm",
         "test": "predict",
         "test_mismatched": "predict_mm",
-        "diagnostic": "predict_ax",
+        "test_diagnostic": "predict_ax",
     }
+    metric_info = METRIC_INFO
     default_columns = (("sentence1", "sentence2"), ("text", "text_pair"), ("text",), ("sentence",))
     any_columns = True
     predicted_columns = ("predicted_label", "probabilities")
@@ -154,39 +147,32 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     # --- data ---------------------------------------------------------------------------------------------------
 
-    def find_sources(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
-        """As in [`Task`], and finds GLUE's files and datasets. MNLI has more than one validation and test split."""
+    def find_files(self) -> Sources:
+        """As in [`Task`], and finds GLUE's files in `data_dir`."""
         args, task = self.args, self.args.task
-        found: dict[str, Sequence[Path | Dataset]] = {}
-        if args.data_dir is not None and task is not None:
-            folder = Path(args.data_dir)
-            folder = folder / task.folder if (folder / task.folder).is_dir() else folder
-            found = {name: [file] for name, file in find_task_files(folder, task).items()}
-            if not found:
-                expected = ", ".join(f"{task.files[split][0]}.tsv" for split in SPLITS)
-                raise InputError(f"--data_dir: no {task.folder} files in {folder}. Expected {expected}.")
-        found |= args.files
-        if not found and (args.dataset_name or args.task_name):
-            found = self._find_datasets(wanted, **download)
-        if args.unlabeled_file is not None:
-            found["unlabeled"] = [Path(args.unlabeled_file)]
+        if args.data_dir is None or task is None:
+            return super().find_files()
+        folder = Path(args.data_dir)
+        folder = folder / task.folder if (folder / task.folder).is_dir() else folder
+        found = {name: [file] for name, file in find_task_files(folder, task).items()}
         if not found:
-            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
-        available = [split for split, names in GLUE_SPLITS.items() if any(name in found for name in names)]
-        chosen = choose_splits(wanted, available, "test" in args.files, self.noun)
-        return {name: found[name] for split in chosen for name in GLUE_SPLITS[split] if name in found}
+            expected = ", ".join(f"{task.files[split][0]}.tsv" for split in SPLITS)
+            raise InputError(f"--data_dir: no {task.folder} files in {folder}. Expected {expected}.")
+        return found | args.files
 
-    def _find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> dict[str, Sequence[Path | Dataset]]:
+    def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
+        """As in [`Task`], and finds GLUE on the Hub. MNLI has more than one validation and test split."""
         args = self.args
-        if args.dataset_name is not None:
-            splits = load_dataset_splits(args.dataset_name, args.dataset_config_name, **download)
-        else:
-            splits = load_dataset_splits(GLUE_ON_THE_HUB, args.task_name, **download)
+        from_hub = args.dataset_name is None and args.task_name is not None
+        place = (GLUE_ON_THE_HUB, args.task_name) if from_hub else (args.dataset_name, args.dataset_config_name)
+        if place[0] is None:
+            return {}
+        splits = load_dataset_splits(*place, **download)
         names = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
         found = {name: [splits[n]] for name in names for n in (f"{name}_matched", name) if n in splits}
-        if args.dataset_name is None and args.task_name == "mnli" and "test" in (wanted or ()):
-            found["diagnostic"] = [load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]]
-        return dict(found)
+        if from_hub and args.task_name == "mnli" and "test" in (wanted or ()):
+            found["test_diagnostic"] = [load_dataset_splits(GLUE_ON_THE_HUB, "ax", **download)["test"]]
+        return found
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
         """As in [`Task`], with the name of GLUE's dataset."""
@@ -196,35 +182,16 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TextSplit]:
         """As in [`Task`]. All splits use the text columns of the first one; without training, the trained columns."""
-        splits = {}
-        layout: Layout | None = None
+        splits: dict[str, TextSplit] = {}
+        text_columns: tuple[str, ...] = ()
         for name, (data,) in sources.items():
             source = self.describe_place(data, name)
-            class_names = list_class_names(data, self.args.label_column_name or "label")
-            if layout is None:
+            if not splits:
                 preferred = () if name in ("train", "unlabeled") else trained_columns
-                layout = make_layout(self.args, self._read_rows(data), class_names, source, preferred)
-            # A column of labels in an unlabeled file is not read.
-            used = layout._replace(label_column="") if name == "unlabeled" else layout
-            labeled = name.startswith(("train", "validation"))
-            examples, used = read_examples(self._read_rows(data), source, used, labeled)
-            splits[name] = TextSplit(
-                name=name,
-                source=source,
-                data=examples,
-                layout=used,
-                labeled=labeled or None not in examples["label"][:],
-                class_names=class_names,
-                split_in_dataset=str(data.split) if isinstance(data, Dataset) and data.split else None,
-                limit=self.args.max_samples.get(name.partition("_")[0] if name != "diagnostic" else "test"),
-            )
-            # The first labels decide whether all are vectors.
-            layout = layout._replace(vector_size=used.vector_size)
+                text_columns = choose_text_columns(self.args, data, source, preferred)
+            splits[name] = read_split(data, name, source, self.args, text_columns)
+        convert_vectors(splits.values())
         return splits
-
-    def _read_rows(self, data: Path | Dataset) -> Iterator[tuple[int, Mapping[str, object]]]:
-        task = self.args.task
-        return read_rows(data) if task is None else read_rows(data, task.headerless_columns, task.skips_torn_rows)
 
     def choose_labels(
         self,
@@ -255,14 +222,14 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if task is None or name == "unlabeled" or name in args.files or args.dataset_name is not None:
             (source,) = super().describe_sources(split)
             return [source if split.split_in_dataset is None else source._replace(split=split.split_in_dataset)]
-        if name == "diagnostic":
+        if name == "test_diagnostic":
             return [DataSource("GLUE diagnostic", "test", split.num_examples, GLUE_ON_THE_HUB, "ax")]
         on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
         return [DataSource(f"GLUE {task.folder}", on_the_hub, split.num_examples, GLUE_ON_THE_HUB, args.task_name)]
 
     def text_columns(self, splits: Mapping[str, TextSplit]) -> tuple[str, ...]:
         """Returns the column of texts, or the two columns of pairs."""
-        return next(iter(splits.values())).layout.text_columns
+        return next(iter(splits.values())).text_columns
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
@@ -272,7 +239,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number.
         """
         number = split.num_examples
-        texts = [split.data[name][:number] for name in ("text", "text_pair") if name in split.data.column_names]
+        texts = [column[:number] for column in split.texts]
         columns = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
         if split.name == "unlabeled":
             nothing: Any = {
@@ -315,7 +282,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         counts = np.ones(len(rows), np.int64) if counts is None else counts
         values, task = SCORES[self.problem](rows, counts), self.args.task
         names = task.metrics if task else METRICS[self.problem]
-        if split.name == "diagnostic":
+        if split.name == "test_diagnostic":
             names = ("matthews_correlation",)  # Wang et al. (2018), section 4
         metrics = {name: values[name] for name in names}
         if task is not None and len(metrics) > 1:
@@ -347,19 +314,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         shown = f"{answer[0]:.3f}" if labels is None else repr(self.format_answers(answer, labels, ", ")[0])
         return Baseline(f"always {shown}", self.score(split, rows))
 
-    def describe_metric(self) -> "evaluate.MetricInfo":
-        """Returns what `evaluate` shows about GLUE's metrics."""
-        import evaluate
-
+    def metric_features(self) -> dict[str, Any]:
+        """As in [`Task`]: label ids, lists of 1 and 0 for several labels, or numbers."""
         value: Any = Value("float64" if self.problem == "regression" else "int64")
         value = List(value) if self.problem == "multi_label_classification" else value
-        return evaluate.MetricInfo(
-            description=METRIC_DESCRIPTION,
-            citation=METRIC_CITATION,
-            inputs_description=METRIC_INPUTS,
-            features=DatasetFeatures({"predictions": value, "references": value}),
-            reference_urls=["https://gluebenchmark.com"],
-        )
+        return {"predictions": value, "references": value}
 
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[TextSplit, TextAnswers]:
         """Returns examples and answers from label ids, or numbers."""
@@ -371,9 +330,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def list_prediction_files(self, split: TextSplit) -> list[str]:
         """Returns the file of all predictions. Test splits also have one in the format of gluebenchmark.com."""
-        name, task = self.set_names[split.name], self.args.task
-        files = ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
-        if name.startswith("predict"):
+        files, task = super().list_prediction_files(split), self.args.task
+        if split.name.startswith("test"):
             files.append(f"{task.leaderboard.get(split.name, task.folder)}.tsv" if task else "predict_results.txt")
         return files
 
@@ -386,10 +344,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         scores of STS-B between 0 and 5. For your own data it is predict_results.txt, as in `run_glue.py`.
         """
         number = len(answers.values)
-        columns = {
-            column: split.data[name][:number]
-            for column, name in zip(split.layout.text_columns, ("text", "text_pair"), strict=False)
-        }
+        columns: dict[str, list[Any]] = dict(
+            zip(split.text_columns, [texts[:number] for texts in split.texts], strict=True)
+        )
         if split.references is not None:
             columns["label"] = self.name_answers(split.references, self.labels)
         first, *tables = self.list_prediction_files(split)
@@ -400,12 +357,12 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 example = dict(zip(columns, values, strict=True)) | predicted
                 stream.write(json.dumps(example, ensure_ascii=False) + "\n")
         for table in tables:
-            self._write_table(folder / table, split.data["index"][:number], answers.values)
+            self._write_table(folder / table, split.indices[:number], answers.values)
         if split.references is not None and self.problem == "single_label_classification":
             plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             draw_confusion_matrix(split.references, answers.values, self.labels or [], plot)
 
-    def _write_table(self, file: Path, indices: list[str], values: np.ndarray) -> None:
+    def _write_table(self, file: Path, indices: list[object], values: np.ndarray) -> None:
         task, labels = self.args.task, self.labels
         if task is not None and self.problem == "regression":
             values = values.clip(0, 5)
@@ -452,9 +409,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def make_split(self, examples: list[Any]) -> TextSplit:
         """Returns a split of texts or pairs."""
-        names = ("text", "text_pair")
-        data = dict(zip(names, map(list, zip(*examples, strict=True)), strict=False))
-        return TextSplit("test", "", Dataset.from_dict(data), Layout(names[: len(data)]))
+        return TextSplit("test", "", texts=[list(column) for column in zip(*examples, strict=True)])
 
     def to_columns(self, split: TextSplit, answers: TextAnswers) -> list[dict[str, Any]]:
         """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""

@@ -1,34 +1,52 @@
-"""Reads texts and pairs of texts with their labels from rows.
+"""Reads texts and pairs of texts with their labels from rows: GLUE's data and your own.
+
+    rows -> choose_text_columns -> read_split, of each split -> convert_vectors
 
 Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
 
+import ast
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Features, List, Value
+from datasets import ClassLabel, Dataset, List
 
-from snugbert.data.tables import clean_label
+from snugbert.data.tables import clean_label, read_rows
 from snugbert.errors import InputError, format_count, shorten
-from snugbert.files import check_unicode
-from snugbert.tasks.layout import NUMBER, Layout, describe_columns
+from snugbert.files import check_unicode, parse_json
+from snugbert.tasks.classification_arguments import GlueDataArguments
 
 logger = logging.getLogger(__name__)
 
+ROWS_TO_INSPECT = 100  # to distinguish columns of text from columns of numbers
+MAX_LISTED_ROWS = 5  # in a message
 # Columns with the example's own index: in GLUE's TSV files, in QQP's, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
-MAX_LISTED_ROWS = 5  # in a message
+PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # what predictions have besides the text columns
+UNLABELED_ID = ("-1", "-1.0")  # the label of GLUE's examples without a label
+
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 # Elements of a label vector, as JSON, Python and NumPy write them.
 BITS = {
     **dict.fromkeys(("0", "0.0", "0.", "False", "false"), 0),
     **dict.fromkeys(("1", "1.0", "1.", "True", "true"), 1),
 }
+# A list in a cell, as Python and NumPy write lists, tuples and sets. NumPy puts only spaces between elements.
+ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
+LIST = re.compile(rf"[\[({{]\s*(?:(?:{ELEMENT})(?:(?:\s*,\s*|\s+)(?:{ELEMENT}))*(?:\s*,)?)?\s*[\])}}]")
+PAIRS = ("[]", "()", "{}")
+# Other Python values in a cell are refused: dictionaries, and calls such as array(['joy'], dtype=object).
+DICTIONARY = re.compile(rf"\{{\s*(?:{ELEMENT})\s*:.*\}}", re.DOTALL)
+WRAPPED_LIST = re.compile(r"[\w.]+\(\s*[\[({].*\)|(?:frozen)?set\(\)", re.DOTALL)
+
+Row = tuple[int, Mapping[str, object]]  # number and values
 
 
 @dataclass
@@ -36,172 +54,222 @@ class TextSplit:
     """The examples of a split.
 
     Attributes:
-        name: "train", "unlabeled", "validation", "test", or another split of GLUE.
+        name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         source: the file or dataset, for messages.
-        data: the columns that [`read_examples`] returns.
-        layout: the columns in the source.
-        labeled: whether every example is labeled.
+        text_columns: the names of the columns of text.
+        texts: a list of texts, or two lists of pairs.
+        labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
+            if labels are vectors. None: not labeled.
+        indices: the index of a GLUE example in its source, otherwise its position.
+        rows: the row in the source, for messages.
         class_names: the dataset's class names in the order of their ids; empty if it has none.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. Labels are collected from all. None: all.
+        multi_label: whether an example can have several labels.
+        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0: they are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
             yet.
     """
 
     name: str
     source: str
-    data: Dataset
-    layout: Layout
-    labeled: bool = False
+    text_columns: tuple[str, ...] = ()
+    texts: list[list[str]] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
+    indices: list[object] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     class_names: tuple[str, ...] = ()
     split_in_dataset: str | None = None
     limit: int | None = None
+    multi_label: bool = False
+    vector_size: int = 0
     references: np.ndarray | None = None
+
+    @property
+    def labeled(self) -> bool:
+        """Whether every example is labeled."""
+        return bool(self.labels) and None not in self.labels
 
     @property
     def num_examples(self) -> int:
         """The number of examples to use."""
-        return len(self.data) if self.limit is None else min(self.limit, len(self.data))
-
-    @property
-    def multi_label(self) -> bool:
-        """Whether an example can have several labels."""
-        return isinstance(self.data.features["label"], List)
-
-    @property
-    def vector_size(self) -> int:
-        """The number of elements of each label, if labels are vectors of 0 and 1. 0: they are names."""
-        return self.layout.vector_size or 0
+        return len(self.texts[0][: self.limit])
 
 
-def list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
+# --- columns ----------------------------------------------------------------------------------------------------
+
+
+def choose_text_columns(
+    args: GlueDataArguments, data: Path | Dataset, source: str, trained_columns: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Returns the column of sentences, or the two columns of pairs.
+
+    Args:
+        args: the task, or the column names of your own data.
+        data: the file or dataset. Its first rows are inspected if the columns were not given.
+        source: its name in messages.
+        trained_columns: the text columns of the checkpoint, to use if the rows have them.
+
+    Raises:
+        InputError: too many text columns were given, predictions would have another column of the same name, or see
+            [`find_text_columns`].
+    """
+    if args.task is not None:
+        return args.task.text_columns
+    if args.text_column_names is not None:
+        text_columns = tuple(name.strip() for name in args.text_column_names.split(","))
+        if len(text_columns) > 2:
+            raise InputError(f"--text_column_names: expected one or two columns, not {len(text_columns)}.")
+    else:
+        first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
+        label_column = args.label_column_name or "label"
+        text_columns = find_text_columns(first_rows, label_column, source, trained_columns)
+        label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
+        logger.info("%s: text %s%s", source, describe_columns(text_columns), label)
+    if taken := set(PREDICTED_COLUMNS) & set(text_columns):
+        raise InputError(f"{source}: the text column {min(taken)!r} has the name of a prediction. Rename the column.")
+    return text_columns
+
+
+def describe_columns(names: Sequence[str]) -> str:
+    """Describes columns for messages: "columns 'title' and 'body'"."""
+    return f"column{'s' if len(names) > 1 else ''} {' and '.join(map(repr, names))}"
+
+
+def find_text_columns(
+    first_rows: Sequence[Mapping[str, object]], label_column: str, source: str, trained_columns: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Finds the text column, or the two columns of a pair, in your own data, as `run_glue.py` does.
+
+    These are `trained_columns` or sentence1 and sentence2 if they exist. Otherwise they are the first one or two
+    columns with text, except the label. In a text column at most half of the filled cells are numbers.
+
+    Args:
+        first_rows: values of the first rows.
+        label_column: the column of the label.
+        source: the file or dataset, for messages.
+        trained_columns: the text columns that a checkpoint was trained on.
+
+    Raises:
+        InputError: there is no row, or no text column.
+    """
+    if not first_rows:
+        raise InputError(f"{source}: no examples.")
+    names = list(first_rows[0])
+    for known in (trained_columns, ("sentence1", "sentence2")):
+        if known and all(name in names for name in known):
+            return tuple(known)
+
+    def holds_text(name: str) -> bool:
+        cells = [str(values[name]).strip() for values in first_rows if values.get(name) is not None]
+        filled = [cell for cell in cells if cell and cell != "nan"]
+        return 2 * sum(NUMBER.fullmatch(cell) is not None for cell in filled) <= len(filled) > 0
+
+    text_columns = [name for name in names if name != label_column and holds_text(name)][:2]
+    if not text_columns:
+        raise InputError(
+            f"{source}: no text column besides the label {label_column!r}. Columns: {', '.join(names)}. "
+            "Set --text_column_names and --label_column_name."
+        )
+    return tuple(text_columns)
+
+
+# --- examples ---------------------------------------------------------------------------------------------------
+
+
+def read_split(
+    data: Path | Dataset, name: str, source: str, args: GlueDataArguments, text_columns: tuple[str, ...]
+) -> TextSplit:
+    """Reads the examples of a split. Warns about empty texts.
+
+    Args:
+        data: a file or a dataset.
+        name: name of the split. Labels of "unlabeled" are not read. Training and validation examples need labels.
+        source: the file or dataset, for messages.
+        args: the task, or the columns and label separator of your own data.
+        text_columns: from [`choose_text_columns`].
+
+    Raises:
+        InputError: there are no rows, a column is missing, a row has no text or no required label, or single labels
+            and lists of labels are mixed. The message names source and row.
+    """
+    task, labeled = args.task, name.startswith(("train", "validation"))
+    label_column = "" if name == "unlabeled" else args.label_column_name or "label"
+    split = TextSplit(
+        name,
+        source,
+        text_columns,
+        texts=[[] for _ in text_columns],
+        class_names=_list_class_names(data, args.label_column_name or "label"),
+        split_in_dataset=str(data.split) if isinstance(data, Dataset) and data.split else None,
+        limit=args.max_samples.get(name.partition("_")[0]),
+    )
+    class_names = {str(i): name for i, name in enumerate(task.labels if task else split.class_names)}
+    empty = []
+    for row, values in _read_renamed_rows(data, args):
+        where = f"{source}, row {row}"
+        if not split.rows:
+            _check_columns(values, split, label_column if labeled else None, is_glue=task is not None)
+        texts = [_read_text(values, column, where) for column in text_columns]
+        if not all(text.strip() for text in texts):
+            empty.append(row)
+        label = _read_label(values.get(label_column), args, class_names, where)
+        if label is None and labeled:
+            has_column = label_column in values
+            advice = "Add it, or remove the row." if has_column else f"Columns: {', '.join(values)}."
+            raise InputError(f"{where}: no label in column {label_column!r}. {advice}")
+        if label is not None and isinstance(label, list) != split.multi_label:
+            if any(earlier is not None for earlier in split.labels):
+                raise InputError(f"{where}: single labels and lists of labels are mixed. Write all of them as lists.")
+            split.multi_label = True
+        for column, text in zip(split.texts, texts, strict=True):
+            column.append(text)
+        own_indices = [values[column] for column in INDEX_COLUMNS if task and column in values]
+        split.indices.append(own_indices[0] if own_indices else len(split.rows))
+        split.labels.append(label)
+        split.rows.append(row)
+    if not split.rows:
+        raise InputError(f"{source}: no examples.")
+    if empty:
+        listed = ", ".join(map(str, empty[:MAX_LISTED_ROWS])) + " and more" * (len(empty) > MAX_LISTED_ROWS)
+        count = format_count(len(empty), "row")
+        logger.warning("%s: empty text in %s: %s. All rows are kept.", source, count, listed)
+    return split
+
+
+def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
     """Returns the class names of a dataset's label column. Empty if it has none."""
     label = data.features.get(column) if isinstance(data, Dataset) else None
     label = label.feature if isinstance(label, List) else label
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
 
 
-def read_examples(
-    rows: Iterable[tuple[int, Mapping[str, object]]], source: str, layout: Layout, labeled: bool
-) -> tuple[Dataset, Layout]:
-    """Converts the rows from [`read_rows`] to examples. Warns about empty texts.
-
-    Args:
-        rows: number and values of each row.
-        source: the file or dataset, for messages.
-        layout: the columns of a row.
-        labeled: whether every example must have a label.
-
-    Returns:
-        A dataset with the columns below, and the layout, with the size of the label vectors.
-
-        - text and, for pairs, text_pair.
-        - label: text, or a list of texts if examples can have several labels, or a list of 0 and 1 if labels are
-          vectors. None: not labeled.
-        - index: the index of a GLUE example in its source, otherwise its position.
-        - row: the row in the source, for messages.
-
-    Raises:
-        InputError: there are no rows, a column is missing, a row has no text or no required label, single labels and
-            lists of labels are mixed, or see [`read_vectors`]. The message names source and row.
-    """
-    names = ("text", "text_pair")[: len(layout.text_columns)]
-    examples: dict[str, list[Any]] = {name: [] for name in (*names, "label", "index", "row")}
-    empty = []
-    label_type: type = str
-    for row, original in rows:
-        values = {layout.renamed_columns.get(name, name): value for name, value in original.items()}
-        if not examples["row"]:
-            _check_columns(values, layout, source, labeled)
-        for name, column in zip(names, layout.text_columns, strict=True):
-            examples[name].append(_read_text(values, column, f"{source}, row {row}"))
-        if not all(examples[name][-1].strip() for name in names):
-            empty.append(row)
-        label = layout.read_label(values.get(layout.label_column), f"{source}, row {row}")
-        if label is None and labeled:
-            advice = "Add it, or remove the row."
-            if layout.label_column not in values:
-                advice = f"Columns: {', '.join(values)}."
-            raise InputError(f"{source}, row {row}: no label in column {layout.label_column!r}. {advice}")
-        if label is not None and not isinstance(label, label_type):
-            if any(earlier is not None for earlier in examples["label"]):
-                raise InputError(
-                    f"{source}, row {row}: single labels and lists of labels are mixed. Write all of them as lists."
-                )
-            label_type = type(label)
-        examples["label"].append(label)
-        indices = [values[name] for name in INDEX_COLUMNS if layout.is_glue and name in values]
-        index = str(indices[0] if indices else len(examples["row"]))
-        examples["index"].append(check_unicode(index, f"{source}, row {row}: the index"))
-        examples["row"].append(row)
-    if not examples["row"]:
-        raise InputError(f"{source}: no examples.")
-    if empty:
-        listed = ", ".join(map(str, empty[:MAX_LISTED_ROWS])) + " and more" * (len(empty) > MAX_LISTED_ROWS)
-        count = format_count(len(empty), "row")
-        logger.warning("%s: empty text in %s: %s. All rows are kept.", source, count, listed)
-    text = Value("string")
-    label_feature: Any = text
-    if label_type is list:
-        label_feature = List(text)
-        if not layout.label_names:  # ids of known classes are not vectors
-            layout = layout._replace(vector_size=find_vector_size(examples["label"], layout.vector_size))
-        if layout.vector_size:
-            label_feature = List(Value("int8"))
-            examples["label"] = read_vectors(examples["label"], examples["row"], source, layout.vector_size)
-        else:
-            _refuse_numbers(examples["label"], examples["row"], source)
-    features = dict.fromkeys(examples, text) | {"row": Value("int64"), "label": label_feature}
-    return Dataset.from_dict(examples, Features(features)), layout
+def _read_renamed_rows(data: Path | Dataset, args: GlueDataArguments) -> Iterator[Row]:
+    """Yields rows, with the columns of GLUE's files under their names in the datasets library."""
+    if args.task is None:
+        yield from read_rows(data)
+        return
+    new_names = args.task.renamed_columns
+    for row, values in read_rows(data, args.task.headerless_columns, args.task.skips_torn_rows):
+        yield row, {new_names.get(name, name): value for name, value in values.items()}
 
 
-def find_vector_size(labels: list[list[str] | None], known: int | None) -> int | None:
-    """Returns the number of elements of label vectors. 0: the labels are lists of names. None: there are none.
-
-    If all elements of all lists are 0 or 1, and a list has more than one, they are vectors. Then the first list that
-    is not empty has the right size.
-
-    Args:
-        labels: the label of each example. None: not labeled.
-        known: the result for earlier data.
-    """
-    given = [label for label in labels if label is not None]
-    if known is not None or not any(given):
-        return known
-    vectors = max(map(len, given)) > 1 and all(part in BITS for label in given for part in label)
-    return len(next(filter(None, given))) if vectors else 0
-
-
-def read_vectors(labels: list[list[str] | None], rows: list[int], source: str, size: int) -> list[list[int] | None]:
-    """Converts vectors to lists of the numbers 0 and 1.
-
-    Args:
-        labels: the label of each example. None: not labeled.
-        rows: the row of each example, for messages.
-        source: the file or dataset, for messages.
-        size: the number of elements.
-
-    Raises:
-        InputError: a list is not a vector of this size.
-    """
-    for row, label in zip(rows, labels, strict=True):
-        if label is not None and not (len(label) == size and all(part in BITS for part in label)):
-            raise InputError(
-                f"{source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first labels. "
-                f"Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
-            )
-    return [None if label is None else [BITS[part] for part in label] for label in labels]
-
-
-def _refuse_numbers(labels: list[list[str] | None], rows: list[int], source: str) -> None:
-    """Refuses lists of numbers that cannot be names, such as probabilities and counts."""
-    for row, label in zip(rows, labels, strict=True):
-        numbers = label is not None and all(NUMBER.fullmatch(part) for part in label)
-        if label and numbers and (len(set(label)) < len(label) or any(not float(n).is_integer() for n in label)):
-            raise InputError(
-                f"{source}, row {row}: the label {shorten(label)} is not a list of different names. Write names, such "
-                'as ["joy", "love"], in all rows and files, or vectors of 0 and 1.'
-            )
+def _check_columns(values: Mapping[str, object], split: TextSplit, label_column: str | None, is_glue: bool) -> None:
+    """Checks the columns of the first row. `label_column` is None if labels are not required."""
+    columns = f"Columns: {', '.join(values)}."
+    if len(values) == 1 and re.search(r"[,;|\t]", "".join(values)):
+        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
+    if label_column is not None and label_column not in values and not is_glue:
+        # The text columns are not mentioned: if they were not given, one of them may be the label.
+        raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")
+    expected = [*split.text_columns, *([] if label_column is None else [label_column])]
+    for name in expected:
+        check_unicode(name, f"{split.source}: the name of a column")
+    missing = [name for name in expected if name not in values]
+    if missing:
+        advice = "Set --text_column_names and --label_column_name."
+        advice = f"Expected: {', '.join(expected)}." if is_glue else advice
+        raise InputError(f"{split.source}: no {describe_columns(missing)}. {columns} {advice}")
 
 
 def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
@@ -213,18 +281,106 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
     return check_unicode(str(value), f"{where}: column {column!r}")
 
 
-def _check_columns(values: Mapping[str, object], layout: Layout, source: str, labeled: bool) -> None:
-    columns = f"Columns: {', '.join(values)}."
-    if len(values) == 1 and re.search(r"[,;|\t]", "".join(values)):
-        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
-    if labeled and layout.label_column not in values and not layout.is_glue:
-        # The text columns are not mentioned: if they were not given, one of them may be the label.
-        raise InputError(f"{source}: no column {layout.label_column!r}. {columns} Set --label_column_name.")
-    expected = [*layout.text_columns, *([layout.label_column] if labeled else [])]
-    for name in expected:
-        check_unicode(name, f"{source}: the name of a column")
-    missing = [name for name in expected if name not in values]
-    if missing:
-        advice = "Set --text_column_names and --label_column_name."
-        advice = f"Expected: {', '.join(expected)}." if layout.is_glue else advice
-        raise InputError(f"{source}: no {describe_columns(missing)}. {columns} {advice}")
+# --- labels -----------------------------------------------------------------------------------------------------
+
+
+def _read_label(
+    value: object, args: GlueDataArguments, class_names: Mapping[str, str], where: str
+) -> str | list[str] | None:
+    """Converts a cell to a label, or to a list of labels if examples can have several. None: not labeled.
+
+    `class_names` maps ids as text to labels. GLUE's labels are ids or names.
+    """
+    is_glue = args.task is not None
+    if isinstance(value, str) and not is_glue:
+        text = clean_label(value)
+        values = _read_list(text, where)
+        if values is None and args.label_separator is not None:
+            values = [part for part in text.split(args.label_separator) if clean_label(part)]
+        value = text if values is None else values
+    if isinstance(value, list):
+        if is_glue:
+            raise InputError(f"{where}: the label is a list. Expected a single label.")
+        labels = [_read_name(part, where) for part in value]
+        return [class_names.get(label, label) for label in labels if label]
+    label = _read_name(value, where)
+    if is_glue:
+        return None if label in UNLABELED_ID else class_names.get(label, label) or None
+    return label or None
+
+
+def _read_name(value: object, where: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if not isinstance(value, str | int | float):
+        raise InputError(f"{where}: the label is a {type(value).__name__}. Expected text or a number.")
+    return check_unicode(clean_label(str(value)), f"{where}: the label")
+
+
+def _read_list(text: str, where: str) -> list[Any] | None:
+    """Reads a list that was written as text: JSON, or a list, tuple or set of Python, or NumPy's array.
+
+    Returns:
+        The elements. None: a name.
+
+    Raises:
+        InputError: it is in square brackets, but not a list of quoted names or numbers; in a call such as array(...);
+            or a dictionary.
+    """
+    brackets = text[:1] + text[-1:]
+    if brackets == "[]":
+        try:
+            return parse_json(text)
+        except ValueError:
+            pass  # Python's and NumPy's lists are not JSON
+    is_list = brackets in PAIRS and LIST.fullmatch(text) is not None
+    if is_list and (brackets != "()" or "," in text or text == "()"):  # "(1)" is no tuple
+        elements = (match[0] for match in re.finditer(ELEMENT, text))
+        try:
+            return [ast.literal_eval(element) if element[0] in "'\"" else element for element in elements]
+        except (ValueError, SyntaxError):
+            pass  # a broken escape
+    if brackets == "[]" or WRAPPED_LIST.fullmatch(text) or DICTIONARY.fullmatch(text):
+        raise InputError(
+            f'{where}: the label {text[:50]!r} is not a list that can be read. Write lists as ["joy", "love"], and '
+            "names without brackets."
+        )
+    return None
+
+
+def convert_vectors(splits: Iterable[TextSplit]) -> None:
+    """Converts lists of labels that are vectors to lists of the numbers 0 and 1, and sets `vector_size`.
+
+    The first split with labels decides. If all elements of all its lists are 0 or 1, and a list has more than one,
+    they are vectors. Then the first list that is not empty has the right size. Ids of known classes are no vectors.
+
+    Raises:
+        InputError: a list is not a vector of this size; or lists are no vectors, but have numbers that are no names.
+    """
+    size: int | None = None  # not known yet
+    for split in splits:
+        if not split.multi_label:
+            continue
+        labels = [(row, label) for row, label in zip(split.rows, split.labels, strict=True) if label is not None]
+        first = next((label for _, label in labels if label), None)
+        if size is None and first is not None and not split.class_names:
+            vectors = any(len(label) > 1 for _, label in labels)
+            vectors = vectors and all(part in BITS for _, label in labels for part in label)
+            size = len(first) if vectors else 0
+        for row, label in labels:
+            if size and not (len(label) == size and all(part in BITS for part in label)):
+                raise InputError(
+                    f"{split.source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first "
+                    f"labels. Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
+                )
+            # Probabilities and counts are no names.
+            numbers = label and all(NUMBER.fullmatch(part) for part in label)
+            distinct = len(set(label)) == len(label) and all(float(part).is_integer() for part in label if numbers)
+            if not size and numbers and not distinct:
+                raise InputError(
+                    f"{split.source}, row {row}: the label {shorten(label)} is not a list of different names. Write "
+                    'names, such as ["joy", "love"], in all rows and files, or vectors of 0 and 1.'
+                )
+        if size:
+            split.vector_size = size
+            split.labels = [None if label is None else [BITS[part] for part in label] for label in split.labels]

@@ -3,15 +3,15 @@
 import logging
 import math
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 
 from snugbert.data.glue import GlueTask
-from snugbert.data.tables import clean_label, find_similar_labels
+from snugbert.data.tables import clean_label
 from snugbert.errors import InputError, shorten
 from snugbert.tasks.base import Problem
-from snugbert.tasks.labeled_texts import TextSplit
-from snugbert.tasks.layout import NUMBER
+from snugbert.tasks.labeled_texts import NUMBER, TextSplit
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
 VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
@@ -53,33 +53,22 @@ def choose_labels(
                 f"--do_regression: {multi_label[0]} has lists of labels. Expected one number per example."
             )
         return None
+    train = splits.get("train")
     if task is not None:
         labels = list(task.labels)
-    elif "train" not in splits:
+    elif train is None:
         if len(checkpoint_labels) < 2:
             return None
         labels = list(checkpoint_labels)
-    elif splits["train"].class_names:
-        labels = list(dict.fromkeys(splits["train"].class_names))
+    elif train.class_names:
+        labels = list(dict.fromkeys(train.class_names))
+    elif train.vector_size:
+        has_names = len(checkpoint_labels) == train.vector_size
+        return list(checkpoint_labels) if has_names else _name_elements(train)
+    elif regression is None and _are_numbers(train):
+        return None
     else:
-        train = splits["train"]
-        if train.vector_size:
-            has_names = len(checkpoint_labels) == train.vector_size
-            return list(checkpoint_labels) if has_names else _name_elements(train)
-        labels = sorted(_distinct_labels(train))
-        if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
-            raise InputError(
-                f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
-            )
-        if all(INTEGER.fullmatch(label) for label in labels):
-            labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
-        elif regression is None and not train.multi_label and _are_numbers(train, train.data["label"][:]):
-            return None
-        one_is_enough = distills and len(checkpoint_labels) > 1
-        if len(labels) < (1 if one_is_enough else 2):
-            only = f"the label {labels[0]!r}" if labels else "no label"
-            needed = "one label is" if one_is_enough else "two labels are"
-            raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+        labels = _list_labels(train, 1 if distills and len(checkpoint_labels) > 1 else 2)
     if task is None:
         _warn_about_similar_labels(labels)
     lower = {_fold_case(label) for label in checkpoint_labels}
@@ -105,21 +94,55 @@ def _default_names(split: TextSplit) -> list[str]:
     return [f"LABEL_{i}" for i in range(split.vector_size)]
 
 
-def _name_elements(split: TextSplit) -> list[str]:
+def _name_elements(train: TextSplit) -> list[str]:
     """Returns the default names, and reports them."""
-    names = _default_names(split)
+    names = _default_names(train)
     logger.warning(
         "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
         'lists of names, such as ["joy", "love"].',
-        split.source,
+        train.source,
         names[0],
         names[-1],
     )
     return names
 
 
+def _list_labels(train: TextSplit, fewest: int) -> list[str]:
+    """Returns the labels of the training examples, sorted. There must be `fewest` of them."""
+    labels = sorted(_distinct_labels(train))
+    if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
+        raise InputError(
+            f"{train.source}: labels such as {labels[0]!r} are vectors. Set --label_separator {labels[0][1]!r}."
+        )
+    if len(labels) < fewest:
+        only = f"the label {labels[0]!r}" if labels else "no label"
+        needed = "one label is" if fewest == 1 else "two labels are"
+        raise InputError(f"{train.source}: all examples have {only}. At least {needed} needed.")
+    if all(INTEGER.fullmatch(label) for label in labels):
+        labels.sort(key=Decimal)  # `int` accepts at most 4,300 digits
+    return labels
+
+
+def _find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
+
+    Returns:
+        The groups of two or more, sorted.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in sorted(set(labels)):
+        groups.setdefault(_fold_label(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _fold_label(label: str) -> str:
+    """Returns the same text for labels that look alike."""
+    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
+
+
 def _warn_about_similar_labels(labels: list[str]) -> None:
-    groups = [" and ".join(map(repr, group)) for group in find_similar_labels(labels)]
+    groups = [" and ".join(map(repr, group)) for group in _find_similar_labels(labels)]
     if groups:
         logger.warning(
             "labels that look alike are different classes: %s. If they should be one, write them in the same way.",
@@ -129,14 +152,16 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
 
 def _distinct_labels(split: TextSplit) -> set[str]:
     """Returns the labels of a labeled split."""
-    values = split.data["label"][:]
     if split.vector_size:
         return set()
-    return {label for value in values for label in value} if split.multi_label else set(values)
+    return {label for value in split.labels for label in (value if split.multi_label else [value])}
 
 
-def _are_numbers(train: TextSplit, labels: list[str]) -> bool:
-    """Whether the labels, which are not all integers, are numbers to predict. If not, they are class names."""
+def _are_numbers(train: TextSplit) -> bool:
+    """Whether the labels are numbers to predict. If not, or if all are integers, they are class names."""
+    labels = train.labels
+    if train.multi_label or all(INTEGER.fullmatch(label) for label in labels):
+        return False
     numbers = [label for label in labels if NUMBER.fullmatch(label.replace(",", "."))]
     # A few numbers such as "3.5" among names are names, too. An "n/a" among numbers is a mistake in the data.
     if len(labels) >= 2 * len(numbers):
@@ -148,7 +173,7 @@ def _are_numbers(train: TextSplit, labels: list[str]) -> bool:
             "labels are names of classes, set --do_regression false."
         )
     if len(numbers) < len(labels) and not all(INTEGER.fullmatch(label) for label in numbers):
-        rows = zip(train.data["row"][:], labels, strict=True)
+        rows = zip(train.rows, labels, strict=True)
         row, label = next((row, label) for row, label in rows if not NUMBER.fullmatch(label))
         raise InputError(
             f"{train.source}, row {row}: the label {label!r} is not a number, but most labels are. Fix or remove such "
@@ -172,7 +197,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
         InputError: a label is not in `labels`, or is not a finite number in a regression. The message names
             source and row.
     """
-    values, multi_label = split.data["label"][:], split.multi_label
+    values, multi_label = split.labels, split.multi_label
     if multi_label and not labels:
         raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
     if split.vector_size:
@@ -180,7 +205,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
     # A checkpoint's labels may have spaces at their ends.
     names = [clean_label(label) for label in labels or ()]
     ids = {name: i for i, name in enumerate(names)}
-    for row, value in zip(split.data["row"][:], values, strict=True):
+    for row, value in zip(split.rows, values, strict=True):
         for label in value if multi_label else [value]:
             if labels and label not in ids:
                 raise InputError(
@@ -199,7 +224,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
 
 
 def _describe_expected(label: str, labels: list[str]) -> str:
-    similar = [known for known in labels if find_similar_labels([known, label])]
+    similar = [known for known in labels if _find_similar_labels([known, label])]
     if similar:
         return f"Expected {' or '.join(map(repr, similar))}"
     more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
@@ -218,7 +243,7 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
             split.source,
             ", ".join(labels),
         )
-    return [[float(bit) for bit in vector] for vector in split.data["label"][:]]
+    return [[float(bit) for bit in vector] for vector in split.labels]
 
 
 def choose_problem(

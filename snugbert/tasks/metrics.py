@@ -9,6 +9,7 @@ from typing import Any
 
 import evaluate
 import numpy as np
+from datasets import Features
 
 from snugbert.tasks.base import Task
 
@@ -31,7 +32,7 @@ class TaskMetric(evaluate.Metric):
         super().__init__(type(task).__name__, **kwargs)
 
     def _info(self) -> evaluate.MetricInfo:
-        return self.task.describe_metric()
+        return evaluate.MetricInfo(**self.task.metric_info, features=Features(self.task.metric_features()))
 
     def _compute(self, predictions: list[Any], references: list[Any]) -> dict[str, float]:
         split, answers = self.task.pair(references, predictions)

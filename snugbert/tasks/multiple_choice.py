@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Value
-from datasets import Features as DatasetFeatures
 from scipy.special import softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedConfig
 
@@ -28,27 +27,27 @@ from snugbert.tasks.metrics import score_classes
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.windows import make_lists, tokenize_texts
 
-if TYPE_CHECKING:
-    import evaluate
-
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
 NO_LABEL = ("", "None", "-1")  # -1: in test sets on the Hub
 
-METRIC_DESCRIPTION = "Accuracy: the fraction of examples whose correct choice is predicted."
-METRIC_INPUTS = """
-Args:
-    predictions: the predicted choice (int) of each example, counted from 0.
-    references: the correct choices.
-
-Returns:
-    dict with `accuracy`, a float."""
-METRIC_CITATION = """\
+METRIC_INFO = {
+    "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
+    "citation": """\
 @inproceedings{zellers2018swag,
   title={{SWAG}: A Large-Scale Adversarial Dataset for Grounded Commonsense Inference},
   author={Zellers, Rowan and Bisk, Yonatan and Schwartz, Roy and Choi, Yejin},
   booktitle={Proceedings of the 2018 Conference on Empirical Methods in Natural Language Processing},
   year={2018}
-}"""
+}""",
+    "inputs_description": """
+Args:
+    predictions: the predicted choice (int) of each example, counted from 0.
+    references: the correct choices.
+
+Returns:
+    dict with `accuracy`, a float.""",
+    "reference_urls": ["https://rowanzellers.com/swag/"],
+}
 
 
 class Example(NamedTuple):
@@ -123,6 +122,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     paper_learning_rate = 2e-5  # Devlin et al. (2018), section 4.4
     main_metric = "accuracy"
     metrics: tuple[str, ...] = ("accuracy",)
+    metric_info = METRIC_INFO
     default_columns = (("text", "choices"), SWAG_COLUMNS)
     predicted_columns = ("predicted_choice", "probabilities")
 
@@ -223,17 +223,9 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         rows = self.measure(split, ChoiceAnswers(np.full(split.num_examples, position)))
         return Baseline(f"always choice {position}", self.score(split, rows))
 
-    def describe_metric(self) -> "evaluate.MetricInfo":
-        """Returns what `evaluate` shows about the metric."""
-        import evaluate
-
-        return evaluate.MetricInfo(
-            description=METRIC_DESCRIPTION,
-            citation=METRIC_CITATION,
-            inputs_description=METRIC_INPUTS,
-            features=DatasetFeatures({"predictions": Value("int64"), "references": Value("int64")}),
-            reference_urls=["https://rowanzellers.com/swag/"],
-        )
+    def metric_features(self) -> dict[str, Any]:
+        """As in [`Task`]: numbers of choices."""
+        return {"predictions": Value("int64"), "references": Value("int64")}
 
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[ChoiceSplit, ChoiceAnswers]:
         """Returns examples and answers from the numbers of choices."""
@@ -241,11 +233,6 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         return ChoiceSplit("validation", "", examples, np.array(references)), ChoiceAnswers(np.array(predictions))
 
     # --- files --------------------------------------------------------------------------------------------------
-
-    def list_prediction_files(self, split: ChoiceSplit) -> list[str]:
-        """Returns the file of predictions."""
-        name = self.set_names[split.name]
-        return ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
 
     def write(self, split: ChoiceSplit, answers: ChoiceAnswers, folder: Path) -> None:
         """Writes a JSON object for each example, and a confusion matrix, which shows a preference for a position.

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from datasets import Features as DatasetFeatures
 from datasets import List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -30,9 +29,6 @@ from snugbert.tasks.question_windows import ContextWindows, check_room, make_win
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
 
-if TYPE_CHECKING:
-    import evaluate
-
 logger = logging.getLogger(__name__)
 
 TRAINING = ("train", "unlabeled")  # splits
@@ -43,10 +39,18 @@ METRICS_V2 = (  # in percent except thresholds, by the names of evaluate-v2.0.py
 )
 FIRST_CHARACTERS = 100  # where to look for words
 
-METRIC_DESCRIPTION = """\
+METRIC_INFO = {
+    "description": """\
 Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
-and, with version_2_with_negative, of v2.0, where a question may have no answer."""
-METRIC_INPUTS = """
+and, with version_2_with_negative, of v2.0, where a question may have no answer.""",
+    "citation": """\
+@inproceedings{rajpurkar2018know,
+  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
+  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
+  booktitle={Annual Meeting of the Association for Computational Linguistics},
+  year={2018}
+}""",
+    "inputs_description": """
 Args:
     predictions: a dict for each question with id and prediction_text; for v2.0 also no_answer_probability (float).
     references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
@@ -61,14 +65,9 @@ Example:
     >>> references = [{"id": "1", "answers": {"text": ["1976", "the year 1976"], "answer_start": [97, 88]}}]
     >>> TaskMetric(QuestionAnswering()).compute(predictions=predictions, references=references)
     {'exact_match': 0.0, 'f1': 66.66666666666666}
-"""
-METRIC_CITATION = """\
-@inproceedings{rajpurkar2018know,
-  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
-  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
-  booktitle={Annual Meeting of the Association for Computational Linguistics},
-  year={2018}
-}"""
+""",
+    "reference_urls": ["https://rajpurkar.github.io/SQuAD-explorer/"],
+}
 
 
 @dataclass
@@ -111,6 +110,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     perfect_score = 100
     main_metric = "f1"
     name = "Question answering"
+    metric_info = METRIC_INFO
     default_columns = (("question", "context"),)
     predicted_columns = ("answer", "score", "start", "end")
 
@@ -229,23 +229,13 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         metrics = self.score(split, self.measure(split, [Answer("", 0.0, "", [])] * split.num_examples))
         return Baseline("always no answer", {name: metrics[name] for name in ("exact", "f1")})
 
-    def describe_metric(self) -> "evaluate.MetricInfo":
-        """Returns what `evaluate` shows about SQuAD's metrics."""
-        import evaluate
-
+    def metric_features(self) -> dict[str, Any]:
+        """As in [`Task`]: answers by question id."""
         prediction = {"id": Value("string"), "prediction_text": Value("string")}
         if self.version_2:
             prediction["no_answer_probability"] = Value("float64")
         answers = {"text": List(Value("string")), "answer_start": List(Value("int32"))}
-        return evaluate.MetricInfo(
-            description=METRIC_DESCRIPTION,
-            citation=METRIC_CITATION,
-            inputs_description=METRIC_INPUTS,
-            features=DatasetFeatures(
-                {"predictions": prediction, "references": {"id": Value("string"), "answers": answers}}
-            ),
-            reference_urls=["https://rajpurkar.github.io/SQuAD-explorer/"],
-        )
+        return {"predictions": prediction, "references": {"id": Value("string"), "answers": answers}}
 
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[QuestionSplit, list[Answer]]:
         """Returns the questions of references, and the answer to each, by id. See [`TaskMetric`].

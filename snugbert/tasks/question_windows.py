@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.data.squad import Question
 from snugbert.errors import InputError
 from snugbert.tasks.base import Features
-from snugbert.tasks.windows import find_max_context, make_inputs, split_into_spans
+from snugbert.tasks.windows import make_inputs
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,45 @@ def make_windows(
         char_ends=char_ends,
         max_context=max_context,
     )
+
+
+def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
+    """Splits a text of `num_tokens` tokens into overlapping spans, one per window.
+
+    Args:
+        num_tokens: tokens of the text.
+        size: maximum tokens of a span.
+        overlap: tokens that neighboring spans share; less than `size`.
+
+    Returns:
+        First token and end (exclusive) of each span. An empty text has one empty span.
+    """
+    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous one
+    return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
+
+
+def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
+    """Marks the tokens that have their maximum context in a span, for each span.
+
+    The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
+    number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
+    several spans are equal, the first one counts.
+
+    Args:
+        spans: from [`split_into_spans`].
+
+    Returns:
+        Booleans for each span. *Shape:* (tokens of the span,)
+    """
+    max_scores = np.full(spans[-1][1], -1.0)
+    best_spans = np.zeros(len(max_scores), np.int32)
+    for index, (begin, end) in enumerate(spans):
+        left = np.arange(end - begin)
+        scores = np.minimum(left, left[::-1]) + 0.01 * (end - begin)
+        better = scores > max_scores[begin:end]
+        max_scores[begin:end][better] = scores[better]
+        best_spans[begin:end][better] = index
+    return [best_spans[begin:end] == index for index, (begin, end) in enumerate(spans)]
 
 
 def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int], list[int]]:

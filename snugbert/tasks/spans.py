@@ -130,16 +130,8 @@ def best_answers(
         [`SURELY_NULL`].
 
     Raises:
-        ValueError: `n_best_size` or `max_answer_length` is not positive, the number of logits and windows differs, or
-            a logit is NaN or infinite. The logit of a context token can be minus infinity.
+        ValueError: a logit is NaN or infinite. The logit of a context token can be minus infinity.
     """
-    if min(n_best_size, max_answer_length) < 1:
-        raise ValueError(f"`n_best_size` {n_best_size} and `max_answer_length` {max_answer_length} must be positive.")
-    if not len(start_logits) == len(end_logits) == len(windows.question_indices):
-        raise ValueError(
-            f"Expected logits of {len(windows.question_indices)} windows, but `start_logits` has {len(start_logits)} "
-            f"and `end_logits` has {len(end_logits)}."
-        )
     spans: list[list[Candidate]] = [[] for _ in questions]
     counts = np.bincount(windows.question_indices)
     pending, num_spans = np.arange(len(questions)), n_best_size

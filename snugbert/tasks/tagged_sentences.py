@@ -6,7 +6,7 @@ Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,8 +159,10 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
-def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> tuple[str, dict[str, TagSplit]]:
-    """Finds the tagging scheme, and converts all tags to BIO.
+def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str:
+    """Finds the tagging scheme, and converts the tags of all splits to BIO.
+
+    A split with sentences that have no tags loses its other tags.
 
     Args:
         splits: the splits with their original tags.
@@ -168,7 +170,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         on_bad_tag: for invalid tags, "stop", or "repair": use `conlleval`'s reading, with a warning.
 
     Returns:
-        The scheme, and the splits with converted tags.
+        The scheme.
 
     Raises:
         InputError: a tag is not an entity tag, or is invalid with `on_bad_tag` "stop". The message names the first.
@@ -206,13 +208,13 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     elif labeled:
         iob1 = ": entities begin with I-, but with B- directly after another of their type" if scheme == "iob1" else ""
         logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
-    return scheme, {name: replace(split, sentences=_convert_to_bio(split)) for name, split in splits.items()}
-
-
-def _convert_to_bio(split: TagSplit) -> list[Sentence]:
-    if not split.labeled:
-        return [sentence._replace(tags=None) for sentence in split.sentences]
-    return [sentence._replace(tags=convert_tags(sentence.tags or (), "bio")) for sentence in split.sentences]
+    for split in splits.values():
+        has_tags = split.labeled
+        split.sentences = [
+            sentence._replace(tags=convert_tags(sentence.tags or (), "bio") if has_tags else None)
+            for sentence in split.sentences
+        ]
+    return scheme
 
 
 def check_types(split: TagSplit, types: set[str], origin: str) -> None:

@@ -8,10 +8,10 @@ Shapes: N sentences.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import datasets
 import numpy as np
+from datasets import List, Value
 from scipy.special import softmax
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -28,17 +28,21 @@ from snugbert.tasks.tag_windows import TagWindows, make_windows, put_space_befor
 from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_split
 from snugbert.tasks.tagging_arguments import NerDataArguments
 
-if TYPE_CHECKING:
-    import evaluate
-
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 
-METRIC_DESCRIPTION = """\
+METRIC_INFO = {
+    "description": """\
 Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
 correct. Tags may be in BIO, IOB1, IOBES or BILOU. Invalid tags are read as in conlleval, the script of CoNLL's shared
-tasks: an I- that does not continue an entity begins one."""
-
-METRIC_INPUTS = """
+tasks: an I- that does not continue an entity begins one.""",
+    "citation": """\
+@inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
+  title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
+  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
+  booktitle={Proceedings of the Seventh Conference on Natural Language Learning at HLT-NAACL 2003},
+  year={2003}
+}""",
+    "inputs_description": """
 Args:
     predictions: a list of tags (str) for each sentence.
     references: the correct tags.
@@ -51,15 +55,9 @@ Returns:
 Example:
     >>> TaskMetric(Tagging()).compute(predictions=[["B-PER", "O"]], references=[["B-PER", "B-LOC"]])["f1"]
     0.6666666666666666
-"""
-
-METRIC_CITATION = """\
-@inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
-  title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
-  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
-  booktitle={Proceedings of the Seventh Conference on Natural Language Learning at HLT-NAACL 2003},
-  year={2003}
-}"""
+""",
+    "reference_urls": ["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
+}
 
 
 class TagAnswers(NamedTuple):
@@ -92,6 +90,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     main_metric = "f1"
     metrics: tuple[str, ...] = METRICS
     training_metrics: tuple[str, ...] | None = METRICS
+    metric_info = METRIC_INFO
     default_columns = (("tokens",), ("text",))
     predicted_columns = ("predicted_tags", "entities")
     scheme: str | None = None
@@ -104,7 +103,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             name: read_split(data, name, self.describe_place(data, name), self.args)
             for name, (data,) in sources.items()
         }
-        self.scheme, splits = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
+        self.scheme = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
         return splits
 
     def choose_labels(
@@ -266,18 +265,9 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         metrics = self.score(split, self.measure(split, TagAnswers(tags)))
         return Baseline("each word's most frequent tag", {metric: metrics[metric] for metric in METRICS})
 
-    def describe_metric(self) -> "evaluate.MetricInfo":
-        """Describes the metrics. See [`Task`]."""
-        import evaluate
-
-        tags = datasets.List(datasets.Value("string"))
-        return evaluate.MetricInfo(
-            description=METRIC_DESCRIPTION,
-            citation=METRIC_CITATION,
-            inputs_description=METRIC_INPUTS,
-            features=datasets.Features({"predictions": tags, "references": tags}),
-            reference_urls=["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
-        )
+    def metric_features(self) -> dict[str, Any]:
+        """As in [`Task`]: the tags of each sentence."""
+        return dict.fromkeys(("predictions", "references"), List(Value("string")))
 
     def pair(self, references: Tags, predictions: Tags) -> tuple[TagSplit, TagAnswers]:
         """Returns sentences with these tags, and the answers to them. See [`Task`]."""
@@ -289,8 +279,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     def list_prediction_files(self, split: TagSplit) -> list[str]:
         """Returns the file of predictions. Its name for test sentences is that of `run_ner.py`. See [`Task`]."""
-        set_name = self.set_names[split.name]
-        return [("predictions" if set_name == "predict" else f"{set_name}_predictions") + split.suffix]
+        return [name.removesuffix(".jsonl") + split.suffix for name in super().list_prediction_files(split)]
 
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
         """Writes the source of the sentences with the predicted tags, and plots. See [`Task`].

@@ -11,7 +11,6 @@ import torch
 from accelerate.utils import DistributedType
 from torch._dynamo.utils import calculate_time_spent, counters
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.training_args import OptimizerNames
 
 from snugbert import cuda_graphs, kernels_snugbert
 from snugbert.errors import InputError
@@ -199,13 +198,7 @@ class RunGraphs:
         return bool(self._uses_graphs)
 
     def train(self, step: Callable[..., torch.Tensor], model: Any, inputs: dict[str, Any], num_items: Any) -> Any:
-        """Runs a training step, in a graph if the size of the batch has occurred before.
-
-        Args:
-            step: `Trainer.training_step`.
-            model: the model, possibly wrapped.
-            inputs: the batch.
-            num_items: number of labels in all accumulated batches. None: not counted.
+        """Runs `step`, a `Trainer.training_step`, in a graph if the size of the batch has occurred before.
 
         Returns:
             The loss. *Shape:* ()
@@ -252,8 +245,6 @@ class RunGraphs:
             return "gradient checkpointing reads the random state, which a graph cannot do"
         if args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"
-        if args.optim in (OptimizerNames.LOMO, OptimizerNames.ADALOMO):
-            return f"--optim {args.optim.value} updates the weights within the backward pass"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
             return f"{name} may depend on more than the batch. If it does not, set cuda_graphs=True"
         return None

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
+from snugbert.progress import format_bytes
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_checkpoints import (
     MANIFEST_NAME,
@@ -255,7 +256,7 @@ def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Pa
     if free < needed:
         what = "a checkpoint takes" if checkpoint else "the model takes"
         raise InputError(
-            f"--output_dir: {folder} has {_format_bytes(free)} free, but {what} {_format_bytes(needed)}. Free some "
+            f"--output_dir: {folder} has {format_bytes(free)} free, but {what} {format_bytes(needed)}. Free some "
             "space, or choose another folder."
         )
     # A new checkpoint is written before an old one is removed. The model follows at the end.
@@ -265,8 +266,8 @@ def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Pa
         logger.warning(
             "%s has %s free. The run needs up to %s for %d checkpoints and the model (--save_total_limit).",
             folder,
-            _format_bytes(free),
-            _format_bytes(total),
+            format_bytes(free),
+            format_bytes(total),
             kept + 1,
         )
 
@@ -274,7 +275,3 @@ def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Pa
 def _count_bytes(path: Path) -> int:
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.lstat().st_size for file in files)
-
-
-def _format_bytes(number: int) -> str:
-    return f"{number / 1e9:,.2f} GB"

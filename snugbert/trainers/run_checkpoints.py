@@ -169,11 +169,8 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
     """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
     if not output_dir.is_dir():
         return []
-    return sorted(filter(_is_checkpoint, output_dir.iterdir()), key=step_of)
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return re.fullmatch(r"checkpoint-\d+", path.name, re.ASCII) is not None and path.is_dir()
+    named = (path for path in output_dir.iterdir() if re.fullmatch(r"checkpoint-\d+", path.name, re.ASCII))
+    return sorted(filter(Path.is_dir, named), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -221,11 +218,7 @@ def publish(folder: Path, checkpoint: Path) -> None:
 
 
 def restore_replaced(unfinished: Path) -> None:
-    """Moves an old checkpoint back if the process was killed before the new one had its name.
-
-    Args:
-        unfinished: the folder in the output folder in which checkpoints are written.
-    """
+    """Moves an old checkpoint in `unfinished` back if the process was killed before the new one had its name."""
     for old in unfinished.glob("replaced-*"):
         checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
         if not checkpoint.exists():
@@ -365,11 +358,9 @@ def check_optimizer(optimizer: Any) -> None:
     """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
 
     Raises:
-        ValueError: a state and its parameter differ in shape, or the learning rate is not a number.
+        ValueError: a state and its parameter differ in shape.
     """
     for group in optimizer.param_groups:
-        if not isinstance(group["lr"], int | float | torch.Tensor):
-            raise ValueError("the learning rate is not a number")
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor) and value.numel() != 1 and value.shape != parameter.shape:

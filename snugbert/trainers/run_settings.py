@@ -126,17 +126,13 @@ def read_state(checkpoint: str | Path) -> TrainerState:
     """Reads the `trainer_state.json` of a checkpoint. It always has `stateful_callbacks`.
 
     Raises:
-        InputError: it is missing or damaged. Trainer itself would accept `{}`.
+        InputError: it is missing or damaged.
     """
     file = Path(checkpoint) / TRAINER_STATE_NAME
-    values = read_json(file)
-    kinds = {"global_step": int, "log_history": list, "stateful_callbacks": dict}
     try:
-        if all(isinstance(values.get(name), kind) for name, kind in kinds.items()):
-            return TrainerState(**values)
-    except (TypeError, ValueError, AttributeError):
-        pass  # unknown names
-    raise InputError(f"{file} is damaged, or was not written by Trainer.")
+        return TrainerState(**read_json(file))
+    except TypeError as error:  # unknown names
+        raise InputError(f"{file} is damaged, or was not written by Trainer.") from error
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:
@@ -200,11 +196,8 @@ def check_max_steps(checkpoint: str, args: TrainingArguments) -> None:
 def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     """Applies a different number of steps to the learning rate of a resumed run.
 
-    Trainer would use the earlier schedule for one more step.
-
-    Args:
-        trainer: the trainer, after it loaded the optimizer and the schedule of the checkpoint.
-        checkpoint: the folder.
+    Call it after the trainer loaded the optimizer and the schedule. Trainer would use the earlier schedule for one
+    more step.
 
     Returns:
         What changed, for the log and the model card. None if the number of steps is the same.

@@ -46,10 +46,6 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
 
     Exception: RoBERTa's tokenizer puts no space before the first word of a text.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        name: its name, for messages.
-
     Returns:
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
 
@@ -170,9 +166,6 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 def load_init_model(name: str) -> PreTrainedModel | None:
     """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
-
-    Args:
-        name: folder or Hub name.
 
     Raises:
         InputError: see [`read_checkpoint`].

@@ -371,13 +371,7 @@ class TextSample:
         return self._start[0][:EXAMPLE_LENGTH]
 
     def describe(self, tokenizer: PreTrainedTokenizerBase, casing: dict[str, Any], advice: str) -> str:
-        """Describes in one line what a tokenizer does to case and accents.
-
-        Args:
-            tokenizer: the tokenizer.
-            casing: its settings.
-            advice: how to change them.
-        """
+        """Describes in one line what a tokenizer does to case and accents. Ends with `advice` on how to change it."""
         lower, strip = casing["do_lower_case"], strips_accents(casing)
         case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")
         what = f"Case and accents: both {case}" if lower == strip else f"Case: {case}. Accents: {accents}"

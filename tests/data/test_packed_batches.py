@@ -198,16 +198,8 @@ def test_filled_rows_of_one_size_have_the_same_shapes(data_dir, tokenizer, task)
 
 def test_rows_that_cannot_be_filled_are_refused():
     batch = pack([{"input_ids": [5, 6]}, {"input_ids": [7]}])
-    for arguments, message in (
-        ((batch, 0), "`pad_to_multiple_of` is 0. It must be at least 1."),
-        (({"input_ids": batch["input_ids"]}, 8), "Only packed batches can be filled."),
-        ((pad_row(batch, 8), 8), "The batch is filled already."),
-        ((batch | {"replacement_keys": None}, 8), "does not support ELECTRA's batches"),
-        ((batch, 8, 1), "The batch has 2 examples, more than `max_sequences` 1."),
-    ):
-        with pytest.raises(ValueError) as error:
-            pad_row(*arguments)
-        assert message in str(error.value)
+    with pytest.raises(ValueError, match="The batch has 2 examples, more than `max_sequences` 1"):
+        pad_row(batch, 8, 1)
     with pytest.raises(ValueError, match="`pad_to_multiple_of` is 0"):
         snugbert.SnugBertDataCollatorWithPacking(0)
     with pytest.raises(ValueError, match="`max_sequences` needs `pad_to_multiple_of`"):

@@ -14,11 +14,11 @@ from snugbert.tasks.question_answering_arguments import SquadDataArguments
 
 @pytest.mark.parametrize(
     ("name", "version_2", "sizes"),
-    # Questions, paragraphs, articles, questions without an answer.
+    # Questions, paragraphs, questions without an answer.
     [
-        ("dev-v1.1", False, (10570, 2067, 48, 0)),
-        ("train-v1.1-first44", False, (11877, 2429, 44, 0)),
-        ("dev-v2.0-half", True, (6078, 646, 16, 3168)),
+        ("dev-v1.1", False, (10570, 2067, 0)),
+        ("train-v1.1-first44", False, (11877, 2429, 0)),
+        ("dev-v2.0-half", True, (6078, 646, 3168)),
     ],
 )
 def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, data_dir):
@@ -33,7 +33,7 @@ def test_nested_and_flat_files_have_the_same_questions(name, version_2, sizes, d
         )  # flat files have no is_impossible
     nested, flat = loaded
     assert sorted(nested) == sorted(flat)
-    columns = [{getattr(question, name) for question in nested} for name in ("id", "context", "title")]
+    columns = [{getattr(question, name) for question in nested} for name in ("id", "context")]
     assert (*map(len, columns), sum(not question.answers for question in nested)) == sizes
     for question in nested:
         for text, start in zip(question.answers, question.answer_starts, strict=True):
@@ -81,9 +81,9 @@ def test_every_format_gives_the_same_questions(tmp_path):
         arguments = SquadDataArguments(**source, version_2_with_negative=True)
         splits = load_questions(arguments, None, cache_dir=str(tmp_path / "cache"))
         assert [question._replace(source="", row="", is_impossible=False) for question in splits["validation"]] == [
-            Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10), "T"),
-            Question("b", "Why?", "Anna met  Ben.\n", (), (), "T"),
-            Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,), "U"),
+            Question("a", "Who?", "Anna met  Ben.\n", ("Anna", "Ben"), (0, 10)),
+            Question("b", "Why?", "Anna met  Ben.\n", (), ()),
+            Question("c", "Who?", "\u00c9mile \u2028 slept.", ("\u00c9mile",), (0,)),
         ]
 
 
@@ -157,7 +157,7 @@ QA = {"id": "1", "question": "who", "context": "then anna ran", "answers": {"tex
         ({**QA, "is_impossible": 2}, "row 1: 'is_impossible' must be true or false, not 2"),
         *(
             ({**QA, name: "\ud83d"}, f"row 1: '{name}' is not valid Unicode: .ud83d is half of a character")
-            for name in ("id", "title", "question", "context")
+            for name in ("id", "question", "context")
         ),
         (nested([{**QA, "title": "", "answers": [("a\ude00", 0)]}]), r"qas\[0\]: 'answers' is not valid Unicode"),
         ([QA, QA], "row 2: .*row 1 has the same id, 1"),

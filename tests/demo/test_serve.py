@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from urllib.request import urlopen
@@ -25,10 +24,6 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def catch_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def visit(port: int) -> list[int]:
     """Opens the page. Returns the status of two calls with another host name, the second from a foreign page."""
     with urlopen(f"http://127.0.0.1:{port}/") as response:
@@ -36,40 +31,27 @@ def visit(port: int) -> list[int]:
     return [ask(port, CALL, TYPED, Host="a.lan:1", Origin=origin) for origin in ("http://a.lan:1", "http://b.lan:1")]
 
 
-def test_a_process_serves_all_hosts_until_ctrl_c(checkpoints):
+@pytest.mark.parametrize("host", [None, "0.0.0.0"], ids=["default", "all"])
+def test_a_process_serves_this_machine_or_all_hosts_until_ctrl_c(host, checkpoints):
     model, port = str(checkpoints["tags"]), free_port()
-    command = [sys.executable, "-m", "snugbert", "demo", "--model", model, "--host", "0.0.0.0", "--port", str(port)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    # Tests that run in the background of a shell ignore SIGINT, and so would the process.
-    with subprocess.Popen(command, **pipes, preexec_fn=catch_interrupts) as process:
-        try:
-            assert process.stdout.readline() == f"Serving {model} at http://localhost:{port}/ (Ctrl-C to stop)\n"
-            assert visit(port) == [200, 403]
-            process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=PATIENCE)
-        finally:
-            process.kill()
-    assert (process.returncode, output) == (130, "")
-    assert errors == (
-        "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
-        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
-        f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.\n"
-    )
-
-
-def test_a_process_serves_only_this_machine_by_default(checkpoints):
-    model, port = str(checkpoints["tags"]), free_port()
-    process = forked.start(main, ["demo", "--model", model, "--port", str(port)])
+    flags = ["--host", host] if host else []
+    process = forked.start(main, ["demo", "--model", model, "--port", str(port), *flags])
     try:
         end = time.monotonic() + PATIENCE
         while "\n" not in process.stdout and time.monotonic() < end:
             time.sleep(0.05)
-        assert visit(port) == [400, 400]
+        assert visit(port) == ([200, 403] if host else [400, 400])
     finally:
         os.kill(process.pid, signal.SIGINT)
         status = process.wait()
-    served_at = f"Serving {model} at http://127.0.0.1:{port}/ (Ctrl-C to stop)\n"
-    assert (status, process.stdout, process.stderr) == (130, served_at, "")
+    name = "localhost" if host else "127.0.0.1"
+    assert (status, process.stdout) == (130, f"Serving {model} at http://{name}:{port}/ (Ctrl-C to stop)\n")
+    warning = (
+        "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
+        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+        f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.\n"
+    )
+    assert process.stderr == (warning if host else "")
 
 
 def test_bad_arguments_are_refused(checkpoints, tokenizer, tmp_path, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from contextlib import nullcontext
 from pathlib import Path
 
 import forked
@@ -27,8 +26,8 @@ pytestmark = pytest.mark.usefixtures("new_compiler")
 STEPS = 6
 # inductor without its compiler: the same graphs, run by torch.
 COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-# Without compiled backward passes, in half the time. For tests that only count graphs, which do not depend on it.
-COUNTED = {"torch_compile": True, "torch_compile_backend": "eager"}
+# Without compiled backward passes, in half the time. For tests that do not depend on them.
+TRACED = {"torch_compile": True, "torch_compile_backend": "eager"}
 SMALL_BATCHES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 # transformers 5.23 renamed it; 5.17 has the old name only.
 FIELDS = PretrainingArguments.__dataclass_fields__
@@ -45,19 +44,20 @@ class CountGraphs(TrainerCallback):
         self.graphs.append(counters["stats"]["unique_graphs"])
 
 
-def train(folder: Path, resume: Path | None = None, **options) -> list[int]:
-    """Returns the number of graphs after each step."""
+def train(folder: Path, resume: Path | None = None, evaluates: bool = True, **options) -> list[int]:
+    """Returns the number of graphs after each step. Evaluation compiles as many again."""
     trainer = make_trainer(folder, max_steps=STEPS, save_steps=3, **options)
     count = CountGraphs()
     trainer.add_callback(count)
     trainer.train(resume_from_checkpoint=resume)
     trainer.save_model()
-    loss = trainer.evaluate()["eval_loss"]
     log = [
         {name: line[name] for name in ("loss", "grad_norm")} for line in trainer.state.log_history if "loss" in line
     ]
+    if evaluates:
+        log.append({"loss": trainer.evaluate()["eval_loss"]})
     if trainer.is_world_process_zero():
-        (folder / "report.json").write_text(json.dumps([*log, {"loss": loss}]))
+        (folder / "report.json").write_text(json.dumps(log))
     return count.graphs
 
 
@@ -65,18 +65,18 @@ def train_all_on_gpus(runs: dict[str, dict]) -> None:
     with acting_as_gpu():
         for folder, options in runs.items():
             AcceleratorState._reset_state(reset_partial_state=True)
-            train(Path(folder), **options)
+            train(Path(folder), evaluates=False, **options)
 
 
-def assert_same_run(folder: Path, expected: Path, bf16: bool = False) -> None:
+def assert_same_run(folder: Path, expected: Path) -> None:
     ours, theirs = (json.loads((path / "report.json").read_text()) for path in (folder, expected))
-    assert len(ours) == len(theirs) == STEPS + 1
+    assert len(ours) == len(theirs) >= STEPS
     for line, expected_line in zip(ours, theirs, strict=True):
-        assert line == pytest.approx(expected_line, rel=1e-3 if bf16 else 1e-5)
+        assert line == pytest.approx(expected_line, rel=1e-5)
     weights, expected_weights = (load_file(path / "model.safetensors") for path in (folder, expected))
     assert weights.keys() == expected_weights.keys()
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor, expected_weights[name], atol=5e-3 if bf16 else 2e-5, rtol=0, msg=name)
+        torch.testing.assert_close(tensor, expected_weights[name], atol=2e-5, rtol=0, msg=name)
 
 
 def test_two_steps_compile(tmp_path):
@@ -88,17 +88,17 @@ def test_two_steps_compile(tmp_path):
 
 @pytest.mark.slow
 def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
-    """50 batches of random sizes, with dropout. Every tenth is compared with the eager model."""
+    """20 batches of random sizes, with dropout. Every fifth is compared with the eager model."""
     head = "ForPreTraining"
     eager, _ = ours_and_stock(head, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, num_hidden_layers=2)
     compiled = copy.deepcopy(eager.train())
     generator = torch.Generator().manual_seed(0)
     with acting_as_gpu():
         compile_model(compiled, backend="aot_eager")
-        for step in range(50):
+        for step in range(20):
             size, length = (int(torch.randint(low, 12, (), generator=generator)) for low in (2, 9))
             inputs = pack(ragged_batch(head, batch=size, length=length))
-            compared = step % 10 == 0
+            compared = step % 5 == 0
             losses = []
             with torch._dynamo.config.patch(error_on_recompile=step > 0):
                 for model in (compiled, eager)[: 1 + compared]:
@@ -115,7 +115,7 @@ def test_the_parts_that_a_gpu_compiles_fit_batches_of_all_sizes():
 
 @pytest.mark.slow
 def test_the_model_of_model_init_compiles(tmp_path):
-    like = make_trainer(tmp_path, max_steps=1, **COUNTED)
+    like = make_trainer(tmp_path, max_steps=1, **TRACED)
     trainer = PretrainingTrainer(
         model_init=lambda: tiny_model(), args=like.args, train_dataset=like.train_dataset, data_collator=packed
     )
@@ -124,19 +124,14 @@ def test_the_model_of_model_init_compiles(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("on_gpu", "options"),
-    [(False, {f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}), (True, {"bf16": True})],
-    ids=["cpu", "gpu"],
-)
-def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path, on_gpu, options):
-    graphs = {}
-    with acting_as_gpu("flash") if on_gpu else nullcontext():
-        for name, compiled in (("eager", {}), ("compiled", COMPILED)):
-            graphs[name] = train(tmp_path / name, **{CHECKPOINTING: True}, **options, **compiled)
+def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path):
+    """With reentrant checkpointing. The other kind is below, under FSDP2."""
+    graphs, options = {}, {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}
+    for name, compiled in (("eager", {}), ("compiled", COMPILED)):
+        graphs[name] = train(tmp_path / name, evaluates=False, **options, **compiled)
     assert graphs["eager"] == [0] * STEPS and not counters["graph_break"]
     assert 2 <= graphs["compiled"][0] == graphs["compiled"][-1]
-    assert_same_run(tmp_path / "compiled", tmp_path / "eager", bf16=on_gpu)
+    assert_same_run(tmp_path / "compiled", tmp_path / "eager")
 
 
 @pytest.mark.slow
@@ -150,8 +145,9 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
     train(tmp_path / "compiled-eager", tmp_path / "compiled/checkpoint-3", **SMALL_BATCHES)
     for name in ("compiled", "eager-compiled", "compiled-eager"):
         assert_same_run(tmp_path / name, tmp_path / "eager")
-    train(tmp_path / "dropout", dropout=0.1, **COMPILED)
-    train(tmp_path / "resumed", tmp_path / "dropout/checkpoint-3", dropout=0.1, **COMPILED)
+    compiled = COMPILED | {"dropout": 0.1, "evaluates": False}
+    train(tmp_path / "dropout", **compiled)
+    train(tmp_path / "resumed", tmp_path / "dropout/checkpoint-3", **compiled)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("dropout", "resumed")]
     assert files[0] == files[1]
 
@@ -159,8 +155,8 @@ def test_compiled_and_eager_runs_resume_each_other(tmp_path):
 @pytest.mark.slow
 def test_a_compiled_student_equals_an_eager_one(tmp_path):
     """The loss compares its hidden states with the hidden states of a teacher. The teacher is not compiled."""
-    train(tmp_path / "eager", teacher=make_teacher())
-    graphs = train(tmp_path / "compiled", teacher=make_teacher(), **COMPILED)
+    train(tmp_path / "eager", teacher=make_teacher(), evaluates=False)
+    graphs = train(tmp_path / "compiled", teacher=make_teacher(), evaluates=False, **COMPILED)
     assert 1 <= graphs[0] == graphs[-1] <= 2 and not counters["graph_break"]
     assert_same_run(tmp_path / "compiled", tmp_path / "eager")
 
@@ -168,8 +164,8 @@ def test_a_compiled_student_equals_an_eager_one(tmp_path):
 @pytest.mark.slow
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
     """Under DDP, and under FSDP2 with checkpointing. All parts that a GPU compiles."""
-    train(tmp_path / "one")
-    runs = {"ddp": COMPILED, "fsdp": COMPILED | {CHECKPOINTING: True, "fsdp": True}}
+    train(tmp_path / "one", evaluates=False)
+    runs = {"ddp": TRACED, "fsdp": TRACED | {CHECKPOINTING: True, "fsdp": True}}
     process = forked.run(
         train_all_on_gpus,
         {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()},
@@ -202,7 +198,7 @@ def test_models_of_one_process_compile_all_their_graphs(tmp_path):
         model = new_model(HEADS[0], num_hidden_layers=3)
         options |= {"per_device_train_batch_size": 4, "num_train_epochs": 1}  # the last batch has one example
         trainer = new_trainer(
-            HEADS[0], make_tokenizer(), tmp_path, examples(HEADS[0], 9), model=model, **options, **COUNTED
+            HEADS[0], make_tokenizer(), tmp_path, examples(HEADS[0], 9), model=model, **options, **TRACED
         )
         trainer.train()
         trainer.predict(examples(HEADS[0], 9))

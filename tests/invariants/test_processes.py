@@ -102,7 +102,7 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
     """With gradient accumulation, and a list as the dataset of one run. World size and sharding are as requested."""
     ddp = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     fsdp = ddp | {"fsdp": True}
-    bf16 = {"bf16": True, "per_device_train_batch_size": 35, "gradient_accumulation_steps": 2}
+    bf16 = {"bf16": True, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
     muon, electra, distilled = {"optim": "muon"}, {"electra": True}, {"distilled": True}
     train(
         [
@@ -122,7 +122,6 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
         {"folder": tmp_path / "fsdp-ddp", "resume": tmp_path / "fsdp/checkpoint-3"} | ddp,
         {"folder": tmp_path / "ddp-bf16"} | bf16,
         {"folder": tmp_path / "fsdp-bf16"} | fsdp | bf16,
-        {"folder": tmp_path / "ddp-fsdp", "resume": tmp_path / "ddp/checkpoint-3"} | fsdp,
         {"folder": tmp_path / "ddp-muon"} | ddp | muon,
         {"folder": tmp_path / "ddp-fsdp-muon", "resume": tmp_path / "ddp-muon/checkpoint-3"} | fsdp | muon,
         {"folder": tmp_path / "ddp-electra"} | ddp | electra,
@@ -138,7 +137,7 @@ def test_processes_agree_and_resume_each_others_checkpoints(tmp_path):
 
     for name in ("ddp", "one-ddp", "fsdp-ddp"):
         assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=False)
-    for name in ("fsdp", "one-fsdp", "ddp-fsdp"):
+    for name in ("fsdp", "one-fsdp"):
         assert_same_run(tmp_path / name, tmp_path / "one", processes=2, sharded=True)
     assert_same_run(tmp_path / "fsdp-one", tmp_path / "one", processes=1, sharded=False)
     assert_same_run(tmp_path / "ddp-muon", tmp_path / "one-muon", processes=2, sharded=False)

@@ -37,9 +37,7 @@ def read_limits(side: str, size: str = "256 x 128") -> tuple[str, list[list[str]
     ("side", "size"),
     [
         ("SnugBERT", "256 x 128"),
-        ("SnugBERT", "32 x 128"),
         ("stock BERT, sdpa", "256 x 128"),
-        ("stock BERT, sdpa", "32 x 128"),
         pytest.param("SnugBERT, compiled", "256 x 128", marks=pytest.mark.slow),
     ],
 )

@@ -396,32 +396,6 @@ def test_a_plain_list_of_features_is_exact(tmp_path, collate):
             assert metrics[f"eval_{name}"] == pytest.approx(line[name], rel=1e-5)
 
 
-def test_every_head_is_exact_under_plain_trainer(tmp_path):
-    """In a stock script with gradient accumulation, the logged loss is the mean over the whole batch."""
-    config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=50, hidden_dropout_prob=0.0, num_labels=3)
-    config.attention_probs_dropout_prob = 0.0
-    torch.manual_seed(0)
-    rows = [{"input_ids": torch.randint(5, 50, (9,)), "labels": torch.tensor(index % 3)} for index in range(32)]
-    model = snugbert.SnugBertForSequenceClassification(config)
-    logged = []
-    for size in (32, 8):
-        arguments = TrainingArguments(
-            str(tmp_path / str(size)),
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=32 // size,
-            max_steps=1,
-            logging_steps=1,
-            save_strategy="no",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        )
-        run = Trainer(copy.deepcopy(model), arguments, train_dataset=rows)
-        run.train()
-        logged.append({name: run.state.log_history[0][name] for name in ("loss", "grad_norm")})
-    assert logged[1] == pytest.approx(logged[0], rel=1e-5)
-
-
 @pytest.mark.parametrize("trainer_class", [Trainer, RunTrainer])
 def test_labels_at_padding_are_consistent_under_accumulation(tmp_path, trainer_class):
     """One batch of 8 = 4 accumulated batches of 2, with ragged padding. Trainer counts labels at padding."""

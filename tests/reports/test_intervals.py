@@ -99,7 +99,7 @@ def test_the_diagnostic_set():
     predictions, references = noisy(3, 120, 0.6)
     task = TextClassification(task_name="mnli")
     split, answers = task.pair(references, predictions)
-    split.name = "diagnostic"
+    split.name = "test_diagnostic"
     ours = bootstrap(task.measure(split, answers), partial(task.score, split))
     score = lambda drawn: score_labels(references[drawn], predictions[drawn])["cola"]  # noqa: E731
     assert_equal(ours, plain_bootstrap(120, score))

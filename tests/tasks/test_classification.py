@@ -4,19 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 from snugbert.data.sources import DataSource
 from snugbert.tasks.classification import TextAnswers, TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
-from snugbert.tasks.layout import Layout
 
 
 def test_each_split_is_named_from_its_own_source(tmp_path):
     """MNLI from the Hub, from a folder, and from a folder of which one file is replaced."""
 
     def name(split, in_dataset=None, **arguments):
-        examples = TextSplit(split, "", Dataset.from_dict({"text": [""] * 7}), Layout(()), split_in_dataset=in_dataset)
+        examples = TextSplit(split, "", texts=[[""] * 7], split_in_dataset=in_dataset)
         (source,) = TextClassification(**arguments).describe_sources(examples)
         return source
 
@@ -24,7 +22,7 @@ def test_each_split_is_named_from_its_own_source(tmp_path):
     for mnli in ({"task_name": "mnli"}, {"task_name": "mnli", "data_dir": str(tmp_path)}):
         assert name("train", **mnli) == DataSource("GLUE MNLI", "train", **glue)
         assert name("validation", **mnli) == DataSource("GLUE MNLI", "validation_matched", **glue)
-        assert name("diagnostic", **mnli) == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
+        assert name("test_diagnostic", **mnli) == DataSource("GLUE diagnostic", "test", 7, "nyu-mll/glue", "ax")
     (tmp_path / "own.tsv").touch()
     own = {**mnli, "validation_file": str(tmp_path / "own.tsv")}
     assert name("validation", **own) == DataSource("own.tsv", "validation", 7)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,9 @@ def test_glue_folders_are_read(task, data_dir):
     parts = ("train", "validation", "test")
     folder = data_dir / "glue"
     splits = load_splits(GlueDataArguments(task_name=task.upper(), data_dir=str(folder)), parts)
-    assert [len(splits[part].data) for part in parts] == sizes
-    assert ("text_pair" in splits["train"].data.column_names) == (len(TASKS[task].text_columns) == 2)
-    assert set(splits["test"].data["label"]) == {None}
+    assert [splits[part].num_examples for part in parts] == sizes
+    assert len(splits["train"].texts) == len(TASKS[task].text_columns)
+    assert set(splits["test"].labels) == {None}
     labels = choose_labels(TASKS[task], splits, checkpoint_labels=["LABEL_0", "LABEL_1"])
     ids = encode_labels(splits["validation"], labels)
     if ones is None:
@@ -56,22 +57,24 @@ def test_glue_folders_are_read(task, data_dir):
         assert sum(ids) == ones
     # The task's folder can be given instead of its parent.
     own = load_splits(GlueDataArguments(task_name=task, data_dir=str(folder / TASKS[task].folder)), ("validation",))
-    assert own["validation"].data[:] == splits["validation"].data[:]
+    assert replace(own["validation"], source=splits["validation"].source) == splits["validation"]
 
 
 def test_first_example_of_each_task(data_dir):
     first = {}
     for task in ("sst2", "cola", "mrpc", "rte"):
         arguments = GlueDataArguments(task_name=task, data_dir=str(data_dir / "glue"))
-        first[task] = load_splits(arguments, ("validation",))["validation"].data[0]
-    journey = "it 's a charming and often affecting journey . "
-    assert first["sst2"] == {"text": journey, "label": "positive", "index": "0", "row": 2}
-    assert first["cola"]["text"] == "The sailors rode the breeze clear of the rocks."
-    assert first["cola"]["label"] == "acceptable" and first["cola"]["row"] == 1
+        split = first[task] = load_splits(arguments, ("validation",))["validation"]
+        lengths = map(len, (*split.texts, split.labels, split.indices, split.rows))
+        assert set(lengths) == {split.num_examples}
+    assert first["sst2"].texts[0][0] == "it 's a charming and often affecting journey . "
+    assert (first["sst2"].labels[0], first["sst2"].indices[0], first["sst2"].rows[0]) == ("positive", 0, 2)
+    assert first["cola"].texts[0][0] == "The sailors rode the breeze clear of the rocks."
+    assert first["cola"].labels[0] == "acceptable" and first["cola"].rows[0] == 1
     # Quotes are kept.
-    assert first["mrpc"]["text_pair"].startswith('" The foodservice pie business does not fit')
-    assert first["mrpc"]["label"] == "equivalent"
-    assert first["rte"]["text"].startswith("Dana Reeve") and first["rte"]["label"] == "not_entailment"
+    assert first["mrpc"].texts[1][0].startswith('" The foodservice pie business does not fit')
+    assert first["mrpc"].labels[0] == "equivalent"
+    assert first["rte"].texts[0][0].startswith("Dana Reeve") and first["rte"].labels[0] == "not_entailment"
 
 
 def test_files_given_by_name(data_dir):
@@ -109,11 +112,11 @@ def test_mnli_on_the_hub(monkeypatch):
     }
     monkeypatch.setattr("datasets.load_dataset", lambda name, config_name, **_: hub[config_name])
     splits = load_splits(GlueDataArguments(task_name="MNLI"), ("train", "validation", "test"))
-    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "diagnostic": 3}
-    assert {name: len(split.data) for name, split in splits.items()} == {"train": 1, **sizes}
-    assert splits["validation_mismatched"].data["label"][:] == ["neutral", "neutral"]
-    assert splits["diagnostic"].data["label"][:] == [None] * 3
-    assert splits["diagnostic"].data["index"][:] == ["100", "101", "102"]
+    sizes = {"validation": 2, "validation_mismatched": 2, "test": 2, "test_mismatched": 2, "test_diagnostic": 3}
+    assert {name: split.num_examples for name, split in splits.items()} == {"train": 1, **sizes}
+    assert splits["validation_mismatched"].labels == ["neutral", "neutral"]
+    assert splits["test_diagnostic"].labels == [None] * 3
+    assert splits["test_diagnostic"].indices == [100, 101, 102]
 
 
 def test_diagnostic_set_is_found(tmp_path):
@@ -131,15 +134,11 @@ def test_diagnostic_set_is_found(tmp_path):
         (tmp_path / "MNLI").mkdir(exist_ok=True)
         for data_dir in (tmp_path, tmp_path / "MNLI"):
             splits = load_splits(GlueDataArguments(task_name="mnli", data_dir=str(data_dir)), ("test",))
-            assert Path(splits["diagnostic"].source).resolve() == tmp_path / place
+            assert Path(splits["test_diagnostic"].source).resolve() == tmp_path / place
             label = "neutral" if content == labeled else None
-            assert splits["diagnostic"].data[:] == {
-                "text": ["A."],
-                "text_pair": ["B."],
-                "label": [label],
-                "index": ["0"],
-                "row": [2],
-            }
+            found = splits["test_diagnostic"]
+            assert (found.texts, found.labels, found.rows) == ([["A."], ["B."]], [label], [2])
+            assert [*map(str, found.indices)] == ["0"]
 
 
 def test_every_format_gives_the_same_features(tmp_path):
@@ -210,16 +209,15 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
     lines = [json.dumps({**row, "age": row["age"] or None, "old": None}) for row in rows]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     for file in (write_csv(tmp_path / "train.csv", rows), tmp_path / "train.jsonl"):
-        data = load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].data
-        assert data["text"][:] == texts and "text_pair" not in data.column_names
+        assert load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].texts == [texts]
 
 
 def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
     texts = ["a", "", " \t", None, float("nan"), "\u3000", "", "0"]
     rows = [{"title": "x", "body": text, "label": i} for i, text in enumerate(texts)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    data = load_splits(GlueDataArguments(train_file=str(tmp_path / "a.jsonl")), ("train",))["train"].data
-    assert data["text_pair"][:] == ["a", "", " \t", "", "", "\u3000", "", "0"]
+    split = load_splits(GlueDataArguments(train_file=str(tmp_path / "a.jsonl")), ("train",))["train"]
+    assert split.texts[1] == ["a", "", " \t", "", "", "\u3000", "", "0"]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.endswith("a.jsonl: empty text in 6 rows: 2, 3, 4, 5, 6 and more. All rows are kept.")
 

@@ -14,8 +14,7 @@ from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, make_windows
-from snugbert.tasks.windows import find_max_context, split_into_spans
+from snugbert.tasks.question_windows import ContextWindows, find_max_context, make_windows, split_into_spans
 
 
 @pytest.fixture(scope="module")

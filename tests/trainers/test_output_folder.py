@@ -19,6 +19,7 @@ from synthetic import make_trainer
 from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
+from snugbert.progress import format_bytes
 from snugbert.trainers.output_folder import (
     check_disk_space,
     check_output_dir,
@@ -307,9 +308,9 @@ def test_little_space_is_a_warning_and_less_than_a_checkpoint_an_error(
     assert not caplog.text
     if total > least:
         check_space(tmp_path, monkeypatch, total - 1, **settings)
-        assert f"The run needs up to {total / 1e9:.2f} GB" in caplog.text
+        assert f"The run needs up to {format_bytes(total)} for" in caplog.text
     check_space(tmp_path, monkeypatch, least, **settings)
-    with pytest.raises(InputError, match=rf"{tmp_path} has 0\.\d\d GB free, but .* takes {least / 1e9:.2f} GB"):
+    with pytest.raises(InputError, match=f"{tmp_path} has .* free, but .* takes {format_bytes(least)}\\."):
         check_space(tmp_path, monkeypatch, least - 1, **settings)
 
 

@@ -69,18 +69,14 @@ def check_dataset(dataset: object) -> None:
         InputError: it is not.
     """
     kind = type(dataset).__name__
-    try:
-        length = len(dataset)  # type: ignore[arg-type]
-    except TypeError:
-        length = None
     # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
-    iterable = isinstance(dataset, torch.utils.data.IterableDataset)
-    if length is None or iterable or not hasattr(dataset, "__getitem__"):
+    is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
+    if is_stream or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
             "datasets.Dataset."
         )
-    if length == 0:
+    if len(dataset) == 0:
         raise InputError(f"train_dataset: the {kind} is empty.")
 
 
@@ -208,6 +204,7 @@ def count_epochs(phases: Sequence[Phase], steps: int) -> float:
     return epochs
 
 
+@dataclass(eq=False)
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Yields the example numbers of this process's batches, one accumulated batch at a time.
 
@@ -221,19 +218,11 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         first_step: the first step to yield. Skipping steps costs nothing.
     """
 
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        accumulation_steps: int = 1,
-        num_processes: int = 1,
-        process_index: int = 0,
-        first_step: int = 0,
-    ):
-        self.phases = phases
-        self.accumulation_steps = accumulation_steps
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.first_step = first_step
+    phases: Sequence[Phase]
+    accumulation_steps: int = 1
+    num_processes: int = 1
+    process_index: int = 0
+    first_step: int = 0
 
     def __len__(self) -> int:
         """Number of batches of this process in the whole run, from which Trainer computes its number of steps."""
@@ -257,6 +246,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             first_step += phase.steps
 
 
+@dataclass(eq=False)
 class RunBatches(torch.utils.data.Dataset):
     """Makes the batches of a run from the example numbers that [`BatchSampler`] yields.
 
@@ -271,27 +261,18 @@ class RunBatches(torch.utils.data.Dataset):
         collator: makes a batch from a list of examples.
         seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
             own seed.
-        config: configuration of the model, for the counts.
-        generator: configuration of ELECTRA's generator, for the counts.
-        teacher: configuration of the teacher in distillation, for the counts.
+        config, generator, teacher: configurations of the models, for the counts, see [`count_batch`].
     """
 
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        collator: Collator,
-        seed: int,
-        config: PreTrainedConfig,
-        generator: PreTrainedConfig | None = None,
-        teacher: PreTrainedConfig | None = None,
-    ):
-        self.phases = phases
-        self.collator = collator
-        self.seed = seed
-        self.config = config
-        self.generator = generator
-        self.teacher = teacher
-        self._ends = list(accumulate(phase.steps * phase.batch_size for phase in phases))
+    phases: Sequence[Phase]
+    collator: Collator
+    seed: int
+    config: PreTrainedConfig
+    generator: PreTrainedConfig | None = None
+    teacher: PreTrainedConfig | None = None
+
+    def __post_init__(self):
+        self._ends = list(accumulate(phase.steps * phase.batch_size for phase in self.phases))
 
     def __len__(self) -> int:
         """Number of examples in the run, over all epochs."""

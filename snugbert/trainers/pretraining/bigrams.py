@@ -220,12 +220,7 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
 
 
 def share_weights(model: torch.nn.Module, device: torch.device) -> None:
-    """Gives all processes the weights of the first. Another machine may have rounded its weights differently.
-
-    Args:
-        model: the model, not yet sharded.
-        device: where the processes exchange tensors.
-    """
+    """Gives all processes the weights of the first, before sharding. Another machine may have rounded differently."""
     for weights in model.parameters():
         weights.data.copy_(broadcast(weights.data.to(device)))
 
@@ -267,20 +262,13 @@ def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigra
 
 @dataclass(frozen=True)
 class _FirstLayer:
-    """What the weights of the embeddings and of the first layer consist of.
+    """What the weights of the embeddings and of the first layer consist of."""
 
-    Attributes:
-        embeddings: the word embeddings. *Shape:* (V, K)
-        position_norm: norm of the position embeddings.
-        radians: frequencies of the position embeddings.
-        amplitude: amplitude of the position embeddings after LayerNorm.
-        maps: values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
-    """
-
-    embeddings: np.ndarray
-    position_norm: float
-    radians: np.ndarray
-    amplitude: float
+    embeddings: np.ndarray  # of words. *Shape:* (V, K)
+    position_norm: float  # of the position embeddings
+    radians: np.ndarray  # frequencies of the position embeddings
+    amplitude: float  # of the position embeddings after LayerNorm
+    # Values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
     maps: list[tuple[np.ndarray, np.ndarray]]
 
     @property
@@ -350,17 +338,10 @@ def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> No
 
 
 def _attend_to(attention: Any, rows: slice, radians: np.ndarray, amplitude: float, offset: int) -> None:
-    """Sets queries and keys of a head, so that it attends to the token at a distance of `offset`.
+    """Sets queries and keys of a head, so that it attends to the previous token (`offset` -1) or the next (1).
 
     Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
     of the queries stay random. Their keys are zero. If both were zero, they would have no gradient.
-
-    Args:
-        attention: the attention module.
-        rows: the dimensions of the head.
-        radians: frequencies of the position embeddings.
-        amplitude: amplitude of the position embeddings after LayerNorm.
-        offset: -1 for the previous token, 1 for the next.
     """
     n, head_size = len(radians), rows.stop - rows.start
     contrast = amplitude**2 * float((1 - np.cos(radians)).sum())

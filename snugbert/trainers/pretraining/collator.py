@@ -145,10 +145,7 @@ class SnugBertDataCollatorForPretraining:
     def describe(self, example: dict[str, Any], objective: Objective, cuts: Sequence[Sequence[int]] = ()) -> str:
         """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
 
-        Args:
-            example: an example of a [`PretrainingDataset`].
-            objective: the objective of the dataset.
-            cuts: places to mark, from [`PretrainingDataset.find_cuts`].
+        `cuts` are places to mark, from [`PretrainingDataset.find_cuts`].
         """
         seen, labels = self._mask(example, self._make_generator(example))
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]

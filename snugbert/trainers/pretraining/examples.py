@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.cache import EPOCHS_FOLDER
 from snugbert.data.corpus import Block, Corpus
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
@@ -110,7 +109,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         if epochs_dir is None:
             if corpus.folder is None:
                 raise ValueError("`epochs_dir` is missing. The corpus has no folder to store examples in.")
-            epochs_dir = corpus.folder / EPOCHS_FOLDER
+            epochs_dir = corpus.folder / "epochs"
         self.corpus = corpus
         self.cls_token_id = tokenizer.cls_token_id
         self.sep_token_id = tokenizer.sep_token_id
@@ -224,7 +223,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         try:
             self.epochs_dir.mkdir(parents=True, exist_ok=True)
             with lock_file(self.epochs_dir / f"{name}.lock"):
-                if not _is_table(file):
+                if not file.exists():
                     self._write_epoch(epoch, file)
                     # Epoch 0 gives the length of all epochs. Other workers may still need the epoch before this one.
                     # A table that a process has mapped stays readable, and a missing one is made again.
@@ -285,12 +284,6 @@ def unwrap_subset(dataset: Any) -> Any:
     while isinstance(dataset, torch.utils.data.Subset):
         dataset = dataset.dataset
     return dataset
-
-
-def _is_table(file: Path) -> bool:
-    """Whether the table exists and consists of whole rows."""
-    size = file.stat().st_size if file.exists() else 0
-    return size > 0 and size % EXAMPLE.itemsize == 0
 
 
 def shuffle_position(position: int, size: int, key: str) -> int:

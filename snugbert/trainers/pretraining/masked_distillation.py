@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
-from transformers import AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
@@ -188,12 +188,7 @@ def sum_cosine_losses(
 def load_teacher_config(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
 ) -> SnugBertConfig:
-    """Loads the configuration of the teacher. Checks that it has the student's vocabulary.
-
-    Args:
-        model_args: which teacher.
-        config: configuration of the student.
-        tokenizer: tokenizer of the student.
+    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's.
 
     Raises:
         InputError: the teacher does not exist, the vocabularies differ, or `config` differs from the teacher's.
@@ -219,18 +214,6 @@ def load_teacher_config(
                 f"teacher's layers. Only {' and '.join(DROPOUTS)} can change."
             )
     return teacher_config
-
-
-def load_teacher(model_args: PretrainingModelArguments, teacher_config: SnugBertConfig) -> PreTrainedModel:
-    """Loads the teacher with its masked token head.
-
-    Raises:
-        InputError: as in [`load_model`], or it has no masked token head.
-    """
-    teacher_args = model_args.as_teacher()
-    teacher = load_model(AutoModelForMaskedLM, teacher_args, copy.deepcopy(teacher_config), trained=True)
-    logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
-    return teacher
 
 
 def load_student(

@@ -24,10 +24,8 @@ def mask_tokens(
         mask_token_id: id of [MASK].
         replacements: ids to draw random tokens from. *Shape:* (ids,)
         rng: the source of all random choices.
-        mlm_probability: share of the candidates to choose, rounded, at least one token; 0.15 in the paper.
-        mask_replace_prob: share of the chosen tokens to replace by [MASK]; 0.8 in the paper.
-        random_replace_prob: share of the chosen tokens to replace by a random token; 0.1 in the paper. The others stay
-            unchanged.
+        mlm_probability: share of the candidates to choose, rounded, at least one token.
+        mask_replace_prob, random_replace_prob: see [`SnugBertDataCollatorForPretraining`].
         continues_word: whether a token continues the word of the previous token. If given, whole words are chosen. A
             word that would exceed the number of tokens to choose is skipped, as in the original release. So the number
             is exact unless no word is short enough. If no word fits at all, one is chosen anyway. *Shape:* (tokens,)

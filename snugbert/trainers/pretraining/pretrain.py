@@ -40,7 +40,6 @@ from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXA
 from snugbert.trainers.pretraining.masked_distillation import (
     list_student_layers,
     load_student,
-    load_teacher,
     load_teacher_config,
 )
 from snugbert.trainers.pretraining.pretraining_arguments import (
@@ -193,7 +192,11 @@ def _train_and_evaluate(
 ) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
-    teacher = load_teacher(model_args, teacher_config) if teacher_config is not None and do_train else None
+    teacher = None
+    if teacher_config is not None and do_train:
+        teacher_args, own_config = model_args.as_teacher(), copy.deepcopy(teacher_config)
+        teacher = load_model(AutoModelForMaskedLM, teacher_args, own_config, trained=True)
+        logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
     initial_weights = _collect_initial_weights(model_args, data_args, teacher)
     checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared; the trainer compares again

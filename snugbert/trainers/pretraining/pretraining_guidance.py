@@ -44,12 +44,7 @@ WARMUP = 0.1  # share of the steps without a warning: the longer the run, the lo
 
 
 def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
-    """Lists in what a run differs from the measured ones: not larger than small, words or pieces, not too much text.
-
-    Args:
-        config: configuration of the model.
-        corpus_tokens: number of tokens in the training text.
-    """
+    """Lists in what a run differs from the measured ones: models up to small, words or pieces, not too much text."""
     H, inner = config.hidden_size, config.intermediate_size
     reasons = []
     if config.num_hidden_layers * (4 * H * H + 2 * H * inner) > LARGEST_MODEL:
@@ -62,12 +57,7 @@ def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[
 
 
 def recipe_flags(vocab_size: int, corpus_tokens: float) -> dict[str, str]:
-    """Returns the flags of `snugbert pretrain` that suggest a new model, with the small recipe if that fits.
-
-    Args:
-        vocab_size: number of tokens in the vocabulary.
-        corpus_tokens: number of tokens in the training text.
-    """
+    """Returns the flags of `snugbert pretrain` that suggest a new model, with the small recipe if that fits."""
     unmeasured = list_unmeasured(SnugBertConfig.from_size(SUGGESTED_SIZE, vocab_size=vocab_size), corpus_tokens)
     return {"config_name": SUGGESTED_SIZE, **({} if unmeasured else SMALL_RECIPE_FLAGS)}
 
@@ -80,13 +70,7 @@ def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:
 
 
 def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float) -> str:
-    """Names the recipe that fits a run and what to expect of it, or why no recipe was measured.
-
-    Args:
-        config: configuration of the model.
-        corpus_tokens: number of tokens in the training text.
-        passes: number of passes over it.
-    """
+    """Names the recipe that fits a run of some `passes` over the text and what to expect, or why there is none."""
     if reasons := list_unmeasured(config, corpus_tokens):
         return (
             f"none was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "

@@ -21,10 +21,7 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
-from transformers.trainer_utils import (
-    EvalLoopOutput,
-    TrainOutput,
-)
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
 from snugbert.data.languages import DEFAULT, store_language
@@ -93,9 +90,8 @@ class PretrainingTrainer(RunTrainer):
       padding. `training.png` is drawn with every checkpoint and at the end, when the model card, `README.md`, is
       written.
     - An output folder with another run is refused, unless `overwrite_output_dir` is set.
-    - On SIGTERM, which clusters send before they stop a machine, and on SIGINT (Ctrl-C), training finishes the step
-      (on a GPU, also the next), writes a checkpoint and ends. A second SIGINT ends it at once.
-    - A loss or gradient norm that is not finite is an error. No checkpoint contains that step.
+    - On SIGTERM and SIGINT (Ctrl-C), training writes a checkpoint and ends. A loss or gradient norm that is not finite
+      is an error. See [`StopSignal`].
 
     Example:
 

@@ -243,16 +243,10 @@ def cut_pairs(
 
 @dataclass(frozen=True)
 class _Cutter:
-    """Cuts documents into pairs from the front. Offsets are negative if a document is mirrored.
+    """Cuts documents into pairs from the front, see [`cut_pairs`]. Offsets are negative if a document is mirrored."""
 
-    Attributes:
-        ranks: from [`rank_places`].
-        longest: tokens of the longest pair, without special tokens.
-        short_seq_prob, whole_sentences, rng: see [`cut_pairs`].
-    """
-
-    ranks: bytes
-    longest: int
+    ranks: bytes  # from `rank_places`
+    longest: int  # tokens of the longest pair, without special tokens
     short_seq_prob: float
     whole_sentences: bool
     rng: random.Random
@@ -340,19 +334,12 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
 
 
 class _Ends(NamedTuple):
-    """Where pairs of adjacent segments begin and end. Each array has an item per pair.
+    """Where pairs of adjacent segments begin and end. Each array has an item per pair."""
 
-    Attributes:
-        documents: the document of the pair.
-        before: tokens of the document before the pair.
-        after: tokens from the start of the second segment to the document's end.
-        begins_in_sentence, ends_in_sentence: whether the pair begins or ends within a sentence.
-    """
-
-    documents: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-    begins_in_sentence: np.ndarray
+    documents: np.ndarray  # the document of the pair
+    before: np.ndarray  # tokens of the document before the pair
+    after: np.ndarray  # tokens from the start of the second segment to the document's end
+    begins_in_sentence: np.ndarray  # whether the pair begins within a sentence
     ends_in_sentence: np.ndarray
 
 

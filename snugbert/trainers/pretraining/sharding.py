@@ -123,7 +123,7 @@ class Sharding:
     def save_optimizer(self, folder: str) -> None:
         """Writes the optimizer state by parameter name, and the schedule, into a checkpoint."""
         trainer = self.trainer
-        optimizer = _bare(trainer.optimizer)
+        optimizer = trainer.optimizer.optimizer  # torch initializes it with a step. accelerate's wrapper would skip it
         state = get_optimizer_state_dict(trainer.model, optimizer, options=GATHERED)
         if trainer.args.should_save:
             torch.save({"optimizer": type(optimizer).__name__, **state}, Path(folder) / "optimizer.pt")
@@ -138,31 +138,17 @@ class Sharding:
         trainer = self.trainer
         state = {}
         if trainer.args.process_index == 0:
-            state = _load_optimizer_state(Path(checkpoint) / "optimizer.pt")
-        set_optimizer_state_dict(trainer.model, _bare(trainer.optimizer), state, options=_broadcast_options())
+            file = Path(checkpoint) / "optimizer.pt"
+            state = read_torch_file(file) if file.is_file() else {}
+            if state.pop("optimizer", None) is None:
+                raise InputError(
+                    f"{file} is missing, or was written by an older version of SnugBERT. Start a new run from the "
+                    f"weights: --model_name_or_path {checkpoint}."
+                )
+        set_optimizer_state_dict(trainer.model, trainer.optimizer.optimizer, state, options=_broadcast_options())
         trainer.lr_scheduler.load_state_dict(read_torch_file(Path(checkpoint) / "scheduler.pt"))
 
 
 def _broadcast_options() -> StateDictOptions:
     """Options that send the state in the first process to all processes."""
     return StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
-
-
-def _bare(optimizer: Any) -> torch.optim.Optimizer:
-    # torch initializes an empty state with a step. accelerate's wrapper would skip it.
-    return optimizer.optimizer
-
-
-def _load_optimizer_state(file: Path) -> dict[str, Any]:
-    """Reads the optimizer state that [`Sharding.save_optimizer`] wrote.
-
-    Raises:
-        InputError: the file is missing or has another format.
-    """
-    content = read_torch_file(file) if file.is_file() else {}
-    if content.pop("optimizer", None) is None:
-        raise InputError(
-            f"{file} is missing, or was written by an older version of SnugBERT. Start a new run from the weights: "
-            f"--model_name_or_path {file.parent}."
-        )
-    return content

@@ -65,9 +65,7 @@ def count_batch(
         batch: packed or padded, on the CPU, see [`count_sequence_tokens`].
         max_seq_length: the length to which a packed batch would be padded, for `padding`. None: the longest sequence
             of the batch.
-        config: configuration of the model, for its FLOPs.
-        generator: configuration of ELECTRA's generator, for its FLOPs.
-        teacher: configuration of the teacher in distillation, for its FLOPs.
+        config, generator, teacher: configurations of the models, see [`training_flops`].
 
     Returns:
         The numbers of `DATA_SUMS`: labeled tokens, labeled sentence pairs, tokens, positions with padding, and FLOPs.

@@ -6,18 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from card_metadata import read_metadata
-from huggingface_hub import ModelCard
-from torch._dynamo.utils import counters
 from transformers import AutoModelForTokenClassification, pipeline
 
 import snugbert_cli
 from snugbert import SnugBertModel, SnugBertTokenizer
 from snugbert.command_line import parse_arguments
-from snugbert.data.conll import Sentence
 from snugbert.data.packed_batches import count_tokens
-from snugbert.tasks.tagged_sentences import TagSplit
-from snugbert.tasks.tagging import METRICS, Tagging
+from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task
@@ -110,38 +105,6 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     tag = pipeline("token-classification", model=str(run), aggregation_strategy="first", device="cpu")
     found = [(part["entity_group"], part["word"]) for part in tag("then anna berg met otto in romeport")]
     assert found == [("PER", "anna berg"), ("PER", "otto"), ("LOC", "romeport")]
-
-
-@pytest.mark.slow
-def test_the_command_compiles_the_layers(workshop, tmp_path, new_compiler):
-    flags = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-    run_command("ner", arguments(workshop, tmp_path, **flags, do_train=True, max_steps=2))
-    assert counters["stats"]["unique_graphs"] >= 1
-
-
-def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
-    files = {"train": ("wikiann_train.txt", 40), "validation": ("conll_dev.txt", 15), "test": ("wnut.txt", 10)}
-    for seed, (file, number) in enumerate(files.values()):
-        (tmp_path / file).write_text(tagged_text(number, seed))
-    names = {f"{split}_file": tmp_path / file for split, (file, _) in files.items()}
-    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
-    run_command("ner", arguments(workshop, tmp_path / "out", **names, **asked))
-    trained_on, scores = read_metadata(tmp_path / "out")
-    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
-    assert trained_on == [("wikiann_train.txt", "train", 40)]
-    assert scores == {
-        (*source, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in METRICS}
-        for *source, number, name in (
-            ("conll_dev.txt", "validation", 15, "eval"),
-            ("wnut.txt", "test", 10, "predict"),
-        )
-    }
-    card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert card.data.datasets is None and "fine-tuned on wikiann_train.txt (40 examples) with SnugBERT" in card.text
-    assert "measured on conll_dev.txt and wnut.txt. " in card.text
-    split = TagSplit("test", "", [Sentence(["a"], ["O"], 1)] * 10)
-    expected = ("eriktks/conll2003", "test", 10, "eriktks/conll2003", None)
-    assert Tagging(dataset_name="eriktks/conll2003").describe_sources(split) == [expected]
 
 
 def test_document_context(workshop, tmp_path):

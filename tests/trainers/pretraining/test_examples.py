@@ -13,9 +13,9 @@ import pytest
 from scipy.stats import chisquare
 from synthetic import make_corpus
 
-from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.corpus import Corpus
 from snugbert.trainers.pretraining import examples
-from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset, shuffle_position
+from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 
 pytestmark = pytest.mark.slow
 
@@ -205,19 +205,3 @@ def test_places_where_sentences_were_cut_are_found(tokenizer, tmp_path):
     assert any(0 in cuts for position in range(len(dataset)) for cuts in dataset.find_cuts(position))
     lines = PretrainingDataset(make_corpus([[sentences[1:2]]]), tokenizer, 12, "mlm", epochs_dir=tmp_path)
     assert sorted(lines.find_cuts(position) for position in range(2)) == [[[0]], [[10]]]
-
-
-def test_a_table_that_was_cut_off_is_made_again(small, words_tokenizer, tmp_path):
-    corpus = open_corpus(small.folder, words_tokenizer)
-
-    def count_examples() -> int:
-        return len(PretrainingDataset(corpus, words_tokenizer, max_seq_length=16, epochs_dir=tmp_path / "epochs"))
-
-    expected = count_examples()
-    (table,) = (tmp_path / "epochs").glob("*.examples")
-    whole = table.read_bytes()
-    assert len(whole) == expected * EXAMPLE.itemsize
-    for length in (0, 20, len(whole) - 1):
-        table.write_bytes(whole[:length])
-        assert count_examples() == expected
-        assert table.read_bytes() == whole

@@ -78,35 +78,18 @@ def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_ch
     assert "checkpoint-4 has taken 4 steps, more than the 3 steps of this run" in capsys.readouterr().err
 
 
-def with_state(file: Path, change) -> None:
-    state = torch.load(file, weights_only=True)
-    change(state)
-    torch.save(state, file)
-
-
-def shrink(state):
-    """A fused optimizer would write beyond these three numbers."""
-    values = next(iter(state["state"].values()))
-    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [
-        ("optimizer.pt", shrink, "exp_avg has shape [3]"),
-        ("optimizer.pt", lambda state: state["param_groups"][0].update(lr="x"), "the learning rate is not a number"),
-        ("scheduler.pt", lambda state: state.update(step=1), "unknown schedule state step"),
-    ],
-    ids=["shape", "rate", "method"],
-)
-def test_a_forged_checkpoint_is_a_short_error(name, change, message, small_run, with_checkpoint, tmp_path, capfd):
+def test_an_optimizer_of_other_shapes_is_a_short_error(small_run, with_checkpoint, tmp_path, capfd):
     folder = shutil.copytree(with_checkpoint, tmp_path / "run")
-    with_state(folder / "checkpoint-4" / name, change)
+    file = folder / "checkpoint-4/optimizer.pt"
+    state = torch.load(file, weights_only=True)
+    values = next(iter(state["state"].values()))
+    values["exp_avg"] = values["exp_avg"].flatten()[:3].clone()  # a fused optimizer would write beyond these numbers
+    torch.save(state, file)
     write_manifest(folder / "checkpoint-4")
     more = {"validation_file": None, "resume_from_checkpoint": "true", "max_steps": 6}
     assert run(small_run | more, output_dir=folder) == 2
     *_, line = capfd.readouterr().err.splitlines()
-    assert "checkpoint-4" in line and name in line and message in line
+    assert "checkpoint-4" in line and "optimizer.pt" in line and "exp_avg has shape [3]" in line
 
 
 @pytest.mark.parametrize("how", ["empty", "half", "malicious", "no state", "a list"])

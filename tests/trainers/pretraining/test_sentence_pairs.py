@@ -159,7 +159,7 @@ def showings(corpus, *tables) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_seq_length", [128, 32, 5])
+@pytest.mark.parametrize("max_seq_length", [128, 5])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_pairs_follow_the_recipe(corpus, table_of, objective, max_seq_length):
     table = table_of(corpus, objective, max_seq_length, short_seq_prob=0.0)
@@ -186,20 +186,24 @@ def test_pairs_follow_the_recipe(corpus, table_of, objective, max_seq_length):
 @pytest.mark.parametrize("objective", ["nsp", "sop", "mlm"])
 def test_every_token_is_shown_and_pairs_are_full(corpora, table_of, objective, max_seq_length, fill, spread):
     for corpus in corpora.values():
-        tables = [table_of(corpus, objective, max_seq_length, seed=seed) for seed in range(4)]
-        counts = showings(corpus, tables[0])
+        table = table_of(corpus, objective, max_seq_length)
+        counts = showings(corpus, table)
+        assert counts.std() < spread * counts.mean()
+        assert measure_coverage(corpus, table) == pytest.approx((counts > 0).mean(), abs=1e-9)
+        if objective != "nsp":
+            assert counts.min() == 1
+            continue
         # A random segment may be cut to the length of the segment that it replaces.
-        assert (counts > 0).mean() > 0.98 if objective == "nsp" else counts.min() == 1
-        assert counts.std() < spread * counts.mean() and (showings(corpus, *tables) > 0).mean() > 0.9999
-        assert measure_coverage(corpus, tables[0]) == pytest.approx((counts > 0).mean(), abs=1e-9)
-        if objective == "nsp":
-            lengths = numbers(tables[0], "length") + numbers(tables[0], "second_length") + 3
-            assert lengths.mean() > fill * max_seq_length
+        assert (counts > 0).mean() > 0.98
+        others = [table_of(corpus, objective, max_seq_length, seed=seed) for seed in (1, 2, 3)]
+        assert (showings(corpus, table, *others) > 0).mean() > 0.9999
+        lengths = numbers(table, "length") + numbers(table, "second_length") + 3
+        assert lengths.mean() > fill * max_seq_length
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_jsonl", [False, True])
-@pytest.mark.parametrize(("language", "quote", "stop"), [("de", "„", "."), ("tr", "“", "."), ("zh", "「", "。")])
+@pytest.mark.parametrize(("language", "quote", "stop"), [("de", "„", "."), ("zh", "「", "。")])
 def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_of, language, quote, stop, is_jsonl):
     """The sentence splitter does not split inside quotation marks. In JSONL, a document may be a single line."""
     documents = []
@@ -218,7 +222,7 @@ def test_text_with_quotes_that_never_close_is_shown(data_dir, tokenizer, table_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("max_seq_length", [64, 128, 512])
+@pytest.mark.parametrize("max_seq_length", [64, 512])
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_lengths_do_not_reveal_the_label(corpora, table_of, objective, max_seq_length):
     """A classifier on both lengths and their sum barely beats always predicting the more frequent label."""
