@@ -4,6 +4,7 @@ The output is complete when `output_file` exists. Until then, it is in `output_f
 second file records how much of it is done. Run the same command again to continue.
 """
 
+import gc
 import json
 import logging
 import os
@@ -75,7 +76,9 @@ def predict_file(args: PredictionArguments) -> None:
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
     if not rows:
         raise InputError(f"--input_file: {args.input_file} has no rows.")
-    write_predictions(args, data, make_predictor(folder, args, rows), folder)
+    predictor = make_predictor(folder, args, rows)
+    gc.freeze()  # the garbage collector need not search the modules and the model again and again
+    write_predictions(args, data, predictor, folder)
 
 
 def _check_output(args: PredictionArguments) -> None:
