@@ -38,7 +38,7 @@ from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
 from snugbert.tasks.base import Task
 from snugbert.tasks.classification import TextClassification
-from snugbert.tasks.question_windows import make_windows
+from snugbert.tasks.question_windows import make_question_windows
 from snugbert.tasks.tagging import Tagging
 
 HEADS = {
@@ -113,7 +113,7 @@ def make_task_features(
         file = args.squad_file
         questions = read_questions(Path(file), file)
         questions = check_answers(questions, file, training=True, version_2=True, skip=False)
-        features = make_windows(questions, tokenizer, training=True).inputs.to_list()
+        features = make_question_windows(questions, tokenizer, training=True).inputs.to_list()
     else:
         features = glue_features(task, args.glue_dir, "train", tokenizer, number, args.seed)
     random.Random(args.seed).shuffle(features)  # spreads the windows of a paragraph over batches

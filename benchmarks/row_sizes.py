@@ -34,7 +34,7 @@ from snugbert.data.preparation import prepare_corpus
 from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.tasks.classification import TextClassification
-from snugbert.tasks.question_windows import make_windows
+from snugbert.tasks.question_windows import make_question_windows
 from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -120,7 +120,7 @@ def list_task_features(
     if args.squad_file:
         questions = read_questions(Path(args.squad_file), args.squad_file)
         questions = check_answers(questions, args.squad_file, training=True, version_2=True, skip=False)
-        yield "SQuAD", make_windows(questions, tokenizer, training=True).inputs
+        yield "SQuAD", make_question_windows(questions, tokenizer, training=True).inputs
 
 
 def draw_batches(examples: int, batch_size: int) -> Iterator[list[int]]:

@@ -22,7 +22,13 @@ from transformers.utils import logging as transformers_logging
 
 from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
-from snugbert.checkpoints.model_arguments import CONVERTED_TYPES, ConversionArguments, HubArguments, get_hub_arguments
+from snugbert.checkpoints.model_arguments import (
+    CONVERTED_DTYPES,
+    CONVERTED_TYPES,
+    ConversionArguments,
+    HubArguments,
+    get_hub_arguments,
+)
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -172,6 +178,8 @@ def convert_model(
     """
     if to not in CONVERTED_TYPES:
         raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
+    if isinstance(dtype, str) and dtype not in CONVERTED_DTYPES:
+        raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
     source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
     output_dir = Path(output_dir)
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -356,11 +364,13 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
         before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
+        check_words(before, str(source))
         is_ours = is_wordpiece and to == "snugbert"
         tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
+    except InputError:
+        raise
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
-    check_words(before, str(source))
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if checkpoint.config.position_embedding_type != "relative":  # these have no limit

@@ -13,6 +13,7 @@ from snugbert_arguments import explain_folder
 
 SIZE_NAMES = ("tiny", "mini", "small", "medium", "base", "large")  # the keys of configuration_snugbert.SIZES
 CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
+CONVERTED_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def check_folder(flag: str, name: str | None) -> None:
@@ -200,7 +201,7 @@ class ConversionArguments:
     dtype: str | None = field(
         default=None,
         metadata={
-            "choices": ("float32", "float16", "bfloat16"),
+            "choices": CONVERTED_DTYPES,
             "help": "Dtype of the weights. Default: the dtype of the input.",
         },
     )

@@ -22,7 +22,7 @@ from snugbert.data.languages import choose_language, stored_in_model
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
-from snugbert.evaluation.masked_models import predicts_pairs
+from snugbert.evaluation.masked_models import evaluating, predicts_pairs
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
 from snugbert.progress import Progress
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
@@ -91,7 +91,8 @@ def score_text(
             text, "held-out text", args.max_seq_length, data_args, tokenizer, Path(folder), VALIDATION_SEED
         )
         num_examples = min(len(dataset), args.max_eval_samples or len(dataset))
-        metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
+        with evaluating(model):
+            metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
         if not math.isfinite(metrics["mlm_loss"]):
             raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
         baselines = compute_baselines(dataset, train or text)

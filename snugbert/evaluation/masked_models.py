@@ -3,7 +3,8 @@
 Shapes: B sequences, L tokens per sequence, V vocabulary size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -125,6 +126,17 @@ def _can_express(values: dict[str, Any]) -> bool:
     return True
 
 
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Turns off dropout, as `model.eval()` does. Afterwards, the model is in its mode again."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 @torch.inference_mode()
 def predict_tokens(model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Predicts one token of each sequence. The vocabulary projection skips all other tokens.
@@ -137,9 +149,10 @@ def predict_tokens(model: PreTrainedModel, input_ids: torch.Tensor, positions: t
     Returns:
         Logits. *Shape:* (B, V)
     """
-    if isinstance(model, SnugBertForMaskedLM):
+    if isinstance(model, SnugBertForMaskedLM | SnugBertForPreTraining):
         labels = torch.full_like(input_ids, IGNORE_INDEX).scatter_(1, positions[:, None], 0)  # any token will do
-        return model(input_ids=input_ids, labels=labels, sparse_prediction=True).logits
+        outputs = model(input_ids=input_ids, labels=labels, sparse_prediction=True)
+        return outputs.logits if isinstance(model, SnugBertForMaskedLM) else outputs.prediction_logits
     rows = torch.arange(len(input_ids), device=input_ids.device)
     # Stock models have no such option, but the input of their projection can be changed.
     projection = model.get_output_embeddings()

@@ -19,6 +19,7 @@ from snugbert.data.sources import describe_file, uncompressed_name
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import read_numbered_lines
 from snugbert.errors import InputError
+from snugbert.evaluation.masked_models import evaluating
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 from snugbert.files import check_unicode
 
@@ -151,7 +152,8 @@ def score_pairs(
                 f"{pair.file}, row {pair.row}: a sentence has {len(sentence.ids)} tokens. The model's limit is "
                 f"{limit}. Remove the pair."
             )
-    scores = score_sentences(model, sentences, tokenizer.mask_token_id)
+    with evaluating(model):
+        scores = score_sentences(model, sentences, tokenizer.mask_token_id)
     if not all(np.isfinite(values).all() for values in scores.values()):
         raise InputError("the model's scores are not finite. Its weights may be damaged, or its training diverged.")
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)

@@ -36,7 +36,7 @@ from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.engine import Dtype
 from snugbert.export.export_arguments import ExportArguments
-from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_texts
+from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_text_file
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
@@ -191,7 +191,7 @@ def _write_export(
         score = make_score(checkpoint, labeled, tokenizer, names, embed, **data)
     calibration: list[Batch] = []
     if files["calibration_file"] is not None:
-        texts = read_texts(files["calibration_file"], CALIBRATION_TEXTS)
+        texts = read_text_file(files["calibration_file"], CALIBRATION_TEXTS)
         calibration = batches(texts, max_length=min(limit, LONGEST_CALIBRATION_TEXT), size=1)
     engine.write(model, names, written, dtype, calibration)
     if to != "bert":
@@ -199,7 +199,7 @@ def _write_export(
             file.unlink()
     _complete_config(written, model)
 
-    texts = make_texts(tokenizer, limit) + (read_texts(files["text_file"]) if files["text_file"] else [])
+    texts = make_texts(tokenizer, limit) + (read_text_file(files["text_file"]) if files["text_file"] else [])
     model.set_attn_implementation("sdpa")  # what users run
     original, run = run_in_torch(model), engine.load(written)
     outputs = ((batch, original(batch), run(batch)) for batch in batches(texts, max_length=limit))

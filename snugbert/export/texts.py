@@ -50,7 +50,7 @@ def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]
     return texts[::2] + texts[1::2]
 
 
-def read_texts(file: Path, limit: int | None = None) -> list[str]:
+def read_text_file(file: Path, limit: int | None = None) -> list[str]:
     """Reads the lines of a text file that are not empty, also from .gz and .zst files.
 
     Args:

@@ -33,7 +33,7 @@ from snugbert.tasks.base import (
     store_labels,
 )
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.tasks.labeled_texts import TextSplit, choose_text_columns, convert_vectors, read_split
+from snugbert.tasks.labeled_texts import TextSplit, choose_text_columns, convert_vectors, read_labeled_texts
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
@@ -189,7 +189,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             if not splits:
                 preferred = () if name in ("train", "unlabeled") else trained_columns
                 text_columns = choose_text_columns(self.args, data, source, preferred)
-            splits[name] = read_split(data, name, source, self.args, text_columns)
+            splits[name] = read_labeled_texts(data, name, source, self.args, text_columns)
         convert_vectors(splits.values())
         return splits
 

@@ -1,6 +1,6 @@
 """Reads texts and pairs of texts with their labels from rows: GLUE's data and your own.
 
-    rows -> choose_text_columns -> read_split, of each split -> convert_vectors
+    rows -> choose_text_columns -> read_labeled_texts, of each split -> convert_vectors
 
 Examples are kept in memory. GLUE's largest task, MNLI, has 393,000 training examples.
 """
@@ -177,7 +177,7 @@ def find_text_columns(
 # --- examples ---------------------------------------------------------------------------------------------------
 
 
-def read_split(
+def read_labeled_texts(
     data: Path | Dataset, name: str, source: str, args: GlueDataArguments, text_columns: tuple[str, ...]
 ) -> TextSplit:
     """Reads the examples of a split. Warns about empty texts.

@@ -25,7 +25,7 @@ from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_threshol
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, check_room, make_windows
+from snugbert.tasks.question_windows import ContextWindows, check_room, make_question_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
 
@@ -169,13 +169,13 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             InputError: to predict, a window has no room for more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
-        if self.predicts:  # otherwise, the questions are known before anything runs, see `make_windows`
+        if self.predicts:  # otherwise, the questions are known before anything runs, see `make_question_windows`
             self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
         """Returns the windows of all contexts. Those of training questions have the positions of answers."""
         args = self.args
-        windows = make_windows(
+        windows = make_question_windows(
             split.questions,
             self.tokenizer,
             self.max_length,

@@ -50,7 +50,7 @@ class _TokenizedText(NamedTuple):
     char_ends: np.ndarray
 
 
-def make_windows(
+def make_question_windows(
     questions: Sequence[Question],
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int = 384,

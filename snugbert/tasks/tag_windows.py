@@ -45,7 +45,7 @@ def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
         tokenizer.init_kwargs["add_prefix_space"] = True  # is saved
 
 
-def make_windows(
+def make_tag_windows(
     sentences: Sequence[Sentence],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,

@@ -85,7 +85,7 @@ class TagSplit:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def read_split(data: Path | Dataset, name: str, source: str, args: NerDataArguments) -> TagSplit:
+def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: NerDataArguments) -> TagSplit:
     """Reads the sentences of a split, with their original tags.
 
     Args:

@@ -24,8 +24,8 @@ from snugbert.reports.score_tables import split_by_type
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
 from snugbert.tasks.entity_tags import TAG, convert_tags, decode_tags, list_types
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
-from snugbert.tasks.tag_windows import TagWindows, make_windows, put_space_before_words
-from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_split
+from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
+from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_tagged_sentences
 from snugbert.tasks.tagging_arguments import NerDataArguments
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
@@ -100,7 +100,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TagSplit]:
         """Reads the sentences of all splits, and converts their tags to BIO. Sets `scheme`. See [`Task`]."""
         splits = {
-            name: read_split(data, name, self.describe_place(data, name), self.args)
+            name: read_tagged_sentences(data, name, self.describe_place(data, name), self.args)
             for name, (data,) in sources.items()
         }
         self.scheme = check_tags(splits, self.args.tag_scheme, self.args.on_bad_tag)
@@ -162,7 +162,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         super().use_tokenizer(tokenizer, max_length)
 
     def encode(self, split: TagSplit) -> TagWindows:
-        """Cuts sentences into windows, see [`make_windows`] and [`Task`]."""
+        """Cuts sentences into windows, see [`make_tag_windows`] and [`Task`]."""
         first = other = None
         if split.name == "unlabeled":
             first = [UNLABELED for sentence in split.sentences for _ in sentence.words]
@@ -175,7 +175,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
                 inside = {tag: ids.get(tag if tag == "O" else f"I-{tag[2:]}", IGNORE_INDEX) for tag in ids}
                 other = [inside.get(tag, IGNORE_INDEX) for tag in tags]
         context = self.args.document_context
-        return make_windows(split.sentences, self.tokenizer, self.max_length, context, first, other)
+        return make_tag_windows(split.sentences, self.tokenizer, self.max_length, context, first, other)
 
     def decode(self, logits: Logits, split: TagSplit, features: TagWindows) -> TagAnswers:
         """Returns the predicted tag of each word, in `scheme`. See [`Task`].

@@ -1,6 +1,7 @@
 """Imports between the rooms of the package go one way."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "snugbert"
@@ -55,3 +56,14 @@ def test_every_folder_is_a_room():
 
 def test_imports_go_one_way():
     assert not sorted(list_arrows_up())
+
+
+def test_no_two_modules_or_functions_share_a_name():
+    """Except the functions that each engine of an export has."""
+    modules, functions = Counter(), Counter()
+    for file in PACKAGE.rglob("[!_]*.py"):
+        modules[file.stem] += 1
+        nodes = ast.parse(file.read_text(encoding="utf-8")).body if not file.stem.endswith("_engine") else []
+        definitions = [node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        functions.update(name for name in definitions if not name.startswith("_"))
+    assert [name for counter in (modules, functions) for name, number in counter.items() if number > 1] == []

@@ -14,7 +14,7 @@ from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, find_max_context, make_windows, split_into_spans
+from snugbert.tasks.question_windows import ContextWindows, find_max_context, make_question_windows, split_into_spans
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_windows_equal_the_tokenizers_truncation(length, overlap, data_dir, toke
 def assert_windows_equal_truncation(tokenizer, number, length, overlap, data_dir):
     file = data_dir / "squad" / "dev-v2.0-half.jsonl.gz"
     questions = random.Random(1).sample(read_questions(file, "dev"), number)
-    windows = make_windows(questions, tokenizer, length, overlap, max_query_length=length, training=True)
+    windows = make_question_windows(questions, tokenizer, length, overlap, max_query_length=length, training=True)
     expected = [
         (number, feature)
         for number, question in enumerate(questions)
@@ -121,7 +121,7 @@ def count_answers(questions: list[Question], windows: ContextWindows) -> int:
 def test_every_answer_is_in_a_window(data_dir, tokenizer):
     file = str(data_dir / "tydiqa_goldp_en" / "train.jsonl.gz")
     questions = load_questions(SquadDataArguments(train_file=[file], max_train_samples=300), ("train",))["train"]
-    windows = make_windows(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
+    windows = make_question_windows(questions, tokenizer, max_seq_length=192, doc_stride=64, training=True)
     assert count_answers(questions, windows) > len(questions)
     answered = windows.question_indices[np.array(windows.inputs["start_positions"][:]) > 0]
     assert set(answered.tolist()) == set(range(len(questions)))
@@ -160,7 +160,7 @@ def test_unusual_questions(tokenizer, caplog):
         Question("2", "who " * 70, "Anna unbelievably slept.", ("believ",), (7,), row="dev.jsonl, row 3"),
     ]
     with caplog.at_level(logging.WARNING, logger="snugbert"):
-        windows = make_windows(questions, tokenizer, training=True)
+        windows = make_question_windows(questions, tokenizer, training=True)
     assert "Questions truncated to 64 tokens (max_query_length): 1. The first: dev.jsonl, row 3." in caplog.text
     window_tokens = [tokenizer.convert_ids_to_tokens(ids) for ids in windows.inputs["input_ids"]]
     assert window_tokens[0] == ["[CLS]", "[SEP]", "anna", "slept", ".", "[SEP]"]
@@ -181,5 +181,5 @@ def test_unusual_questions(tokenizer, caplog):
 def test_windows_without_room_for_context(tokenizer):
     question = Question("0", "Who slept?", "Anna slept.")
     with pytest.raises(InputError, match="max_seq_length 128: a question of 3 tokens leaves 122 for the context"):
-        make_windows([question], tokenizer, max_seq_length=128)
-    assert len(make_windows([question], tokenizer, max_seq_length=128, doc_stride=121).question_indices) == 1
+        make_question_windows([question], tokenizer, max_seq_length=128)
+    assert len(make_question_windows([question], tokenizer, max_seq_length=128, doc_stride=121).question_indices) == 1

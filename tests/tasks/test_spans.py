@@ -13,7 +13,7 @@ from squad_forms import load_questions
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, make_windows
+from snugbert.tasks.question_windows import ContextWindows, make_question_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers_v2, score_v2
 
@@ -103,7 +103,7 @@ def search_every_span(
 )
 def test_every_span_is_compared(n_best_size, max_answer_length, version_2, threshold, padding):
     questions = make_questions(60, longest=60, seed=n_best_size)
-    windows = make_windows(questions, TOKENIZER, max_seq_length=24, doc_stride=6)
+    windows = make_question_windows(questions, TOKENIZER, max_seq_length=24, doc_stride=6)
     assert len(windows.question_indices) > 2 * len(questions) and not all(
         len(starts) for starts in windows.char_starts
     )
@@ -125,7 +125,7 @@ def test_every_span_is_compared(n_best_size, max_answer_length, version_2, thres
 def two_windows() -> tuple[list[Question], ContextWindows, np.ndarray, np.ndarray]:
     """A question in two windows of 4 and 3 context tokens, with logits of zero: [CLS] ax [SEP] context [SEP]."""
     questions = [Question(id="q", question="ax", context="ax ay az bx by")]
-    windows = make_windows(questions, TOKENIZER, max_seq_length=8, doc_stride=2)
+    windows = make_question_windows(questions, TOKENIZER, max_seq_length=8, doc_stride=2)
     assert [starts.tolist() for starts in windows.char_starts] == [[0, 3, 6, 9], [6, 9, 12]]
     return questions, windows, np.zeros((2, 8)), np.zeros((2, 8))
 
@@ -174,7 +174,7 @@ def test_all_of_squad_takes_seconds(data_dir):
     (questions,) = load_questions(arguments, None).values()
     assert len(questions) == 10570
     tokenizer = SnugBertTokenizer(vocab=str(data_dir / "vocab" / "bert-base-uncased-vocab.txt"))
-    windows = make_windows(questions, tokenizer)
+    windows = make_question_windows(questions, tokenizer)
     start_logits, end_logits = np.random.default_rng(0).normal(size=(2, len(windows.question_indices), 384))
     begin = time.process_time()
     answers = best_answers(questions, windows, start_logits, end_logits, version_2=True)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from snugbert.data.conll import Sentence
 from snugbert.families_snugbert import FAMILY_TYPES
-from snugbert.tasks.tag_windows import make_windows, put_space_before_words
+from snugbert.tasks.tag_windows import make_tag_windows, put_space_before_words
 from snugbert.tasks.tagged_sentences import TagSplit
 
 
@@ -91,7 +91,7 @@ def test_every_word_is_labeled_once(way, conll, part, tokenizer):
 
 def test_words_have_context_on_both_sides(part, tokenizer):
     split = join_documents(part)
-    windows = make_windows(split.sentences, tokenizer, 128)
+    windows = make_tag_windows(split.sentences, tokenizer, 128)
     window_lengths = np.array([len(ids) - 2 for ids in windows.inputs["input_ids"]])
     assert (window_lengths == 126).mean() > 0.5
     word = 0

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.loading import TokenizerArguments, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
+from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.checkpoints.students import hash_model
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
