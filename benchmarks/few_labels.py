@@ -145,13 +145,8 @@ def read_examples(source: str, data_dir: str) -> tuple[Examples, Examples]:
         return read_articles(Path(data_dir) / "squad/dev-v1.1.jsonl.gz")
     classification = TextClassification(task_name=source, data_dir=f"{data_dir}/glue")
     splits = classification.read_splits(classification.find_sources(("train", "validation")))
-    columns = ["text", "text_pair"][: len(GLUE_TASKS[source].text_columns)]
     train, test = (
-        Examples(
-            list(zip(*(splits[name].data[column][:] for column in columns), strict=True)),
-            splits[name].data["label"][:],
-        )
-        for name in ("train", "validation")
+        Examples(list(zip(*splits[name].texts, strict=True)), splits[name].labels) for name in ("train", "validation")
     )
     return train, test
 

@@ -364,11 +364,13 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
     options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
     try:
         before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
+        check_words(before, str(source))
         is_ours = is_wordpiece and to == "snugbert"
         tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
+    except InputError:
+        raise
     except (ImportError, OSError, ValueError) as error:
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
-    check_words(before, str(source))
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if checkpoint.config.position_embedding_type != "relative":  # these have no limit

@@ -92,7 +92,7 @@ def test_every_module_says_what_is_in_it(folder):
 
 def test_the_tour_of_the_code_names_files():
     rows = re.findall(r"^\| [^|]+\? \| ([^|]+) \| ([^|]+) \|$", PAGES["docs/explanation/code.md"], flags=re.MULTILINE)
-    assert len(rows) == 8
+    assert len(rows) == 9
     for files, tests in rows:
         assert all((ROOT / "snugbert" / name).exists() for name in re.findall(r"`(.*?)`", files)), files
         assert all((ROOT / "tests" / name).exists() for name in re.findall(r"`(.*?)`", tests)), tests

@@ -299,11 +299,11 @@ def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
 @pytest.mark.parametrize("clipping", [1.0, 0.0, math.inf])
 @pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
 def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clipping, tmp_path):
-    (tmp_path / "checkpoint-9").mkdir()  # a damaged checkpoint
     for resume in (None, True):
         trainer = spoiled_trainer(tmp_path, what, save_strategy="steps", max_grad_norm=clipping)
         with pytest.raises(DivergedError, match=f"^{message} in step 3. The last checkpoint is checkpoint-2. Try"):
             trainer.train(resume_from_checkpoint=resume)
+        (tmp_path / "checkpoint-9").mkdir(exist_ok=True)  # a damaged checkpoint
         assert {folder.name for folder in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-9"}
     saved = load_file(tmp_path / "checkpoint-2/model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in trainer.model.state_dict().items())

@@ -19,7 +19,7 @@ import snugbert_cli
 from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.students import hash_model
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning import distillation
+from snugbert.trainers.finetuning import distillation_trainer
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.stopping import RunStopped
 from snugbert_cli import run_command
@@ -218,8 +218,8 @@ def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
 
     init = FineTuningTrainer.__init__
 
-    def init_with_callback(self, **kwargs):
-        init(self, **kwargs | {"callbacks": [*kwargs["callbacks"], Stop()]})
+    def init_with_callback(self, *positional, **kwargs):
+        init(self, *positional, **kwargs | {"callbacks": [*kwargs.get("callbacks", ()), Stop()]})
 
     with patch.object(FineTuningTrainer, "__init__", init_with_callback):
         run_command("glue", argv)
@@ -268,7 +268,9 @@ def test_unlabeled_text_alone(folder, tmp_path, capsys):
 def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
     """Training arguments change the student only. Then the teacher's digest and its cached logits stay valid."""
     digests = []
-    monkeypatch.setattr(distillation, "hash_model", lambda model: digests.append(hash_model(model)) or digests[-1])
+    monkeypatch.setattr(
+        distillation_trainer, "hash_model", lambda model: digests.append(hash_model(model)) or digests[-1]
+    )
     for name, changes in (("plain", {}), ("reinit", {"reinit_layers": 1}), ("bf16", {"bf16_full_eval": True})):
         settings = {"num_train_epochs": 1, "max_train_samples": 32, "compare_without_teacher": False}
         run_command("glue", student(folder, tmp_path / name, **settings | changes))
