@@ -4,8 +4,8 @@ r"""Waits for a GPU in a training step, graph breaks and recompilations of torch
     python benchmarks/waits_and_graphs.py --before FOLDER    # also an older version, in FOLDER
 
 SnugBERT runs its code for a GPU, see `host_time.py`. A wait is an operation that reads a value from the device, or
-whose result has a shape that depends on values. `tests/host_waits.py` finds them in a forward and a backward pass.
-Data workers and collators run before and are not counted. This script needs pytest, from the dependency group
+whose result has a shape that depends on values. `tests/helpers/host_waits.py` finds them in a forward and a backward
+pass. Data workers and collators run before and are not counted. This script needs pytest, from the dependency group
 `dev`.
 
 `torch.compile(dynamic=True)` compiles the whole model. Eight batches follow, each with other lengths. The table has
@@ -30,7 +30,7 @@ from torch._dynamo.utils import counters
 import snugbert
 from snugbert import SnugBertConfig
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
 from host_waits import count_host_waits
 
 LAYERS = 3

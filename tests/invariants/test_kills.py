@@ -1,6 +1,6 @@
 """A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run.
 
-`python tests/torture.py --seed 2` kills at other random moments.
+`python tests/helpers/torture.py --seed 2` kills at other random moments.
 """
 
 import signal

@@ -29,7 +29,7 @@ READS = {
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 # These read the values of a CPU tensor without an operation. Of a GPU tensor, they copy it first.
 METHODS = ("tolist", "numpy", "cpu", "__array__")
-OUR_FOLDERS = [Path(__file__).parents[1] / name for name in ("snugbert", "tests", "benchmarks")]
+OUR_FOLDERS = [Path(__file__).parents[2] / name for name in ("snugbert", "tests", "benchmarks")]
 
 
 def _find_caller() -> str:

@@ -1,7 +1,7 @@
 """Serves the demo page, sends requests to it, and opens it in a real Chromium.
 
-`python tests/browser.py docs CHECKPOINT ...` takes the screenshots of the docs. It runs the second example of each
-checkpoint's first tab, and shows the attention of the last checkpoint.
+`python tests/helpers/browser.py docs CHECKPOINT ...` takes the screenshots of the docs. It runs the second example of
+each checkpoint's first tab, and shows the attention of the last checkpoint.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Kills a pretraining run again and again, damages its checkpoints, and compares its end with an unkilled run.
 
-    python tests/torture.py --kills 50 --seed 1
+    python tests/helpers/torture.py --kills 50 --seed 1
 
 Every start uses the same command. Nothing is repaired in between. The script prints one line per kill and a count per
 phase, and stops at the first start that does not resume.
