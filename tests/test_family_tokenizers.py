@@ -120,7 +120,7 @@ def write_byte_level(folder: Path, family: str) -> Callable[[str], list[int]]:
 def gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Callable[[str], list[int]]:
     """Byte pair encoding as GPT-2 published it (Radford et al., 2019)."""
     ranks = {pair: rank for rank, pair in enumerate(merges)}
-    # A printable character stands for each byte: itself, or for the others one after 255.
+    # A printable character represents each byte: itself, or for the others one after 255.
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in visible]
     character = {byte: chr(byte) for byte in visible} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}

@@ -1,3 +1,5 @@
+"""While other processes use the cores, threads sleep instead of spinning."""
+
 import os
 import subprocess
 import sys

@@ -367,7 +367,7 @@ def test_the_table_of_families_equals_the_code(tmp_path):
             name = CLASSES[kind][head].__name__.removeprefix(STOCK_NAMES[kind])
             assert ((kind, name) in test_families_snugbert.FAMILIES_AND_HEADS) == (kind in LOADABLE_TYPES)
             expected = find_targets(tmp_path / kind / head, kind, head)
-            # RoBERTa's column stands for three families.
+            # RoBERTa's column also applies to XLM-RoBERTa and CamemBERT.
             assert len(expected & {*ROBERTA_TYPES}) in (0, len(ROBERTA_TYPES))
             assert set(re.findall(r"`([\w-]+)`", targets)) == expected - {*ROBERTA_TYPES[1:]}
     heads_of_code = {(kind, head) for kind in MODEL_TYPES for head in CLASSES[kind]}

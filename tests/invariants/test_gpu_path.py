@@ -241,7 +241,7 @@ def test_a_packed_step_compiles_to_one_graph(head, kernel, positions):
         eager = type(eager)(SnugBertConfig.from_dict(fields))
     model = copy.deepcopy(eager)
     torch._dynamo.reset()
-    # Also traces the backward pass, slowly. Compiled runs trace that of flash attention.
+    # Also traces the backward pass, slowly. Compiled runs trace flash attention's.
     backend = "aot_eager" if kernel == "efficient" else "eager"
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=backend)
     generator = torch.Generator().manual_seed(2)

@@ -1,4 +1,4 @@
-"""The first steps of every run."""
+"""The Hub token moves to the environment before a run begins."""
 
 import os
 
