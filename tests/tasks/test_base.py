@@ -10,8 +10,8 @@ import snugbert
 from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
 from snugbert.tasks import find_task, list_tasks
-from snugbert.tasks.base import make_evaluation_set
 from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.evaluation_set import make_evaluation_set
 
 
 def test_metrics_in_training():
