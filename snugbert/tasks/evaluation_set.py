@@ -77,11 +77,7 @@ class EvaluationSet(Generic[Answers]):
 
 
 def make_evaluation_set(
-    task: Task[Any, Any, Answers],
-    config: SnugBertConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    sources: Sources | None = None,
-    max_length: int | None = None,
+    task: Task[Any, Any, Answers], config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, sources: Sources
 ) -> EvaluationSet[Answers]:
     """Returns examples on which a fine-tuned model is scored, by any engine.
 
@@ -89,15 +85,12 @@ def make_evaluation_set(
         task: the task. It does not change.
         config: the configuration of the model.
         tokenizer: the tokenizer of the model.
-        sources: the data of the split "validation", which must be labeled, or "test". None: the arguments of the task
-            select validation data.
-        max_length: maximum tokens of a window. None: `max_seq_length` of the task.
+        sources: the data of the split "validation", which must be labeled, or "test".
 
     Raises:
         InputError: the examples cannot be used, have no labels, or have other labels than the model.
     """
     task, config = task.copy(), copy.deepcopy(config)
-    sources = task.find_sources(("validation",)) if sources is None else sources
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
     place = task.describe_place(sources[split.name][0], split.name)
     if split.name == "validation" and not split.labeled:
@@ -106,5 +99,5 @@ def make_evaluation_set(
     task.choose_labels({split.name: split}, config)
     if config.num_labels != number:
         raise InputError(f"--validation_file: {place} has {config.num_labels} labels, the model {number}.")
-    task.use_tokenizer(tokenizer, max_length or limit_length(config, tokenizer, task.args.max_seq_length))
+    task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     return EvaluationSet(task, split)
