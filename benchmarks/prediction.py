@@ -38,9 +38,9 @@ from snugbert.errors import InputError
 from snugbert.export.export import load_pooling
 from snugbert.files import read_json
 from snugbert.prediction.formats import make_format
+from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.predict_file import write_predictions
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import make_predictor
 
 TOLERANCE = 1e-4  # of scores and embeddings
 MOST_DIFFERENT = 0.002  # share of rows with another label or other entities: ties

@@ -40,7 +40,7 @@ from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, rea
 from snugbert.files import check_unicode, read_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
-from snugbert.tasks.base import make_evaluation_set
+from snugbert.tasks.evaluation_set import make_evaluation_set
 from snugbert.tasks.outputs import Logits, Output
 from snugbert_arguments import explain_choice
 

@@ -23,10 +23,12 @@ from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
 from snugbert.files import LockTaken, lock_file, write_atomically, writing
 from snugbert.prediction.formats import Format, make_format
+from snugbert.prediction.make_predictor import find_reader, make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import RowPredictor, choose_device, find_reader, make_predictor
+from snugbert.prediction.predictor import RowPredictor, choose_device
 from snugbert.progress import Progress
 from snugbert.shared_cores import share_cores
+from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
 from snugbert.trainers.log_lines import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,6 @@ logger = logging.getLogger(__name__)
 # A window has at most this many rows and, for long texts, about this many characters. Texts of similar length share
 # batches within a window, and after a kill a window is predicted again.
 WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
-ROWS_TO_INSPECT = 100  # to find the columns of text
 MOST_REPORTED = 20  # bad rows
 
 PARTIAL = ".partial"

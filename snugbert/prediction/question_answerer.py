@@ -18,7 +18,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.data.squad import Question
-from snugbert.prediction.predictor import Predictor
+from snugbert.prediction.predictor import Predictor, choose_device
 from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.spans import ExtractedAnswer
 
@@ -59,7 +59,7 @@ class QuestionAnswerer:
         if isinstance(model, (str, Path)):
             model, tokenizer = _load(str(model), tokenizer)
             if device is None:
-                device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+                device = choose_device()
         elif "QuestionAnswering" not in type(model).__name__:  # the naming convention of transformers
             raise ValueError(f"`model`: a {type(model).__name__} has no question answering head.")
         if tokenizer is None:

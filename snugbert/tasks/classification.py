@@ -119,10 +119,12 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
         self.text_pairs: bool | None = None
-        is_number = self.args.do_regression or (self.args.task is not None and not self.args.task.labels)
-        self.set_problem("multi_label_classification" if self.args.label_separator else "single_label_classification")
-        if is_number:
-            self.set_problem("regression")
+        problem: Problem = "single_label_classification"
+        if self.args.do_regression or (self.args.task is not None and not self.args.task.labels):
+            problem = "regression"
+        elif self.args.label_separator:
+            problem = "multi_label_classification"
+        self.set_problem(problem)
 
     def set_problem(self, problem: Problem) -> None:
         """Sets the kind of problem, and with it the metrics."""

@@ -131,8 +131,8 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, ChoiceSplit]:
         """Reads and checks the examples of all splits. See [`Task`].
 
-        All examples of a split, and those that a model is trained on, need the same number of choices, because a
-        batch has one number.
+        All examples of a split need the same number of choices, because a batch has one number. Unlabeled examples
+        need the same number as training examples.
         """
         splits: dict[str, ChoiceSplit] = {}
         for name, (data,) in sources.items():

@@ -173,7 +173,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
-        """Returns the windows of all contexts. Those of training questions have the positions of answers."""
+        """Returns the windows of all contexts. In training, they include the positions of the answers."""
         args = self.args
         windows = make_question_windows(
             split.questions,

@@ -60,7 +60,7 @@ def make_question_windows(
 ) -> ContextWindows:
     """Cuts the contexts of questions into windows: [CLS] question [SEP] part of the context [SEP].
 
-    The special tokens are those of the tokenizer's pairs. RoBERTa has two separators after the question.
+    The special tokens are the same as in the tokenizer's pairs. RoBERTa has two separators after the question.
 
     Args:
         questions: at least one. A context without tokens makes one window with an empty part.

@@ -234,8 +234,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns precision, recall and F1 of entities, as fractions, and accuracy, the share of equal tags.
 
-        A fraction with denominator 0 is 0. The formulas and their last digits are those of seqeval. Without `counts`,
-        there are also metrics of each type, such as PER_precision, PER_recall, PER_f1, and PER_number, the number of
+        A fraction with denominator 0 is 0. The values equal seqeval's to the last digit. Without `counts`, there are
+        also metrics of each type, such as PER_precision, PER_recall, PER_f1, and PER_number, the number of
         entities in the references. See [`Task`].
         """
         totals = rows.sum(axis=0) if counts is None else counts @ rows
@@ -278,7 +278,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     # --- files --------------------------------------------------------------------------------------------------
 
     def list_prediction_files(self, split: TagSplit) -> list[str]:
-        """Returns the file of predictions. Its name for test sentences is that of `run_ner.py`. See [`Task`]."""
+        """Returns the file of predictions. For test sentences, it is named as in `run_ner.py`. See [`Task`]."""
         return [name.removesuffix(".jsonl") + split.suffix for name in super().list_prediction_files(split)]
 
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:

@@ -17,7 +17,8 @@ from snugbert.checkpoints.students import hash_model
 from snugbert.data.sources import DataArguments, DataSource
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import TaskFacts
-from snugbert.tasks.base import Baseline, EvaluationSet, Features, Task
+from snugbert.tasks.base import Baseline, Features, Task
+from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.tasks.outputs import SEQUENCE, SPAN, TOKENS
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments

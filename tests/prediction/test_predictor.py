@@ -42,6 +42,24 @@ def test_rows_are_predicted_from_the_columns_that_the_model_was_trained_on(class
         predictor.predict([{"title": None, "question": "a"}])
 
 
+def test_columns_are_chosen_from_the_first_rows_that_are_not_empty(classifier):
+    predictor = Predictor(classifier)
+    assert predictor.predict([]) == [] and predictor.predict(Dataset.from_list([])) == []
+    assert len(predictor.predict(Dataset.from_list(rows()))) == len(rows())
+    assert predictor.columns == ("question", "title")
+
+
+def test_a_given_tokenizer_is_used(classifier):
+    tokenizer = Predictor(classifier).tokenizer
+    assert Predictor(classifier, tokenizer).tokenizer is tokenizer
+
+
+def test_a_model_without_a_head_is_refused(classifier):
+    predictor = Predictor(classifier)
+    with pytest.raises(InputError, match=r"it is a SnugBertModel\. Expected a fine-tuned model"):
+        Predictor(predictor.model.base_model, predictor.tokenizer)
+
+
 def test_a_dataset_is_scored(classifier):
     predictor = Predictor(classifier)
     answers = [prediction["predicted_label"] for prediction in predictor.predict(rows())]

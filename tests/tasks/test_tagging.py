@@ -16,8 +16,8 @@ from seqeval.metrics import accuracy_score, classification_report
 from snugbert.data.conll import Sentence, Tags
 from snugbert.errors import InputError
 from snugbert.tasks import tagging as ner
-from snugbert.tasks.base import EvaluationSet
 from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
+from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.tasks.metrics import TaskMetric
 from snugbert.tasks.tag_windows import TagWindows
 from snugbert.tasks.tagged_sentences import TagSplit

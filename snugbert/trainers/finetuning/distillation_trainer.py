@@ -156,7 +156,7 @@ def prepare_distillation(
         sources: datasets in memory. None: the arguments of the task select the data, and the output folder is checked.
 
     Returns:
-        The prepared task of the teacher, that of the student without soft targets, and a trainer with the teacher.
+        The prepared tasks of teacher and student, and a trainer with the teacher. The student has no soft targets yet.
 
     Raises:
         InputError: see [`prepare_task`]; settings exclude each other; or there are no training examples.

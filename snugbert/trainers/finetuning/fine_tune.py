@@ -13,7 +13,7 @@ from snugbert.reports.intervals import Interval
 from snugbert.reports.results import RunResults, contains_model, write_results
 from snugbert.reports.score_plots import draw_learning_curve
 from snugbert.reports.score_tables import set_title
-from snugbert.tasks.base import EvaluationSet
+from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import (
@@ -22,7 +22,7 @@ from snugbert.trainers.finetuning.finetuning_guidance import (
     describe_shortfalls,
     describe_wide_intervals,
 )
-from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer, choose_metric
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finished_run
 from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings, digest_features
 from snugbert.trainers.output_folder import check_output_dir
@@ -75,7 +75,6 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
             finite.
         RunStopped: SIGTERM or SIGINT ended the training.
     """
-    choose_metric(prepared, args)
     finished = read_finished_run(args) if prepared.train_features is not None else None
     if finished is not None:
         _check_finished_run(prepared, args)

@@ -18,7 +18,7 @@ STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
 STABLE_STEPS = 100
 STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
-# Besides those of every run, these must not change when a run resumes.
+# Must not change when a run resumes, in addition to the settings that every run compares.
 COMPARED_SETTINGS = (
     "reinit_layers",
     "layerwise_lr_decay",

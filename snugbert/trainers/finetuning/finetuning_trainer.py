@@ -4,7 +4,6 @@ Shapes in comments: N examples in a batch, T tokens in total, L tokens in the lo
 """
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-    set_seed,
-)
-from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy, PredictionOutput, TrainOutput, has_length
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
@@ -30,24 +22,18 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.score_plots import remove_plots
-from snugbert.tasks.base import EvaluationSet, Task, make_evaluation_set
+from snugbert.tasks.base import Task
+from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set
 from snugbert.tasks.outputs import PADDING
 from snugbert.trainers.finetuning.class_weights import class_weights, has_classes, weighted_loss
-from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, MAIN_METRIC, FineTuningArguments
-from snugbert.trainers.finetuning.finetuning_guidance import LOWER_IS_BETTER
-from snugbert.trainers.finetuning.layers import (
-    Unfreezing,
-    find_depths,
-    list_frozen_parameters,
-    reinitialize_layers,
-)
+from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
+from snugbert.trainers.finetuning.layers import find_depths, freeze_layers, reinitialize_layers
+from snugbert.trainers.finetuning.model_selection import choose_metric, list_evaluation_callbacks
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.run_trainer import RunTrainer
 from snugbert.trainers.stopping import REMEDY, DivergedError
-
-MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 
 
 class FineTuningTrainer(RunTrainer):
@@ -151,7 +137,7 @@ class FineTuningTrainer(RunTrainer):
                 processing_class=task.task.tokenizer,
                 compute_metrics=self._compute_metrics,
                 compute_loss_func=None if weights is None else weighted_loss(weights),
-                callbacks=[*_list_callbacks(network, args), *callbacks],
+                callbacks=[*list_evaluation_callbacks(args), *freeze_layers(network, args), *callbacks],
                 **kwargs,
             )
         except (ValueError, RuntimeError, ImportError) as error:
@@ -431,7 +417,7 @@ class FineTuningTrainer(RunTrainer):
             self._write_card(output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Writes the model card into the output folder. The arguments are those of Trainer, and are ignored."""
+        """Writes the model card into the output folder. Trainer's arguments are ignored."""
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
         elif self.args.should_save:
@@ -467,72 +453,6 @@ def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
         raise InputError(
             "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
         )
-
-
-def _list_callbacks(model: PreTrainedModel, args: FineTuningArguments) -> list[TrainerCallback]:
-    """Returns the callbacks that the settings ask for. Freezes layers."""
-    callbacks: list[TrainerCallback] = [FewerEvaluations()] if args.chooses_evaluation else []
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
-    frozen = list_frozen_parameters(model, args) if args.freezes else []
-    if frozen and args.unfreeze_after_steps is not None:
-        # DDP registers trained parameters once, before training. These are unused at first.
-        args.ddp_find_unused_parameters = True
-        callbacks.append(Unfreezing(frozen, args.unfreeze_after_steps))
-    elif frozen:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-    return callbacks
-
-
-def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
-    """Sets `metric_for_best_model` to the task's main metric unless the user chose one, and sets `greater_is_better`.
-
-    Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
-
-    Raises:
-        InputError: the task has no such metric, or there are no validation examples to select the best model by.
-    """
-    if args.chooses_evaluation:
-        is_scored = prepared.validation_set is not None and prepared.validation_set.labeled
-        evaluates = is_scored and prepared.train_features is not None
-        args.eval_strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
-    chosen = str(args.metric_for_best_model).removeprefix("eval_")
-    if chosen == MAIN_METRIC:
-        chosen = prepared.task.main_metric
-    if chosen not in (*prepared.task.metrics, "loss"):
-        known = ", ".join(prepared.task.metrics)
-        raise InputError(
-            f"--metric_for_best_model: {prepared.task.name} has no metric {chosen!r}. Choose one of {known}."
-        )
-    args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
-    if prepared.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
-        raise InputError(
-            "--validation_file is missing. Evaluation during training and sweeps need validation examples."
-        )
-
-
-class FewerEvaluations(TrainerCallback):
-    """Evaluates `MOST_EVALUATIONS` times in a run of more epochs: after every second epoch, or more rarely.
-
-    With 16 labels, an epoch is one step, and evaluating after each would take most of the time.
-    """
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after it set what is due. The last evaluation stays, because it scores the model."""
-        every = math.ceil(state.num_train_epochs / MOST_EVALUATIONS)
-        if round(state.epoch) % every and state.global_step < state.max_steps:
-            control.should_evaluate = False
-
-
-class EarlyStopping(EarlyStoppingCallback):
-    """Early stopping that keeps its count on resume. Trainer would start again with the full patience."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. The `state` contains the count at the checkpoint."""
-        super().on_train_begin(args, state, control, **kwargs)
-        stored = state.stateful_callbacks.get(type(self).__name__, {"attributes": {}})
-        vars(self).update(stored["attributes"])
 
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:

@@ -73,6 +73,22 @@ def list_frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[
     return [parameter for parameter, depth in depths.items() if depth <= args.freeze_layers]
 
 
+def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCallback]:
+    """Freezes the layers that the settings select. Returns the callback that unfreezes them, if they ask for it.
+
+    Raises:
+        InputError: see [`list_frozen_parameters`].
+    """
+    frozen = list_frozen_parameters(model, args) if args.freezes else []
+    if frozen and args.unfreeze_after_steps is not None:
+        # DDP registers trained parameters once, before training. These are unused at first.
+        args.ddp_find_unused_parameters = True
+        return [Unfreezing(frozen, args.unfreeze_after_steps)]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    return []
+
+
 class Unfreezing(TrainerCallback):
     """Keeps parameters frozen for the first steps."""
 

@@ -28,7 +28,8 @@ from snugbert.errors import InputError
 from snugbert.files import read_json
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts
-from snugbert.tasks.base import EvaluationSet, Sources, Task
+from snugbert.tasks.base import Sources, Task
+from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import (
     COMPARED_SETTINGS,
     FineTunedModelArguments,

@@ -28,7 +28,7 @@ from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
-from snugbert.trainers.finetuning.finetuning_trainer import choose_metric
+from snugbert.trainers.finetuning.model_selection import choose_metric
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.processes import wait_for_all

@@ -1,0 +1,67 @@
+"""Chooses the columns of text to predict from."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from snugbert.errors import InputError
+from snugbert.tasks.labeled_texts import describe_columns, find_text_columns
+
+logger = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """How columns are chosen: a task, or a model of sentence-transformers.
+
+    Attributes:
+        default_columns: names of columns to look for, by priority.
+        any_columns: whether it also reads other columns, if no more than it needs have text.
+        predicted_columns: the columns that it adds.
+    """
+
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
+    any_columns: ClassVar[bool]
+    predicted_columns: ClassVar[tuple[str, ...]]
+
+
+def choose_columns(
+    reader: Reader,
+    given: list[str] | None,
+    source: str,
+    first_rows: Sequence[Mapping[str, Any]],
+    trained_columns: tuple[str, ...],
+) -> Sequence[str]:
+    """Returns the given columns, the columns the model was trained on, or the first default columns that exist."""
+    numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
+    present = list(dict.fromkeys(name for values in first_rows for name in values))
+    if given is not None:
+        if len(given) not in numbers:
+            expected = " or ".join(map(str, numbers))
+            raise InputError(f"--text_column_names: expected {expected} columns, not {len(given)}.")
+        missing = [name for name in given if first_rows and name not in present]
+        if missing:
+            raise InputError(f"--text_column_names: no column {missing[0]!r}. Columns: {', '.join(present)}.")
+        return given
+    if not first_rows:
+        return ("text",) * numbers[0]
+    defaults, trained = reader.default_columns, ""
+    if len(trained_columns) in numbers:
+        trained = f" The model was trained on the {describe_columns(trained_columns)}."
+        numbers = (len(trained_columns),)
+        defaults = (trained_columns, *(names for names in defaults if len(names) in numbers))
+    for names in defaults:
+        if all(name in first_rows[0] for name in names):
+            return names
+    if not reader.any_columns:
+        expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
+        raise InputError(f"{source}: no {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
+    try:
+        found = find_text_columns(list(first_rows), "label", source)
+    except InputError as error:
+        columns = ", ".join(present)
+        raise InputError(f"{source}: no text column. Columns: {columns}. Set --text_column_names.") from error
+    if len(found) != numbers[0]:  # an id could be mistaken for a text
+        problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
+        raise InputError(f"{source}: {problem}: {', '.join(found)}.{trained} Set --text_column_names.")
+    logger.info("%s: text %s", source, describe_columns(found))
+    return found

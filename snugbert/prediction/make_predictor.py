@@ -1,0 +1,82 @@
+"""Finds out what kind of model a folder contains, and makes its predictor."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from snugbert.checkpoints.loading import get_text_columns
+from snugbert.checkpoints.reading import HEADS_BY_CLASS
+from snugbert.checkpoints.sentence_transformers_files import is_cross_encoder, read_modules
+from snugbert.errors import InputError
+from snugbert.files import read_json
+from snugbert.prediction.columns import choose_columns
+from snugbert.prediction.embedders import Embedder, Reranker, SentenceTransformerPredictor
+from snugbert.prediction.prediction_arguments import PredictionArguments
+from snugbert.prediction.predictor import Predictor, RowPredictor, choose_device
+from snugbert.tasks import find_task, list_tasks
+
+# Arguments of the command for tasks that have them.
+TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative")
+
+
+def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> RowPredictor:
+    """Returns the predictor of a model.
+
+    Args:
+        folder: a fine-tuned model, an embedding model or a CrossEncoder of sentence-transformers, or a plain encoder,
+            whose embeddings are means over tokens.
+        args: the arguments of the command.
+        first_rows: values of the first rows, to find the columns of text.
+
+    Raises:
+        InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
+            missing.
+    """
+    reader = find_reader(folder)
+    is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)
+    trained_columns = () if is_sentence_transformer else get_text_columns(read_json(folder / "config.json"))
+    columns: Sequence[str] = ("tokens",)
+    if not args.reads_conll:
+        columns = choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
+    taken = sorted({name for values in first_rows for name in values} & set(reader.predicted_columns))
+    if taken:
+        raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
+    if is_sentence_transformer:
+        return reader(args, folder, columns)
+    if args.prompt_name is not None:
+        raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
+    options: dict[str, Any] = {
+        "columns": columns,
+        "max_seq_length": args.max_seq_length,
+        "max_batch_tokens": args.max_batch_tokens,
+        "bf16": bool(args.bf16),
+        "cuda_graphs": args.cuda_graphs,
+        "device": choose_device(args.use_cpu),
+    }
+    known = {each.name for each in dataclasses.fields(reader.arguments)}
+    settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
+    task = reader(**{name: value for name, value in settings.items() if value is not None})
+    return Predictor(folder, task=task, **options)
+
+
+def find_reader(folder: Path) -> Any:
+    """Returns the task of a fine-tuned model, or the class that predicts with another model: a [`Reader`].
+
+    Raises:
+        InputError: the model has no fine-tuned head.
+    """
+    if is_cross_encoder(folder):
+        return Reranker
+    if read_modules(folder):
+        return Embedder
+    name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
+    head = HEADS_BY_CLASS.get(name, "")
+    if head in list_tasks():
+        return find_task(head)
+    if head == "Model":
+        return Embedder
+    raise InputError(
+        f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
+        "family, or an embedding model."
+    )

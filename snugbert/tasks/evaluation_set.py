@@ -1,0 +1,103 @@
+"""An evaluation set: the examples of a split with their features, answers, scores and intervals."""
+
+import copy
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Generic
+
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.checkpoints.loading import get_text_columns, limit_length
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.errors import InputError
+from snugbert.reports.intervals import Interval, bootstrap
+from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task
+from snugbert.tasks.outputs import Logits
+
+
+class EvaluationSet(Generic[Answers]):
+    """Examples to predict, and to score if they are labeled.
+
+    Args:
+        task: the task, connected with a model.
+        split: the examples.
+        train: training examples, for the baseline. None: there are none.
+
+    Attributes:
+        name: prefix of metrics and files, such as "eval".
+        features: the model inputs of the examples.
+    """
+
+    def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):
+        self.task, self.split, self._train = task, split, train
+        self.name = task.set_names[split.name]
+        self.features = task.encode(split)
+        self._decoded: tuple[Logits, Answers] | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples. A long example has several windows."""
+        return self.split.num_examples
+
+    @property
+    def labeled(self) -> bool:
+        """Whether the examples can be scored."""
+        return self.split.labeled
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """Metrics to compare with. None: there is no baseline, or the examples have no labels."""
+        return self.task.baseline(self.split, self._train) if self.labeled else None
+
+    def decode(self, logits: Logits) -> Answers:
+        """Returns the answers. Keeps the last ones, because the last evaluation also scores the model."""
+        if self._decoded is None or self._decoded[0] is not logits:
+            self._decoded = None  # frees its memory first
+            self._decoded = logits, self.task.decode(logits, self.split, self.features)
+        return self._decoded[1]
+
+    def score(self, answers: Answers) -> dict[str, float]:
+        """Returns the metrics of answers, without a prefix. Empty if the examples have no labels."""
+        return self.task.score(self.split, self.task.measure(self.split, answers)) if self.labeled else {}
+
+    def score_in_training(self, logits: Logits) -> dict[str, float]:
+        """Returns the metrics to log during training. Empty if the examples have no labels."""
+        metrics = self.score(self.decode(logits))
+        return {name: metrics[name] for name in self.task.training_metrics or metrics if name in metrics}
+
+    def estimate_intervals(self, answers: Answers) -> dict[str, Interval]:
+        """Returns 95 % intervals of the metrics. Empty if the examples have no labels."""
+        if not self.labeled:
+            return {}
+        return bootstrap(self.task.measure(self.split, answers), partial(self.task.score, self.split))
+
+    def write(self, answers: Answers, folder: Path) -> None:
+        """Writes predictions and plots into a folder."""
+        self.task.write(self.split, answers, folder)
+
+
+def make_evaluation_set(
+    task: Task[Any, Any, Answers], config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, sources: Sources
+) -> EvaluationSet[Answers]:
+    """Returns examples on which a fine-tuned model is scored, by any engine.
+
+    Args:
+        task: the task. It does not change.
+        config: the configuration of the model.
+        tokenizer: the tokenizer of the model.
+        sources: the data of the split "validation", which must be labeled, or "test".
+
+    Raises:
+        InputError: the examples cannot be used, have no labels, or have other labels than the model.
+    """
+    task, config = task.copy(), copy.deepcopy(config)
+    (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
+    place = task.describe_place(sources[split.name][0], split.name)
+    if split.name == "validation" and not split.labeled:
+        raise InputError(f"--validation_file: {place} has no labels.")
+    number = config.num_labels
+    task.choose_labels({split.name: split}, config)
+    if config.num_labels != number:
+        raise InputError(f"--validation_file: {place} has {config.num_labels} labels, the model {number}.")
+    task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    return EvaluationSet(task, split)

@@ -1,0 +1,72 @@
+"""When a run evaluates, which metric selects its best model, and when it stops early."""
+
+import math
+from typing import Any
+
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
+
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.finetuning_arguments import MAIN_METRIC, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_guidance import LOWER_IS_BETTER
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
+
+MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
+
+
+def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Sets `metric_for_best_model` to the task's main metric unless the user chose one, and sets `greater_is_better`.
+
+    Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
+
+    Raises:
+        InputError: the task has no such metric, or there are no validation examples to select the best model by.
+    """
+    if args.chooses_evaluation:
+        is_scored = prepared.validation_set is not None and prepared.validation_set.labeled
+        evaluates = is_scored and prepared.train_features is not None
+        args.eval_strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
+    chosen = str(args.metric_for_best_model).removeprefix("eval_")
+    if chosen == MAIN_METRIC:
+        chosen = prepared.task.main_metric
+    if chosen not in (*prepared.task.metrics, "loss"):
+        known = ", ".join(prepared.task.metrics)
+        raise InputError(
+            f"--metric_for_best_model: {prepared.task.name} has no metric {chosen!r}. Choose one of {known}."
+        )
+    args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
+    if prepared.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
+        raise InputError(
+            "--validation_file is missing. Evaluation during training and sweeps need validation examples."
+        )
+
+
+def list_evaluation_callbacks(args: FineTuningArguments) -> list[TrainerCallback]:
+    """Returns the callbacks that decide when to evaluate and when to stop early."""
+    callbacks: list[TrainerCallback] = [FewerEvaluations()] if args.chooses_evaluation else []
+    if args.early_stopping_patience is not None:
+        callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
+    return callbacks
+
+
+class FewerEvaluations(TrainerCallback):
+    """Evaluates `MOST_EVALUATIONS` times in a run of more epochs: after every second epoch, or more rarely.
+
+    With 16 labels, an epoch is one step, and evaluating after each would take most of the time.
+    """
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after it set what is due. The last evaluation stays, because it scores the model."""
+        every = math.ceil(state.num_train_epochs / MOST_EVALUATIONS)
+        if round(state.epoch) % every and state.global_step < state.max_steps:
+            control.should_evaluate = False
+
+
+class EarlyStopping(EarlyStoppingCallback):
+    """Early stopping that keeps its count on resume. Trainer would start again with the full patience."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. The `state` contains the count at the checkpoint."""
+        super().on_train_begin(args, state, control, **kwargs)
+        stored = state.stateful_callbacks.get(type(self).__name__, {"attributes": {}})
+        vars(self).update(stored["attributes"])

@@ -1,0 +1,53 @@
+"""Evaluation sets: scores in training, which set is scored, and the labels of a model."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from finetuning_examples import Counting, counting_set, make_tokenizer, prepare_counting
+from glue_examples import VOCABULARY
+
+import snugbert
+from snugbert.data.sources import DataSource
+from snugbert.errors import InputError
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.evaluation_set import make_evaluation_set
+
+
+def test_metrics_in_training():
+    task = Counting()
+    validation_set = counting_set(task)
+    logits = np.eye(3)[[0] * 30]
+    task.score = lambda split, rows, counts=None: {"accuracy": float(rows.mean()), "LOC_f1": 0.5}
+    accuracy = float((np.array(validation_set.split.inputs["label"]) == 0).mean())
+    assert validation_set.score_in_training(logits) == {"accuracy": accuracy, "LOC_f1": 0.5}
+    task.training_metrics = ("accuracy", "f1")
+    assert validation_set.score_in_training(logits) == {"accuracy": accuracy}
+    unlabeled = counting_set(task, labeled=False)
+    assert unlabeled.score_in_training(logits) == {} and unlabeled.baseline is None
+    assert unlabeled.estimate_intervals(unlabeled.decode(logits)) == {}
+
+
+def test_the_first_validation_set_is_scored_in_training():
+    prepared = prepare_counting(make_tokenizer(), 3)
+    (validation_set,) = prepared.evaluation_sets
+    test_set, second = counting_set(prepared.task, "test"), counting_set(prepared.task)
+    prepared.evaluation_sets = [test_set, validation_set, second]
+    assert prepared.validation_set is validation_set and test_set.name == "predict"
+    prepared.evaluation_sets = [test_set]
+    assert prepared.validation_set is None
+
+
+def test_a_dataset_in_memory_is_scored_with_a_models_labels():
+    """The labels have the model's order. Other labels are refused."""
+    tokenizer = snugbert.SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    config = snugbert.SnugBertConfig(id2label={0: "gloomy", 1: "cheerful"}, label2id={"gloomy": 0, "cheerful": 1})
+    rows = {"text": ["a good film", "a bad film"], "label": ["cheerful", "gloomy"]}
+    validation = make_evaluation_set(
+        TextClassification(), config, tokenizer, {"validation": [Dataset.from_dict(rows)]}
+    )
+    assert validation.features.inputs["label"][:] == [1, 0]
+    assert validation.score(validation.decode(np.eye(2)[[1, 1]])) == {"accuracy": 0.5}
+    assert validation.task.describe_sources(validation.split) == [DataSource("dataset", "validation", 2)]
+    other = Dataset.from_dict({**rows, "label": ["cheerful", "odd"]})
+    with pytest.raises(InputError, match=r"the dataset \(validation\), row 2: unknown label 'odd'"):
+        make_evaluation_set(TextClassification(), config, tokenizer, {"validation": [other]})
