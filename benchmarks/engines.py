@@ -35,7 +35,8 @@ from snugbert.checkpoints.reading import CLASSES, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
-from snugbert.export.export import ENGINES, export_model, list_model_files, load_pooling, make_score
+from snugbert.export.export import export_model, list_model_files, load_pooling, make_score
+from snugbert.export.export_arguments import ENGINES
 from snugbert.export.texts import make_batches
 from snugbert.reports.plots import COLORS, GREY, TITLE, new_figure, tidy
 

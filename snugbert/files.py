@@ -104,6 +104,11 @@ def read_json(file: Path) -> dict[str, Any]:
     return values
 
 
+def write_json(file: Path, values: object) -> None:
+    """Writes a JSON file for people and programs, such as a config.json."""
+    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 # --- digests ----------------------------------------------------------------------------------------------------
 
 

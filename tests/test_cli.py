@@ -90,6 +90,15 @@ def test_a_process_imports_the_models_after_the_arguments(tmp_path):
     assert process.stdout.startswith("prepared texts: 0")
 
 
+def test_a_flag_of_help_never_runs_a_command(tmp_path, monkeypatch, capsys):
+    """It would run as if peft were not installed."""
+    (tmp_path / "--help").write_text("list: true\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        snugbert_cli.main(["prepare", "--config", "--help"])
+    assert capsys.readouterr().out.startswith("usage: snugbert prepare ")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_command_fails_so_that_the_next_one_does_not_run(number, monkeypatch, capsys):
     """In a shell, `snugbert pretrain && snugbert glue` ends."""

@@ -19,7 +19,7 @@ Run = Callable[[Batch], Outputs]
 # Outputs with a value or row per token. They are undefined at padding.
 TOKEN_OUTPUTS = ("last_hidden_state", "prediction_logits", "start_logits", "end_logits")
 TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection")  # whose `logits` are such outputs
-# Largest accepted differences. Those in float64 are near 1e-15 for outputs of 1 to 10.
+# Largest accepted differences. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
 FLOAT32_TOLERANCE, FLOAT64_TOLERANCE = 1e-4, 1e-6
 
 

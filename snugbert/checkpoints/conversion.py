@@ -20,6 +20,7 @@ import torch
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
+import snugbert
 from snugbert.checkpoints.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.checkpoints.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.checkpoints.model_arguments import (
@@ -66,7 +67,7 @@ REPLACED_FILES = (
     *TOKENIZER_FILES,
     *SENTENCE_TRANSFORMERS_FILES,
     *ENGINE_FOLDERS,
-    *(file.name for file in Path(__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
+    *(file.name for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
 )
 # Tokenizer classes equivalent to BertTokenizer, which is also the default.
 WORDPIECE_TOKENIZERS = (

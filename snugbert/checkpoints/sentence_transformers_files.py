@@ -5,13 +5,12 @@ support only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLL
 write another format, which stops some of these servers and makes others use the wrong pooling.
 """
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.files import parse_json, read_json
+from snugbert.files import parse_json, read_json, write_json
 
 MODULES = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder
@@ -122,7 +121,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         for module in modules[1:]:
             _copy_folder(module, source, written)
         modules[0]["path"] = ""
-        _write_json(written / MODULES, modules)
+        write_json(written / MODULES, modules)
         reason = f"has {', '.join(others)}" if others else "has modules that old versions cannot express"
         return [f"modules.json {reason}, so it keeps its format. Older servers may not read it."]
     _write_transformer(model_folder, written)
@@ -140,7 +139,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
             }
             for index, module in enumerate(modules)
         ]
-        _write_json(written / MODULES, listed)
+        write_json(written / MODULES, listed)
     return []
 
 
@@ -155,7 +154,7 @@ def _write_transformer(folder: Path, written: Path) -> None:
     limit = values.get("max_seq_length") or read_json(written / "tokenizer_config.json").get("model_max_length")
     if isinstance(limit, int) and limit < 10**9:
         lowercase = bool(values.get("do_lower_case", False))
-        _write_json(written / TRANSFORMER, {"max_seq_length": limit, "do_lower_case": lowercase})
+        write_json(written / TRANSFORMER, {"max_seq_length": limit, "do_lower_case": lowercase})
 
 
 def _write_activation(source: Path, written: Path) -> None:
@@ -165,7 +164,7 @@ def _write_activation(source: Path, written: Path) -> None:
         config = read_json(written / "config.json")
         config[ACTIVATIONS] = {**(config.get(ACTIVATIONS) or {}), "activation_fn": activation}
         config[ACTIVATION] = activation
-        _write_json(written / "config.json", config)
+        write_json(written / "config.json", config)
 
 
 def _copy_folder(module: dict[str, str], source: Path, written: Path) -> Path:
@@ -181,10 +180,10 @@ def _copy_folder(module: dict[str, str], source: Path, written: Path) -> Path:
 def _copy_module(module: dict[str, str], source: Path, written: Path) -> None:
     config = _copy_folder(module, source, written) / "config.json"
     if _name(module) == "Pooling":
-        _write_json(config, _convert_pooling(read_json(config)))
+        write_json(config, _convert_pooling(read_json(config)))
     elif _name(module) == "Dense":
         values = read_json(config)
-        _write_json(config, {name: values[name] for name in DENSE_SETTINGS if name in values})
+        write_json(config, {name: values[name] for name in DENSE_SETTINGS if name in values})
 
 
 def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
@@ -222,7 +221,3 @@ def _convert_pooling(values: dict[str, Any]) -> dict[str, Any]:
         **{name: mode in modes for mode, name in POOLING_MODES.items()},
         "include_prompt": values.get("include_prompt", True),
     }
-
-
-def _write_json(file: Path, values: Any) -> None:
-    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

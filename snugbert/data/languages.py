@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def check_language(code: str) -> None:
-    """Checks that a language code has the form of one: `de`, `nds`, `pt-br`, `zh-hans`.
+    """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`.
 
     Raises:
         InputError: it does not.

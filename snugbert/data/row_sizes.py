@@ -106,7 +106,7 @@ def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Ten
     """Adds distinct indices of tokens without a label. *Shape:* (M,), (T,) -> (M or more,)"""
     tokens, step = len(labels), max(1, len(labels) // LABEL_STEPS)
     slots = tokens if 2 * len(indices) > tokens else math.ceil(max(1, len(indices)) / step) * step
-    unlabeled = (labels != IGNORE_INDEX).byte().argsort(stable=True)  # those without a label come first
+    unlabeled = (labels != IGNORE_INDEX).byte().argsort(stable=True)  # tokens without a label come first
     return torch.cat([indices, unlabeled[: min(slots, tokens) - len(indices)]])
 
 

@@ -123,12 +123,16 @@ def clean_label(text: str) -> str:
 
 def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]:
     classes = {name: feature for name, feature in dataset.features.items() if isinstance(feature, ClassLabel)}
-    for row, values in enumerate(dataset, start=1):
-        for name, feature in classes.items():
-            # Test sets on the Hub use -1 for a missing label.
-            labeled = values[name] is not None and values[name] >= 0
-            values[name] = feature.int2str(values[name]) if labeled else None
-        yield row, values
+    row = 0
+    try:
+        for row, values in enumerate(dataset, start=1):
+            for name, feature in classes.items():
+                # Test sets on the Hub use -1 for a missing label.
+                labeled = values[name] is not None and values[name] >= 0
+                values[name] = feature.int2str(values[name]) if labeled else None
+            yield row, values
+    except UnicodeDecodeError as error:  # Parquet can contain any bytes
+        raise InputError(f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
 
 
 def _name_cells(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.errors import InputError
-from snugbert.export.engine import Dtype
+from snugbert.export.export_arguments import Dtype
 from snugbert.files import read_json
 
 FOLDER = "ctranslate2"

@@ -1,14 +1,13 @@
 """Exports a model: converts it, lets the engine's converter write it, runs it, and writes the card."""
 
 import dataclasses
-import json
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -34,27 +33,20 @@ from snugbert.checkpoints.sentence_transformers_files import (
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
-from snugbert.export.engine import Dtype
-from snugbert.export.export_arguments import ExportArguments
+from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
 from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_text_file
-from snugbert.files import check_unicode, read_json, writing
+from snugbert.files import check_unicode, read_json, write_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.evaluation_set import make_evaluation_set
 from snugbert.tasks.outputs import Logits, Output
 from snugbert_arguments import explain_choice
 
-# Target -> its module.
-ENGINES = {
-    "onnx": "snugbert.export.onnx_engine",
-    "openvino": "snugbert.export.openvino_engine",
-    "ctranslate2": "snugbert.export.ctranslate2_engine",
-    "bert": "snugbert.export.stock_engine",
-}
-CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
-LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
 Embed = Callable[[Run, list[str]], np.ndarray]
 Score = Callable[[Run], dict[str, float]]
+
+CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
+LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
 FILES = ("calibration_file", "text_file", "validation_file")
 # Arguments for reading the validation file.
@@ -235,6 +227,8 @@ def _check_arguments(
     to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any], labeled: Path | Dataset | None
 ) -> None:
     """Refuses what the target does not have, before any work."""
+    if dtype not in get_args(Dtype):
+        raise InputError(explain_choice("--dtype", dtype, get_args(Dtype)))
     if to == "bert" and dtype == "int8":
         raise InputError(
             "--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx, openvino or ctranslate2."
@@ -291,13 +285,11 @@ def _load_tokenizer(folder: Path, has_segments: bool) -> tuple[PreTrainedTokeniz
     if names != tokenizer.model_input_names:
         tokenizer.model_input_names = names
         file = folder / "tokenizer_config.json"
-        file.write_text(json.dumps(read_json(file) | {"model_input_names": names}, indent=2) + "\n", encoding="utf-8")
+        write_json(file, read_json(file) | {"model_input_names": names})
     return tokenizer, names
 
 
-def _make_embed(
-    folder: Path, batches: Callable[..., list[Batch]], limit: int
-) -> Callable[[Run, list[str]], np.ndarray]:
+def _make_embed(folder: Path, batches: Callable[..., list[Batch]], limit: int) -> Embed:
     """Returns a function that embeds texts as sentence-transformers does: with its prompt, length and pooling."""
     pool = load_pooling(folder)
     settings = read_json(folder / SETTINGS_FILE) if (folder / SETTINGS_FILE).is_file() else {}
@@ -435,8 +427,7 @@ def _complete_config(folder: Path, model: PreTrainedModel) -> None:
     config: Any = model.config
     if config.architectures and "Classification" in config.architectures[0]:
         labels = {"id2label": {str(index): label for index, label in config.id2label.items()}}
-        values = read_json(folder / "config.json") | labels | {"label2id": config.label2id}
-        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "config.json", read_json(folder / "config.json") | labels | {"label2id": config.label2id})
 
 
 def list_model_files(folder: Path, to: str) -> list[Path]:

@@ -6,6 +6,15 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+Dtype = Literal["float32", "float16", "int8"]
+# Target -> its module, which has the functions `describe`, `write` and `load`.
+ENGINES = {
+    "onnx": "snugbert.export.onnx_engine",
+    "openvino": "snugbert.export.openvino_engine",
+    "ctranslate2": "snugbert.export.ctranslate2_engine",
+    "bert": "snugbert.export.stock_engine",
+}
+
 
 @dataclass(kw_only=True)
 class ExportArguments:
@@ -15,10 +24,8 @@ class ExportArguments:
 
     input: str = field(metadata={"positional": True, "help": "Checkpoint: a folder or a Hub name."})
     output: str = field(metadata={"positional": True, "help": "Folder to write."})
-    to: str = field(metadata={"choices": ("onnx", "openvino", "ctranslate2", "bert"), "help": "Target engine."})
-    dtype: Literal["float32", "float16", "int8"] = field(
-        default="float32", metadata={"help": "Dtype of the weights. Default: float32."}
-    )
+    to: str = field(metadata={"choices": tuple(ENGINES), "help": "Target engine."})
+    dtype: Dtype = field(default="float32", metadata={"help": "Dtype of the weights. Default: float32."})
     calibration_file: str | None = field(
         default=None,
         metadata={"help": "Text to calibrate int8 activations on, a text per line. Default: no calibration."},

@@ -15,7 +15,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from transformers import PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run
-from snugbert.export.engine import Dtype
+from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import OPSET, write_graph
 
 FOLDER = "onnx"

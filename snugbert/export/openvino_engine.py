@@ -15,7 +15,7 @@ import openvino
 from transformers import PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run
-from snugbert.export.engine import Dtype
+from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import write_graph
 
 FOLDER = "openvino"

@@ -7,7 +7,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from snugbert.checkpoints.comparing import Batch, Run, run_in_torch
 from snugbert.checkpoints.reading import CLASSES
-from snugbert.export.engine import Dtype
+from snugbert.export.export_arguments import Dtype
 
 
 def describe() -> str:

@@ -377,7 +377,8 @@ def test_the_command_prints_a_summary(tmp_path, capsys):
     size = sum(file.stat().st_size for file in files) / 1e6
     assert f"{ours.num_parameters():,} parameters in float16, {size:,.1f} MB in {len(files)} files" in printed
     assert re.search(r"differ by at most [\d.e-]+ in float64", printed)
-    # Overwritten with a single file: the shards are removed, other files are kept.
+    # Overwritten with a single file: the shards and the code of a SnugBERT model are removed, other files are kept.
+    (tmp_path / "bert" / "modeling_snugbert.py").touch()
     (tmp_path / "bert" / "mine.md").write_text("mine")
     assert main(arguments) == 2
     assert "contains a model (config.json). Choose another folder" in capsys.readouterr().err

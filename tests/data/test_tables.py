@@ -75,7 +75,12 @@ def test_class_labels_of_a_dataset_become_names():
     assert [(row, values["label"]) for row, values in read_rows(dataset)] == [(1, "yes"), (2, "no"), (3, None)]
 
 
-def test_a_dataset_with_half_of_a_surrogate_pair_is_not_loaded(tmp_path):
+def test_a_dataset_with_text_that_is_not_utf_8(tmp_path):
+    """Parquet can contain any bytes, and JSON the halves of surrogate pairs."""
+    texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
+    strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
+    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert it to UTF-8\."):
+        list(read_rows(Dataset(pyarrow.table({"text": strings}))))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text(json.dumps({"text": "\ud83d"}))
     with pytest.raises(InputError, match=r"data cannot be loaded: .*surrogate pair"):

@@ -208,6 +208,12 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_unknown_dtype_is_refused(tmp_path):
+    """It would be written as int8."""
+    with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
+        export_model("model", tmp_path / "out", "onnx", dtype="bfloat16")
+
+
 def test_a_missing_package_is_named_with_its_extra(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     monkeypatch.delitem(sys.modules, "snugbert.export.ctranslate2_engine", raising=False)
