@@ -1,6 +1,7 @@
 """The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
 
-[`RunTrainer`] calls the objects that it holds. Trainer's hooks call those that are callbacks.
+[`RunTrainer`] leaves checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four are
+callbacks: they act when Trainer calls their hooks.
 """
 
 import functools
@@ -112,7 +113,7 @@ class RunTrainer(Trainer):
         callbacks.append(LogLines(self._read_loss))
         if self.pop_callback(ProgressCallback) is not None:
             callbacks.append(ProgressBar())
-        for callback in (*callbacks, self.uploads, self.stop_signal):
+        for callback in callbacks:  # `train` adds the others, which come last
             self.add_callback(callback)
 
     @property
@@ -151,8 +152,10 @@ class RunTrainer(Trainer):
         """
         check_weights(self.model)
         self.graphs.restart()
-        self.remove_callback(self.stop_signal)
-        self.add_callback(self.stop_signal)  # as the last
+        # The last callbacks: an upload contains what the others wrote, and a stop sees what they want to be done.
+        for callback in (self.uploads, self.stop_signal):
+            self.pop_callback(callback)
+            self.add_callback(callback)
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
@@ -380,7 +383,6 @@ class RunTrainer(Trainer):
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
             super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
-        self.stop_signal.saved_step = self.state.global_step
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         # No hook around it can name a damaged file.

@@ -58,7 +58,6 @@ class StopSignal(TrainerCallback):
 
     Attributes:
         interrupted: the signal that ended the last training. None if training is complete.
-        saved_step: the step of the last checkpoint that this run wrote or resumed from. 0: none.
         writes_whole_checkpoint: whether a run must be able to resume from the next checkpoint, even with
             `save_only_model`.
         random_state: the folder with the random state after a postponed evaluation. None: no such evaluation.
@@ -66,13 +65,13 @@ class StopSignal(TrainerCallback):
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        self.saved_step = 0
         self._begin(None, None, None)
 
     def _begin(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> None:
         self.interrupted: signal.Signals | None = None
         self.writes_whole_checkpoint = False
         self.random_state: tempfile.TemporaryDirectory[str] | None = None
+        self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
         self._report: StepReport | None = None  # of the last step, if the host has not read it
         self._evaluation_is_due = False  # and left to the resumed run
@@ -163,11 +162,11 @@ class StopSignal(TrainerCallback):
         for name, value in (("gradient norm", norm), ("loss", loss)):
             if not math.isfinite(value):
                 what = f"{name} is {value}"
-        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self.saved_step}. " if self.saved_step else ""
+        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
         return f"The {what} in step {step}. {last}{REMEDY}"
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step. After a signal, it only logs. The checkpoint follows."""
+        """Called by Trainer after each step. After a signal, Trainer only logs. The checkpoint follows."""
         if control.should_log or control.should_evaluate or control.should_save:
             self.read_report()  # each of them waits for the device anyway
         if self.interrupted:
@@ -190,6 +189,10 @@ class StopSignal(TrainerCallback):
                 state.stateful_callbacks[POSTPONED] = True
             control.should_save = self.writes_whole_checkpoint = True
 
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint."""
+        self._saved_step = state.global_step
+
     # --- the evaluation that a stopped run left -----------------------------------------------------------------
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -197,7 +200,7 @@ class StopSignal(TrainerCallback):
 
         Does the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
         """
-        self.saved_step = state.global_step
+        self._saved_step = state.global_step
         is_due = state.stateful_callbacks.pop(POSTPONED, False) and args.eval_strategy != "no"
         (is_due,) = broadcast_object_list([is_due])  # machines may have different copies of the checkpoint
         if not is_due:

@@ -28,7 +28,7 @@ def start_push(self, token=None, private=None) -> None:
 )
 @pytest.mark.parametrize("electra", [False, True])
 def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, electra, tmp_path, monkeypatch):
-    """With the card of the run, and without the arguments of the trainer."""
+    """With the card and the plot of the run, and without the arguments of the trainer."""
     uploads = []
 
     def upload(self, *, folder_path, path_in_repo="", ignore_patterns=(), run_as_future=False, **kwargs):
@@ -49,5 +49,5 @@ def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, elec
     for folder, files in uploads:
         assert models <= files and "training_args.bin" not in files
         assert ({"manifest.json", "optimizer.pt"} <= files) == bool(folder)
-        assert ("README.md" in files) == (not folder)
+        assert ("README.md" in files) == ("training.png" in files) == (not folder)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("_")]

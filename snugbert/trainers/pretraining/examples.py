@@ -225,16 +225,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             with lock_file(self.epochs_dir / f"{name}.lock"):
                 if not file.exists():
                     self._write_epoch(epoch, file)
-                    # Epoch 0 gives the length of all epochs. Other workers may still need the epoch before this one.
-                    # A table that a process has mapped stays readable, and a missing one is made again.
-                    for old in self.epochs_dir.glob(f"{name}-*.examples"):
-                        if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
-                            old.unlink(missing_ok=True)  # if the lock is ignored, another process may remove it, too
-                    # Killed processes left these.
-                    for old in self.epochs_dir.glob(f"{name}-*.unfinished"):
-                        with suppress(FileNotFoundError):
-                            if time.time() - old.stat().st_mtime > STALE_SECONDS:
-                                old.unlink()
+                    self._remove_old_tables(name, epoch)
                 self._table = np.memmap(file, dtype=EXAMPLE, mode="r")
         except OSError as error:
             is_full = error.errno in NO_SPACE
@@ -245,6 +236,18 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}).{remedy}"
             ) from error
         self._epoch = epoch
+
+    def _remove_old_tables(self, name: str, epoch: int) -> None:
+        """Removes tables that no process needs in `epoch`. If the lock is ignored, others may remove them, too."""
+        # Epoch 0 gives the length of all epochs. Other workers may still need the epoch before this one. A table that
+        # a process has mapped stays readable, and a missing one is made again.
+        for old in self.epochs_dir.glob(f"{name}-*.examples"):
+            if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
+                old.unlink(missing_ok=True)
+        for old in self.epochs_dir.glob(f"{name}-*.unfinished"):  # killed processes left these
+            with suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > STALE_SECONDS:
+                    old.unlink()
 
     def _write_epoch(self, epoch: int, file: Path) -> None:
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""

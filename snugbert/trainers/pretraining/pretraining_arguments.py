@@ -1,4 +1,4 @@
-"""`snugbert pretrain`: its objectives, its arguments, and those of PretrainingTrainer.
+"""The objectives and arguments of `snugbert pretrain`, and the training arguments of PretrainingTrainer.
 
 `--help` imports this module, so it does not import Trainer or datasets, which take seconds.
 """

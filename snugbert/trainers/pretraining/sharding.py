@@ -53,8 +53,8 @@ class Sharding:
     @property
     def is_active(self) -> bool:
         """Whether the trainer's model is sharded."""
-        # Any module, because ELECTRA's two models are saved one by one. The type of the parameters does not show it:
-        # those outside the layers stay whole after an evaluation.
+        # Any module, because ELECTRA's two models are saved one by one. The types of the parameters do not show it:
+        # parameters outside the layers stay whole after an evaluation.
         trainer = self.trainer
         return trainer.is_fsdp_enabled and any(isinstance(module, FSDPModule) for module in trainer.model.modules())
 
@@ -97,7 +97,7 @@ class Sharding:
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def gather_model(self) -> PreTrainedModel:
-        """Returns the trainer's model with complete weights. Only in the first process does it have them.
+        """Returns the trainer's model with complete weights in the first process, and without weights in the others.
 
         The class is the one that the model had before it was sharded. Every process must call this.
         """
