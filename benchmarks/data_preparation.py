@@ -12,6 +12,7 @@ for building an epoch's pairs and reading and masking examples, with the text on
 """
 
 import argparse
+import gc
 import random
 import shlex
 import subprocess
@@ -218,6 +219,8 @@ def measure_speed(args: argparse.Namespace, folder: Path) -> list[str]:
 @contextmanager
 def timed(seconds: list[float]) -> Iterator[None]:
     """Appends the duration of its block in seconds."""
+    gc.collect()
+    gc.freeze()  # a collection in the block would walk through all texts of the benchmark
     start = time.perf_counter()
     yield
     seconds.append(time.perf_counter() - start)
