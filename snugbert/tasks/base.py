@@ -237,6 +237,11 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             return [DataSource("dataset", split.name, split.num_examples)]
         return [describe_source(source, args.dataset_config_name, split.name, split.num_examples)]
 
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """The text columns that the arguments name. Empty: they name none."""
+        return ()
+
     @abstractmethod
     def text_columns(self, splits: Mapping[str, SplitT]) -> tuple[str, ...]:
         """Returns the text columns, which the configuration of a fine-tuned model stores."""
