@@ -19,16 +19,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "search.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 START, PUBLISHED, RETRIEVER, SEARCH, RERANKER, RERANK = BLOCKS
-ROWS = 40
+ROWS = 24
 
 
 @pytest.fixture(scope="module")
 def checkpoint(minilm, tmp_path_factory) -> Path:
-    """Three of MiniLM's layers as stock BERT. There is no dropout, so that training runs can be compared."""
+    """Two of MiniLM's layers as stock BERT. There is no dropout, so that training runs can be compared."""
     folder = tmp_path_factory.mktemp("checkpoint")
     model = transformers.BertModel.from_pretrained(minilm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    model.encoder.layer = torch.nn.ModuleList([model.encoder.layer[index] for index in (0, 4, 5)])
-    model.config.num_hidden_layers = 3
+    model.encoder.layer = torch.nn.ModuleList([model.encoder.layer[index] for index in (0, 5)])
+    model.config.num_hidden_layers = 2
     model.save_pretrained(folder)
     transformers.BertTokenizer.from_pretrained(minilm).save_pretrained(folder)
     return folder
