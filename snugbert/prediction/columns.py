@@ -11,13 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
-    """How columns are chosen: a task, or a model of sentence-transformers.
-
-    Attributes:
-        default_columns: names of columns to look for, by priority.
-        any_columns: whether it also reads other columns, if no more than it needs have text.
-        predicted_columns: the columns that it adds.
-    """
+    """What reads the columns: a task, or a model of sentence-transformers. For the attributes see [`Task`]."""
 
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool]
@@ -26,12 +20,23 @@ class Reader(Protocol):
 
 def choose_columns(
     reader: Reader,
-    given: list[str] | None,
+    given: Sequence[str] | None,
     source: str,
     first_rows: Sequence[Mapping[str, Any]],
     trained_columns: tuple[str, ...],
 ) -> Sequence[str]:
-    """Returns the given columns, the columns the model was trained on, or the first default columns that exist."""
+    """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
+
+    Args:
+        reader: what reads the columns.
+        given: the columns that the user named. None: choose them.
+        source: the name of the rows in messages.
+        first_rows: the rows to look at. Without rows, any columns will do.
+        trained_columns: the columns that the model was trained on. Empty if it stores none.
+
+    Raises:
+        InputError: a given column or a text column is missing, or several columns may be meant.
+    """
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))
     if given is not None:

@@ -13,8 +13,8 @@ from snugbert.files import read_json
 from snugbert.prediction.columns import choose_columns
 from snugbert.prediction.embedders import Embedder, Reranker, SentenceTransformerPredictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Predictor, RowPredictor, choose_device
-from snugbert.tasks import find_task, list_tasks
+from snugbert.prediction.predictor import Predictor, RowPredictor, choose_device, find_head
+from snugbert.tasks import find_task
 
 # Arguments of the command for tasks that have them.
 TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative")
@@ -46,18 +46,18 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         return reader(args, folder, columns)
     if args.prompt_name is not None:
         raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
-    options: dict[str, Any] = {
-        "columns": columns,
-        "max_seq_length": args.max_seq_length,
-        "max_batch_tokens": args.max_batch_tokens,
-        "bf16": bool(args.bf16),
-        "cuda_graphs": args.cuda_graphs,
-        "device": choose_device(args.use_cpu),
-    }
     known = {each.name for each in dataclasses.fields(reader.arguments)}
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
-    task = reader(**{name: value for name, value in settings.items() if value is not None})
-    return Predictor(folder, task=task, **options)
+    return Predictor(
+        folder,
+        task=reader(**{name: value for name, value in settings.items() if value is not None}),
+        columns=columns,
+        max_seq_length=args.max_seq_length,
+        max_batch_tokens=args.max_batch_tokens,
+        bf16=bool(args.bf16),
+        cuda_graphs=args.cuda_graphs,
+        device=choose_device(args.use_cpu),
+    )
 
 
 def find_reader(folder: Path) -> Any:
@@ -71,12 +71,6 @@ def find_reader(folder: Path) -> Any:
     if read_modules(folder):
         return Embedder
     name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
-    head = HEADS_BY_CLASS.get(name, "")
-    if head in list_tasks():
-        return find_task(head)
-    if head == "Model":
+    if HEADS_BY_CLASS.get(name) == "Model":
         return Embedder
-    raise InputError(
-        f"--model_name_or_path: {folder}/config.json names {name}. Expected a fine-tuned model of the BERT "
-        "family, or an embedding model."
-    )
+    return find_task(find_head(name, f"--model_name_or_path: {folder}/config.json names"))

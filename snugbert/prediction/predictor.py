@@ -8,7 +8,6 @@ Shapes: N sequences, T tokens in a batch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.packed_batches import pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
+from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.prediction.columns import choose_columns
 from snugbert.reports.intervals import Interval
@@ -79,7 +79,8 @@ class Predictor(RowPredictor):
         model: a folder or Hub name, or a model in memory, which stays on its device.
         tokenizer: the tokenizer. Default: the tokenizer in the model's folder.
         task: the task, with settings such as the names of columns. Default: the task of the model's head.
-        columns: the columns to predict from. Default: the columns that the model was trained on, or usual names.
+        columns: the columns to predict from. Default: the columns that the task names, the columns that the model was
+            trained on, or usual names.
         max_seq_length: maximum tokens of a window in predictions. Default: the limit of the model.
         max_batch_tokens: maximum tokens of a batch.
         bf16: compute in bfloat16.
@@ -90,7 +91,8 @@ class Predictor(RowPredictor):
         intervals: metric -> low and high end of its 95 % interval, of the last call of [`evaluate`].
 
     Raises:
-        InputError: the model cannot be loaded or has no fine-tuned head.
+        InputError: the model cannot be loaded or has no fine-tuned head, the task does not fit its head, or the
+            tokenizer of a model in memory is missing.
     """
 
     def __init__(
@@ -111,16 +113,21 @@ class Predictor(RowPredictor):
             model_args = ModelArguments(model_name_or_path=str(model))
             tokenizer = load_tokenizer(model_args) if tokenizer is None else tokenizer
             config = load_config(model_args, tokenizer)
-            head = _find_head((config.architectures or ["no model class"])[0], f"{model}: config.json names")
+            head = find_head((config.architectures or ["no model class"])[0], f"{model}: config.json names")
             loaded = load_model(CLASSES["snugbert"][head], model_args, config, trained=True)
             loaded.to(device or choose_device())
         if tokenizer is None:
-            raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
-        self.model, self.tokenizer, self.columns = loaded.eval(), tokenizer, columns
+            raise InputError("tokenizer is missing. Pass the tokenizer of the model.")
+        class_name = type(loaded).__name__
+        if task is None:
+            task = find_task(find_head(class_name, "model: it is a"))()
+        elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
+            raise InputError(f"task: {type(task).__name__} does not fit a {class_name}.")
+        self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
+        self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
         self.intervals: dict[str, Interval] = {}
         self._graphs = CudaGraphs(self._forward, self.model)
-        self.task = find_task(_find_head(type(loaded).__name__, "model: it is a"))() if task is None else task.copy()
         self.task.use_checkpoint(loaded.config)
         longest = max_seq_length or max(512, loaded.config.max_position_embeddings)
         self.task.use_tokenizer(tokenizer, min(max_tokens(loaded, tokenizer), longest))
@@ -128,7 +135,8 @@ class Predictor(RowPredictor):
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
         """Returns the prediction for each row, as columns to add to it.
 
-        Without `columns`, the first call with rows chooses them as `snugbert predict` does.
+        If neither `columns` nor the task names the columns, the first call with rows chooses them, as
+        `snugbert predict` does.
 
         Args:
             rows: dicts, or a `datasets.Dataset`.
@@ -138,16 +146,17 @@ class Predictor(RowPredictor):
             the keys of each task.
 
         Raises:
-            InputError: a row has no text in the columns to read. The message names the row, counted from 1.
+            InputError: the columns are missing, or a row has no text in them. The message names the row, counted from
+                1.
         """
         if not len(rows):
             return []
-        if not self.columns:
-            first_rows = list(islice(rows, ROWS_TO_INSPECT))
-            trained_columns = get_text_columns(self.model.config.to_dict())
-            self.columns = choose_columns(self.task, None, "the rows", first_rows, trained_columns)
+        numbered = list(read_rows(rows) if isinstance(rows, Dataset) else enumerate(rows, start=1))
+        first_rows = [values for _, values in numbered[:ROWS_TO_INSPECT]]
+        trained_columns = get_text_columns(self.model.config.to_dict())
+        self.columns = choose_columns(self.task, self.columns or None, "the rows", first_rows, trained_columns)
         examples = []
-        for row, values in enumerate(rows, start=1):
+        for row, values in numbered:
             try:
                 examples.append(self.read(values))
             except InputError as error:
@@ -244,7 +253,7 @@ class Predictor(RowPredictor):
             return self.task.output.stack(self.model(**batch)).float()
 
 
-def _find_head(class_name: str, place: str) -> str:
+def find_head(class_name: str, place: str) -> str:
     """Returns the head of a class of models, such as "ForTokenClassification".
 
     Raises:

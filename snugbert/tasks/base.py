@@ -106,7 +106,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         main_metric: the metric that selects the best model or setting.
         metrics: the metrics that may select it. The summary shows them.
         training_metrics: the metrics to log during training. None: all.
-        metric_info: description, citation and references of the metrics, for [`TaskMetric`].
+        metric_info: `description`, `citation` and `reference_urls` of the metrics, for [`TaskMetric`].
         default_columns: the columns to predict from, by priority, if the user names none.
         any_columns: whether to look for other columns with text if none of them exists.
         predicted_columns: the columns that `to_columns` may return.
@@ -197,14 +197,16 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, SplitT]:
-        """Reads and checks the examples of all splits.
+        """Reads and checks the examples of all splits, such as with [`read_rows`], up to `args.max_samples` of each.
+
+        Training and validation examples need labels. The labels of the split "unlabeled" are not read.
 
         Args:
             sources: from [`find_sources`], or datasets in memory.
             trained_columns: the text columns that the checkpoint was trained on; empty if it stores none.
 
         Raises:
-            InputError: an example cannot be used. The message names the source and the row.
+            InputError: an example cannot be used, or a split has none. The message names the source and the row.
         """
 
     @abstractmethod
@@ -215,7 +217,9 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         teacher: "Task[Any, Any, Any] | None" = None,
         is_teacher: bool = False,
     ) -> None:
-        """Sets `labels`, `problem` and metrics for the data, and stores labels and problem in the configuration.
+        """Sets `labels`, `problem` and metrics for the data, and stores the labels in the configuration.
+
+        Models that classify texts also need the configuration's `problem_type`.
 
         Args:
             splits: the splits from [`read_splits`].
@@ -236,6 +240,11 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         if source is None:  # in memory
             return [DataSource("dataset", split.name, split.num_examples)]
         return [describe_source(source, args.dataset_config_name, split.name, split.num_examples)]
+
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """The text columns that the arguments name. Empty: they name none."""
+        return ()
 
     @abstractmethod
     def text_columns(self, splits: Mapping[str, SplitT]) -> tuple[str, ...]:
@@ -324,7 +333,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def write(self, split: SplitT, answers: Answers, folder: Path) -> None:
-        """Writes the predictions for an evaluation set, and plots if it is labeled."""
+        """Writes the predictions for an evaluation set. If it is labeled, plots may show them."""
 
     # --- prediction ---------------------------------------------------------------------------------------------
 

@@ -229,6 +229,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         on_the_hub = f"{name}_matched" if f"{name}_mismatched" in task.files else name
         return [DataSource(f"GLUE {task.folder}", on_the_hub, split.num_examples, GLUE_ON_THE_HUB, args.task_name)]
 
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """The text columns of the GLUE task, or in `text_column_names`. See [`Task`]."""
+        return self.args.given_columns
+
     def text_columns(self, splits: Mapping[str, TextSplit]) -> tuple[str, ...]:
         """Returns the column of texts, or the two columns of pairs."""
         return next(iter(splits.values())).text_columns

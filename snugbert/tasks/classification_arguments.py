@@ -92,3 +92,9 @@ class GlueDataArguments(DataArguments):
     def task(self) -> GlueTask | None:
         """The GLUE task. None: your own data."""
         return TASKS[self.task_name] if self.task_name else None
+
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """The text columns of the GLUE task, or in `text_column_names`. Empty: neither was given."""
+        names = self.text_column_names or ""
+        return self.task.text_columns if self.task else tuple(name.strip() for name in names.split(",") if names)

@@ -114,13 +114,12 @@ def choose_text_columns(
         InputError: too many text columns were given, predictions would have another column of the same name, or see
             [`find_text_columns`].
     """
+    text_columns = args.given_columns
     if args.task is not None:
-        return args.task.text_columns
-    if args.text_column_names is not None:
-        text_columns = tuple(name.strip() for name in args.text_column_names.split(","))
-        if len(text_columns) > 2:
-            raise InputError(f"--text_column_names: expected one or two columns, not {len(text_columns)}.")
-    else:
+        return text_columns
+    if len(text_columns) > 2:
+        raise InputError(f"--text_column_names: expected one or two columns, not {len(text_columns)}.")
+    if not text_columns:
         first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
         label_column = args.label_column_name or "label"
         text_columns = find_text_columns(first_rows, label_column, source, trained_columns)

@@ -149,10 +149,15 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             self.metrics = (*METRICS, *(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3]))
             self.training_metrics = None
 
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """The column of words. See [`Task`]."""
+        name = self.args.text_column_name
+        return () if name is None or name.isdecimal() else (name,)  # CoNLL's columns are numbers
+
     def text_columns(self, splits: Mapping[str, TagSplit]) -> tuple[str, ...]:
         """Returns the column of words. See [`Task`]."""
-        name = self.args.text_column_name or "tokens"
-        return ("tokens" if name.isdecimal() else name,)  # CoNLL's columns are numbers
+        return self.given_columns or ("tokens",)
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
 
 [`RunTrainer`] leaves checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four are
-callbacks: they act when Trainer calls their hooks.
+also callbacks of Trainer.
 """
 
 import functools
@@ -152,7 +152,7 @@ class RunTrainer(Trainer):
         """
         check_weights(self.model)
         self.graphs.restart()
-        # The last callbacks: an upload contains what the others wrote, and a stop sees what they want to be done.
+        # The last callbacks: an upload contains what the others wrote, and the signal may cancel what they requested.
         for callback in (self.uploads, self.stop_signal):
             self.pop_callback(callback)
             self.add_callback(callback)
@@ -193,10 +193,11 @@ class RunTrainer(Trainer):
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
 
-    def last_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the last evaluation during training, without their prefix. Empty before the first."""
-        lines = [line for line in self.state.log_history if any(name.startswith("eval_") for name in line)]
-        return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
+    @property
+    def model_step(self) -> int:
+        """The step after which the model had the weights that it has now."""
+        loads_best = self.args.load_best_model_at_end and not self.is_in_train
+        return (loads_best and self.state.best_global_step) or self.state.global_step
 
     # --- a step -------------------------------------------------------------------------------------------------
 

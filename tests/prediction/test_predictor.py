@@ -2,9 +2,11 @@
 
 import family_checkpoints
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 
+from snugbert import Tagging, TextClassification
 from snugbert.errors import InputError
 from snugbert.prediction.predictor import Predictor
 
@@ -36,7 +38,7 @@ def test_rows_are_predicted_from_the_columns_that_the_model_was_trained_on(class
     # A model that is already loaded.
     again = Predictor(predictor.model, predictor.tokenizer).predict(rows())
     assert [row["predicted_label"] for row in again] == [row["predicted_label"] for row in predictions]
-    with pytest.raises(ValueError, match="`tokenizer` is missing"):
+    with pytest.raises(InputError, match="tokenizer is missing"):
         Predictor(predictor.model)
     with pytest.raises(InputError, match="no text in column 'title'"):
         predictor.predict([{"title": None, "question": "a"}])
@@ -58,6 +60,27 @@ def test_a_model_without_a_head_is_refused(classifier):
     predictor = Predictor(classifier)
     with pytest.raises(InputError, match=r"it is a SnugBertModel\. Expected a fine-tuned model"):
         Predictor(predictor.model.base_model, predictor.tokenizer)
+
+
+def test_a_task_names_the_columns_and_fits_the_head(classifier):
+    expected = Predictor(classifier).predict(rows())
+    renamed = [{"a": row["question"], "b": row["title"], "text": "no"} for row in rows()]
+    task = TextClassification(text_column_names="a, b")
+    assert Predictor(classifier, task=task).predict(renamed) == expected
+    with pytest.raises(InputError, match="no column 'a'"):
+        Predictor(classifier, task=task).predict(rows())
+    with pytest.raises(InputError, match=r"task: Tagging does not fit a SnugBertForSequenceClassification"):
+        Predictor(classifier, task=Tagging())
+    one = Predictor(classifier, columns="question")  # a name, not a list of letters
+    assert [len(row) for row in one.predict(rows())] == [2] * len(rows())
+
+
+def test_text_of_a_dataset_that_is_not_utf8_has_a_row(classifier):
+    table = pa.table(
+        {"question": ["a", "b"], "title": pa.array([b"a", b"\xff"], pa.binary()).cast(pa.string(), safe=False)}
+    )
+    with pytest.raises(InputError, match="the dataset, row 2: not UTF-8"):
+        Predictor(classifier).predict(Dataset(table))
 
 
 def test_a_dataset_is_scored(classifier):

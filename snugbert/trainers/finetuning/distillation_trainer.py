@@ -80,7 +80,7 @@ class DistillationTrainer(FineTuningTrainer):
     ):
         if not isinstance(task, PreparedTask):
             if teacher is None or model is None or task is None:
-                raise InputError("model, teacher and task are missing.")
+                raise InputError("model, teacher or task is missing.")
             args = FineTuningArguments() if args is None else copy.copy(args)
             first = next(iter(eval_dataset.values())) if isinstance(eval_dataset, Mapping) else eval_dataset
             sources = name_sources(

@@ -14,7 +14,7 @@ from snugbert_arguments import explain_choice
 
 SWEEPS = ("paper", "fixed", "stable")
 STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
-# With 16 labels, an epoch is one step, and 20 steps are too few.
+# With 16 labeled examples, an epoch is one step, and 20 steps are too few.
 STABLE_STEPS = 100
 STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task

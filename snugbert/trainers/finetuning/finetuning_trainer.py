@@ -61,7 +61,8 @@ class FineTuningTrainer(RunTrainer):
     Args:
         model: a Hub name or folder of a checkpoint of the BERT family, a size such as "tiny" for random weights, or a
             SnugBERT model with the task's head, which is trained in place.
-        args: the settings. The trainer uses a copy. Default: the paper's, in the folder "trainer_output".
+        args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. Default: the paper's, in the
+            folder "trainer_output".
         task: such as [`TextClassification`]. It does not change. Commands pass a [`PreparedTask`], which includes
             model and data.
         train_dataset: rows with the columns of the task. None: the model is only scored.
@@ -98,6 +99,7 @@ class FineTuningTrainer(RunTrainer):
             raise InputError('model and task are missing. For example: model="bert-base-uncased", task=Tagging().')
         args = FineTuningArguments() if args is None else args
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
+        self._eval_prefix = f"eval_{first[0]}_" if first[0] else "eval_"
         if not isinstance(task, PreparedTask):
             args = copy.copy(args)
             sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
@@ -112,7 +114,8 @@ class FineTuningTrainer(RunTrainer):
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
         self._losses: list[torch.Tensor] | None = None
-        self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step and result
+        self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the model, and result
+        self._scores: dict[int, dict[str, float]] = {}  # step of the model -> its metrics on the validation examples
         self.checks_output_dir = True
         features: Any = None if task.validation_set is None else task.validation_set.features.inputs
         if isinstance(eval_dataset, Mapping):
@@ -135,7 +138,7 @@ class FineTuningTrainer(RunTrainer):
                 train_dataset=train_features,
                 eval_dataset=features,
                 processing_class=task.task.tokenizer,
-                compute_metrics=self._compute_metrics,
+                compute_metrics=_keep_logits,
                 compute_loss_func=None if weights is None else weighted_loss(weights),
                 callbacks=[*list_evaluation_callbacks(args), *freeze_layers(network, args), *callbacks],
                 **kwargs,
@@ -186,6 +189,11 @@ class FineTuningTrainer(RunTrainer):
 
     def _begin(self, state: Any) -> None:
         super()._begin(state)
+        self._scores = {}
+        for line in state.log_history:
+            scores = {name: value for name, value in line.items() if name.startswith(self._eval_prefix)}
+            if scores:
+                self._scores[line["step"]] = {m.removeprefix(self._eval_prefix): value for m, value in scores.items()}
         self.run_settings.command_settings = compared_settings(self.prepared, self.args)  # type: ignore[arg-type]
 
     def _explain_unfilled_rows(self) -> str | None:
@@ -316,9 +324,6 @@ class FineTuningTrainer(RunTrainer):
         prepared, (source,) = self.prepared, name_sources(eval_dataset=dataset).values()
         return make_evaluation_set(prepared.task, prepared.config, prepared.task.tokenizer, {split: source})
 
-    def _compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        return {} if self._scored is None else self._scored.score_in_training(prediction.predictions)
-
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
         # No public method chooses the order of an evaluation.
         if isinstance(self.data_collator, FillRows):
@@ -389,22 +394,20 @@ class FineTuningTrainer(RunTrainer):
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if self._scored is not None and description == "Evaluation":  # not for `predict`
-            scores = self._compute_metrics(EvalPrediction(predictions=predictions, label_ids=None))  # type: ignore[arg-type]
+            scores = self._scored.score_in_training(predictions)
             metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
             self._predicted[prefix] = self._scored, self._scored.decode(predictions)
         output = output._replace(predictions=predictions, metrics=metrics)
-        if description == "Evaluation":
-            self._last_evaluation = self.state.global_step, output
+        if description == "Evaluation" and self._scored is self.prepared.validation_set:
+            self._last_evaluation = self.model_step, output
+            self._scores[self.model_step] = scores
         return output
 
     def predict_once(self, test_dataset: Dataset, metric_key_prefix: str) -> EvalLoopOutput | PredictionOutput:
         """As `predict`, but returns the last evaluation if it had these examples, this prefix and the same weights."""
-        step = self.state.global_step
-        if self.args.load_best_model_at_end:
-            step = self.state.best_global_step or step
         if self._last_evaluation is not None and test_dataset is self.eval_dataset and metric_key_prefix == "eval":
             evaluated, output = self._last_evaluation
-            if evaluated == step:
+            if evaluated == self.model_step:
                 return output
         return self.predict(test_dataset, metric_key_prefix=metric_key_prefix)  # type: ignore[arg-type]
 
@@ -424,12 +427,12 @@ class FineTuningTrainer(RunTrainer):
             self.write_card()
 
     def _write_card(self, folder: str | None = None) -> None:
-        """Writes the card with the metrics of the last evaluation. In training, it states the steps done."""
+        """Writes the card, with the scores of the model if it was scored. In training, it states the steps done."""
         prepared, state = self.prepared, self.state
         metrics: dict[str, dict[str, float]] = {}
         if prepared.validation_set is not None:
-            last = self.last_metrics()
-            metrics = {prepared.validation_set.name: {m: last[m] for m in prepared.task.metrics if m in last}}
+            scores = self._scores.get(self.model_step, {})
+            metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
         training = self._training or {"step": state.global_step}
         results = collect_results(prepared, self.args, training, metrics, self.run_settings.changes)  # type: ignore[arg-type]
         if not self._training:
@@ -442,6 +445,11 @@ class FineTuningTrainer(RunTrainer):
     def hub_name(self) -> str | None:
         """The repository that the model is pushed to. None: it is not pushed."""
         return self.hub_model_id or self.args.hub_model_id
+
+
+def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:
+    """Without `compute_metrics`, Trainer keeps no logits. It never calls this, because it gets no labels."""
+    return {}
 
 
 def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:

@@ -50,9 +50,9 @@ def list_evaluation_callbacks(args: FineTuningArguments) -> list[TrainerCallback
 
 
 class FewerEvaluations(TrainerCallback):
-    """Evaluates `MOST_EVALUATIONS` times in a run of more epochs: after every second epoch, or more rarely.
+    """Evaluates about `MOST_EVALUATIONS` times at most: in longer runs, after every second epoch, or more rarely.
 
-    With 16 labels, an epoch is one step, and evaluating after each would take most of the time.
+    With 16 labeled examples, an epoch is one step, and evaluating after each would take most of the time.
     """
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -64,6 +64,13 @@ class FewerEvaluations(TrainerCallback):
 
 class EarlyStopping(EarlyStoppingCallback):
     """Early stopping that keeps its count on resume. Trainer would start again with the full patience."""
+
+    def on_evaluate(  # type: ignore[override]  # the base class has this signature
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any
+    ) -> None:
+        """Called by Trainer after each evaluation. Of several datasets, only the first has the metric."""
+        if f"eval_{args.metric_for_best_model}" in metrics:
+            super().on_evaluate(args, state, control, metrics, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. The `state` contains the count at the checkpoint."""

@@ -188,7 +188,8 @@ class PretrainingTrainer(RunTrainer):
         """Draws `training.png` and writes the model card.
 
         Args:
-            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation.
+            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation, or of the best
+                model if training ended with it.
             baselines: metrics of trivial predictions.
         """
         if self.args.should_save:
@@ -203,8 +204,14 @@ class PretrainingTrainer(RunTrainer):
     def _write_card(
         self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None
     ) -> None:
-        metrics = self.last_metrics() if metrics is None else metrics
+        metrics = self._last_metrics() if metrics is None else metrics
         write_run_card(self, metrics, baselines or {}, *self.command_arguments)
+
+    def _last_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the last evaluation up to the model's step. Empty before the first."""
+        done = [line for line in self.state.log_history if line["step"] <= self.model_step]
+        lines = [line for line in done if any(name.startswith("eval_") for name in line)]
+        return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
 
     def _begin(self, state: TrainerState) -> None:
         self._load_log(state)

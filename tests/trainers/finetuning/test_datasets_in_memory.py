@@ -66,6 +66,30 @@ def test_a_trainer_equals_the_command(trained, dev, workshop, tmp_path):
         predictor.predict([{"sentence": "good"}, {"sentence": None}])
 
 
+class SpoilLastStep(TrainerCallback):
+    """Makes the model wrong after the last step."""
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        if state.global_step == state.max_steps:
+            with torch.no_grad():
+                model.classifier.weight.neg_(), model.classifier.bias.neg_()
+
+
+def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path):
+    """Of the best model, not the last one, and on the examples that selected it."""
+    selection = {"load_best_model_at_end": True, "save_strategy": "epoch", "early_stopping_patience": 3}
+    args = arguments(tmp_path, **SETTINGS | selection)
+    sets = {"dev": dev, "few": dev.select(range(7))}
+    trainer = FineTuningTrainer("tiny", args, TextClassification(), train, sets, bert, [SpoilLastStep()])
+    trainer.train()
+    first, last = (line["eval_dev_accuracy"] for line in trainer.state.log_history if "eval_dev_loss" in line)
+    assert first > last
+    trainer.evaluate(dev.select(range(11)))
+    trainer.save_model()
+    assert f"| accuracy | {100 * first:.2f} |" in (tmp_path / "README.md").read_text()
+    assert trainer.evaluate(dev)["eval_accuracy"] == first
+
+
 def test_other_datasets_can_be_scored(trained, dev):
     output = trained.predict(dev.select(range(20)))
     assert output.predictions.shape == (20, 2) and output.metrics["test_accuracy"] > 0.9
@@ -157,5 +181,5 @@ def test_a_student_learns_from_a_teacher(trained, train, dev, tmp_path):
     trainer.save_model()
     assert "It was distilled from sentences." in (tmp_path / "README.md").read_text()
     assert trainer.evaluate()["eval_accuracy"] >= 0.5
-    with pytest.raises(InputError, match="model, teacher and task are missing"):
+    with pytest.raises(InputError, match="model, teacher or task is missing"):
         DistillationTrainer("tiny", args, TextClassification(), train)
