@@ -335,7 +335,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     command = COMMANDS[name]
     program = f"snugbert {name}"
     types = [_import(dataclass_name) for dataclass_name in command.arguments]
-    # A flag of help anywhere asks for help. So a process without peft, see `_make_package`, never runs a command.
+    # If a flag of help is among the arguments, show help only: peft then counts as not installed (`_make_package`).
     arguments = [argument for argument in arguments if argument in HELP_FLAGS] or arguments
     example = f"{program} {command.example}"
     instances = parse_arguments(types, arguments, program, command.description, example)

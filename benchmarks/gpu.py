@@ -133,7 +133,7 @@ class Sizes:
         checked_batch: batch size of the checks. With 64 filled rows, compiled layers run what they run at 256 x 128:
             from 6,827 tokens on, inductor fuses LayerNorm's backward pass.
         tasks: names in [`GLUE_LENGTHS`].
-        checked: heads in [`HEADS`], and dtypes, of the compiled steps and of those in graphs.
+        checked: heads in [`HEADS`], and dtypes, of the compiled steps and the steps in graphs.
         heads: heads of the eager steps that are checked, in bfloat16.
         backend: backend of torch.compile.
     """

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
     from snugbert.prediction.predictor import Predictor
     from snugbert.prediction.question_answerer import QuestionAnswerer
     from snugbert.tasks.classification import TextClassification
+    from snugbert.tasks.metrics import TaskMetric
     from snugbert.tasks.multiple_choice import MultipleChoice
     from snugbert.tasks.question_answering import QuestionAnswering
     from snugbert.tasks.tagging import Tagging
@@ -93,6 +94,7 @@ LAZY_NAMES = {
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "data.packed_batches",
     "Tagging": "tasks.tagging",
+    "TaskMetric": "tasks.metrics",
     "TextClassification": "tasks.classification",
     "TokenBudgetDataset": "data.packed_batches",
     "VocabularyArguments": "vocabulary.vocabulary_arguments",
@@ -150,6 +152,7 @@ __all__ = [
     "SnugBertPreTrainedModel",
     "SnugBertTokenizer",
     "Tagging",
+    "TaskMetric",
     "TextClassification",
     "TokenBudgetDataset",
     "VocabularyArguments",

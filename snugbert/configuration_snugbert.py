@@ -133,7 +133,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads the values as in transformers. Translates those of other families.
+        """Reads the values as in transformers. Translates other families' values.
 
         Raises:
             ValueError: SnugBERT cannot express the model.

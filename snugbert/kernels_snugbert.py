@@ -304,7 +304,7 @@ def shift_distances(products: torch.Tensor) -> torch.Tensor:
 def _score(
     q: torch.Tensor, k: torch.Tensor, distances: Sequence[torch.Tensor], scaling: float, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """Computes the scores of a chunk, with those of relative positions if there are `distances`."""
+    """Computes the scores of a chunk, plus the scores of relative positions if there are `distances`."""
     if not distances:
         return _scaled_bmm(q, k.transpose(1, 2), scaling, out=out)
     content_to_position, position_to_content = (
@@ -348,7 +348,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """softmax(Q K' x scaling) V with dropout on the softmax, group by group and a chunk of heads at a time.
 
-    With `tables`, each score includes those of relative positions.
+    With `tables`, each score includes the relative positions' part.
 
     Returns:
         The output, and what the backward pass needs, in one tensor (empty unless `saves`). There, a minus sign marks

@@ -1,6 +1,6 @@
 """The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
 
-The folder `teachers` has the logits of teachers, see `trainers/finetuning/teacher.py`.
+The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`.
 
 ~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
 """

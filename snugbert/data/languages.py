@@ -36,7 +36,7 @@ def check_language(code: str) -> None:
     """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`.
 
     Raises:
-        InputError: it does not.
+        InputError: it has another form.
     """
     if mistake := explain_language(code):
         raise InputError(mistake)

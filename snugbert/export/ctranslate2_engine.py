@@ -3,7 +3,6 @@
 CTranslate2 runs the encoder and the pooler. Heads of one linear layer are written to `ctranslate2/head.safetensors`.
 """
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from transformers import PreTrainedModel
 from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.errors import InputError
 from snugbert.export.export_arguments import Dtype
-from snugbert.files import read_json
+from snugbert.files import read_json, write_json
 
 FOLDER = "ctranslate2"
 HEAD = "head.safetensors"
@@ -77,7 +76,7 @@ def _copy_for_converter(folder: Path, copy: Path) -> None:
         if file.is_file() and file.suffix != ".safetensors":
             shutil.copyfile(file, copy / file.name)
     config = read_json(folder / "config.json") | {"position_embedding_type": "absolute"}
-    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_json(copy / "config.json", config)
     weights: dict[str, np.ndarray] = {}
     for file in folder.glob("*.safetensors"):
         weights |= load_file(file)

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -48,15 +48,6 @@ Score = Callable[[Run], dict[str, float]]
 CALIBRATION_TEXTS = 300  # as in NNCF's default `subset_size`
 LONGEST_CALIBRATION_TEXT = 256  # tokens; calibration keeps activations in memory
 LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
-FILES = ("calibration_file", "text_file", "validation_file")
-# Arguments for reading the validation file.
-VALIDATION_ARGUMENTS = (
-    "task_name",
-    "text_column_names",
-    "label_column_name",
-    "max_seq_length",
-    "version_2_with_negative",
-)
 
 
 def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
@@ -67,15 +58,8 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    done = export_model(
-        args.input,
-        args.output,
-        args.to,
-        dtype=args.dtype,
-        overwrite_output_dir=args.overwrite_output_dir,
-        **{name: getattr(args, name) for name in (*FILES, *VALIDATION_ARGUMENTS)},
-        **get_hub_arguments(hub_args),
-    )
+    settings = dict(vars(args))
+    done = export_model(settings.pop("input"), settings.pop("output"), **settings, **get_hub_arguments(hub_args))
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
     for note in done.notes:
@@ -90,16 +74,20 @@ def export_model(
     output_dir: str | Path,
     to: str,
     *,
-    dtype: Dtype = "float32",
+    dtype: Dtype | torch.dtype = "float32",
     calibration_file: str | Path | None = None,
     text_file: str | Path | None = None,
     validation_file: str | Path | None = None,
     eval_dataset: Dataset | None = None,
+    task_name: str | None = None,
+    text_column_names: str | None = None,
+    label_column_name: str | None = None,
+    max_seq_length: int | None = None,
+    version_2_with_negative: bool = False,
     overwrite_output_dir: bool = False,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
-    **data: Any,
 ) -> Export:
     """Writes a model for an engine, and compares it with the original.
 
@@ -117,9 +105,10 @@ def export_model(
             lengths.
         validation_file: labeled examples to score the model and its export on.
         eval_dataset: labeled examples in memory, instead of `validation_file`.
+        task_name, text_column_names, label_column_name, max_seq_length, version_2_with_negative: how to read the
+            labeled examples, as in the arguments of the model's task.
         overwrite_output_dir: whether to replace a model in `output_dir`.
         revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
-        data: how to read the labeled examples, such as `label_column_name`, see [`make_score`].
 
     Returns:
         A summary of the export, with the scores before and after.
@@ -129,10 +118,21 @@ def export_model(
             finite, or in float32 the outputs differ by more than `FLOAT32_TOLERANCE`, times the largest value of the
             output if that exceeds 1. Nothing is written.
     """
+    if isinstance(dtype, torch.dtype):
+        dtype = cast(Dtype, str(dtype).removeprefix("torch."))
     engine = _import_engine(to)
     given = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     files = {name: None if file is None else Path(file) for name, file in given.items()}
+    if validation_file is not None and eval_dataset is not None:
+        raise InputError("--validation_file and eval_dataset exclude each other. Give one of them.")
     labeled = files["validation_file"] if eval_dataset is None else eval_dataset
+    data = {
+        "task_name": task_name,
+        "text_column_names": text_column_names,
+        "label_column_name": label_column_name,
+        "max_seq_length": max_seq_length,
+        "version_2_with_negative": version_2_with_negative,
+    }
     _check_arguments(to, dtype, files, data, labeled)
     source_name, output_dir = str(source), Path(output_dir)
     source = fetch_checkpoint(source_name, revision=revision, token=token, cache_dir=cache_dir)

@@ -57,7 +57,7 @@ def write_pretraining_card(
         language: language code of the text, or None. The example is in this language.
         data: rows of the table of training and validation text.
         settings: rows of the table of training settings.
-        metrics: metrics on the validation text. Only those in [`PRETRAINING_METRICS`] are used.
+        metrics: metrics on the validation text. Metrics outside [`PRETRAINING_METRICS`] are ignored.
         baselines: the same metrics for trivial predictions.
         validation_name: name of the validation text.
         dataset_name: id of the dataset on the Hub, for the header.
@@ -126,7 +126,7 @@ def format_results(
     """Returns a Markdown table of the metrics on the validation text next to the baselines, and what they mean.
 
     Args:
-        metrics: only those in [`PRETRAINING_METRICS`] are used.
+        metrics: the metrics. Metrics outside [`PRETRAINING_METRICS`] are ignored.
         baselines: the same metrics for trivial predictions. Empty: leave out the column.
         token_frequencies: the text that gives the baseline its token frequencies.
     """

@@ -3,8 +3,8 @@
     find_sources -> read_splits -> choose_labels -> encode -> a model -> decode -> measure -> score
                                                                          decode -> to_columns, write
 
-Fine-tuning, distillation, prediction, export, the web page and the benchmarks call these methods. None of them asks
-which task it is. A new task is a subclass of [`Task`] in a new module.
+Fine-tuning, distillation, prediction, export and the benchmarks call these methods. A new task is a subclass of
+[`Task`] in a new module. docs/decisions/tasks.md lists what a new head needs elsewhere.
 
 Shapes: N examples, W windows (rows of model inputs; a long example has several), L tokens, C labels.
 """

@@ -94,10 +94,10 @@ def make_evaluation_set(
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
     place = task.describe_place(sources[split.name][0], split.name)
     if split.name == "validation" and not split.labeled:
-        raise InputError(f"--validation_file: {place} has no labels.")
+        raise InputError(f"{place} has no labels.")
     number = config.num_labels
     task.choose_labels({split.name: split}, config)
     if config.num_labels != number:
-        raise InputError(f"--validation_file: {place} has {config.num_labels} labels, the model {number}.")
+        raise InputError(f"{place} has {config.num_labels} labels, the model {number}.")
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     return EvaluationSet(task, split)

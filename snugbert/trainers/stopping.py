@@ -46,12 +46,13 @@ class StopSignal(TrainerCallback):
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
-    All processes stop after the same step. On a GPU, the host reads both one step late, so that it never waits for the
-    GPU within a step. Only the first step, which has a log line, is read at once. A stopped run then takes one step
-    more. A run that diverges has already taken the bad step, so the weights in memory are not finite either. They
-    reach no log line, evaluation or checkpoint, because the host waits for the last report before each of these.
+    All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
+    never waits for the GPU within a step. Only the first step, which has a log line, is read at once. A stopped run
+    then takes one step more. A run that diverges has already taken the bad step, so the weights in memory are not
+    finite either. They reach no log line, evaluation or checkpoint, because the host waits for the last report before
+    each of these.
 
-    It is the last callback, so that it sees what the others want to be done.
+    It is the last callback, so that it can cancel the evaluations and checkpoints that the others request.
 
     Args:
         trainer: the trainer that has this callback.
@@ -74,7 +75,7 @@ class StopSignal(TrainerCallback):
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
         self._report: StepReport | None = None  # of the last step, if the host has not read it
-        self._evaluation_is_due = False  # and left to the resumed run
+        self._evaluation_is_due = False  # whether an evaluation is due that the resumed run will do
         self._checkpoint, self._trial, self._ignore_keys = checkpoint, trial, ignore_keys
 
     @contextmanager

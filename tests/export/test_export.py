@@ -9,10 +9,13 @@ from pathlib import Path
 import family_checkpoints
 import numpy as np
 import pytest
+import torch
+from datasets import Dataset
 from huggingface_hub import ModelCard
 from parity import HEADS
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from snugbert import SnugBertModel
 from snugbert.card_heads_snugbert import classifier, how_to_load
 from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert.errors import InputError
@@ -208,10 +211,25 @@ def test_errors(checkpoint, tmp_path, capsys, head, arguments, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_dtype_is_refused(tmp_path):
+@pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])
+def test_an_unknown_dtype_is_refused(tmp_path, dtype):
     """It would be written as int8."""
     with pytest.raises(InputError, match="--dtype: unknown value 'bfloat16'"):
-        export_model("model", tmp_path / "out", "onnx", dtype="bfloat16")
+        export_model("model", tmp_path / "out", "onnx", dtype=dtype)
+
+
+def test_the_dtype_may_be_from_torch(checkpoint, tmp_path):
+    assert export_model(checkpoint("Model"), tmp_path / "out", "bert", dtype=torch.float16).dtype == "float16"
+    assert SnugBertModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float16
+
+
+def test_misspelled_arguments_and_two_sources_of_examples_are_refused(tmp_path):
+    for typo in ({"overwrite": True}, {"overwrite_outputdir": False}):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(typo))}'"):
+            export_model("model", tmp_path / "out", "bert", **typo)
+    examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
+    with pytest.raises(InputError, match="--validation_file and eval_dataset exclude each other"):
+        export_model("model", tmp_path / "out", "bert", **examples)
 
 
 def test_a_missing_package_is_named_with_its_extra(checkpoint, tmp_path, monkeypatch, capsys):
@@ -247,7 +265,7 @@ def test_classes_and_answers_are_scored_as_their_commands_do(checkpoint, tmp_pat
         assert done.scores[metric][0] == done.scores[metric][1]
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na good film\t1\nnot good\t0\n")
     source = checkpoint("ForSequenceClassification", num_labels=3)
-    with pytest.raises(InputError, match="has 2 labels, the model 3"):
+    with pytest.raises(InputError, match=r"^\S+/dev.tsv has 2 labels, the model 3"):
         export_model(source, tmp_path / "x", "ctranslate2", validation_file=tmp_path / "dev.tsv", task_name="sst2")
 
 

@@ -17,6 +17,7 @@ def test_every_task_is_found_by_its_head():
 
 def test_a_head_has_one_task(monkeypatch):
     """Otherwise one of two tasks would read all models with this head."""
-    monkeypatch.setattr("snugbert.tasks.base.Task.__subclasses__", lambda: [Tagging, type("Toy", (Tagging,), {"__module__": Tagging.__module__})])
+    toy = type("Toy", (Tagging,), {"__module__": Tagging.__module__})
+    monkeypatch.setattr("snugbert.tasks.base.Task.__subclasses__", lambda: [Tagging, toy])
     with pytest.raises(TypeError, match="Tagging and Toy have the same head, ForTokenClassification"):
         list_tasks.__wrapped__()

@@ -11,6 +11,7 @@ from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.evaluation_set import make_evaluation_set
+from snugbert.tasks.question_answering import QuestionAnswering
 
 
 def test_metrics_in_training():
@@ -51,3 +52,6 @@ def test_a_dataset_in_memory_is_scored_with_a_models_labels():
     other = Dataset.from_dict({**rows, "label": ["cheerful", "odd"]})
     with pytest.raises(InputError, match=r"the dataset \(validation\), row 2: unknown label 'odd'"):
         make_evaluation_set(TextClassification(), config, tokenizer, {"validation": [other]})
+    unlabeled = Dataset.from_dict({"id": ["1"], "context": ["a good film"], "question": ["a film?"]})
+    with pytest.raises(InputError, match=r"^the dataset \(validation\) has no labels"):
+        make_evaluation_set(QuestionAnswering(), config, tokenizer, {"validation": [unlabeled]})

@@ -15,13 +15,12 @@ from seqeval.metrics import accuracy_score, classification_report
 
 from snugbert.data.conll import Sentence, Tags
 from snugbert.errors import InputError
-from snugbert.tasks import tagging as ner
 from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.tasks.metrics import TaskMetric
 from snugbert.tasks.tag_windows import TagWindows
 from snugbert.tasks.tagged_sentences import TagSplit
-from snugbert.tasks.tagging import TagAnswers, Tagging
+from snugbert.tasks.tagging import METRICS, TagAnswers, Tagging
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,9 +55,9 @@ def test_correct_labels_score_1(way, scheme, conll, part, tokenizer):
     metrics = evaluation_set.score(answers)
     numbers = Counter(kind for tags in all_tags(part) for kind, _, _ in decode_tags(tags))
     assert {name: value for name, value in metrics.items() if not name.endswith("number")} == dict.fromkeys(
-        [*ner.METRICS, *(f"{kind}_{metric}" for kind in numbers for metric in ner.METRICS[:3])], 1.0
+        [*METRICS, *(f"{kind}_{metric}" for kind in numbers for metric in METRICS[:3])], 1.0
     )
-    assert evaluation_set.score_in_training(logits) == dict.fromkeys(ner.METRICS, 1.0)
+    assert evaluation_set.score_in_training(logits) == dict.fromkeys(METRICS, 1.0)
     assert all(metrics[f"{kind}_number"] == number for kind, number in numbers.items())
 
 
@@ -72,7 +71,7 @@ def test_accuracy_file_and_confusion_matrix_agree(scheme, conll, part, tokenizer
     evaluation_set = EvaluationSet(tagging, read(tagging, "validation"))
     windows = evaluation_set.features
     matrices = []
-    monkeypatch.setattr(ner, "draw_confusion_matrix", lambda *arguments: matrices.append(arguments))
+    monkeypatch.setattr("snugbert.tasks.tagging.draw_confusion_matrix", lambda *arguments: matrices.append(arguments))
 
     noise = np.random.default_rng(0).normal(scale=8, size=(len(windows.inputs), 128, len(tagging.labels)))
     logits = logits_of(windows, len(tagging.labels))
@@ -165,7 +164,7 @@ def test_baseline_predicts_most_frequent_tags():
     test = TagSplit("test", "s", [Sentence(["a", "c"], ["B-X", "B-X"], 1)])
     tagging = make_tagging(["O", "B-X", "I-X"])
     predicted = compute([["B-X", "O"]], [["B-X", "B-X"]])
-    assert tagging.baseline(test, train).metrics == {name: predicted[name] for name in ner.METRICS}
+    assert tagging.baseline(test, train).metrics == {name: predicted[name] for name in METRICS}
     assert predicted["f1"] == pytest.approx(2 / 3) and tagging.baseline(test, None) is None
 
 
@@ -187,8 +186,8 @@ def write_split(tagging: Tagging, split: TagSplit, tags: Tags, folder: Path) -> 
     """Writes predictions, but no plots. Returns the file."""
     (folder / "output").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ner, "draw_entity_scores", lambda *arguments: None)
-        patch.setattr(ner, "draw_confusion_matrix", lambda *arguments: None)
+        patch.setattr("snugbert.tasks.tagging.draw_entity_scores", lambda *arguments: None)
+        patch.setattr("snugbert.tasks.tagging.draw_confusion_matrix", lambda *arguments: None)
         tagging.labels = sorted({tag for row in (*tags, *tagging.list_references(split)) for tag in row})
         tagging.write(split, TagAnswers(tags), folder / "output")
     (name,) = tagging.list_prediction_files(split)
