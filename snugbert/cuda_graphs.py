@@ -206,8 +206,7 @@ class CudaGraphs:
                 f"The CUDA graph of a step could not be recorded ({type(cause).__name__}: {cause}). Run again without "
                 "graphs: --cuda_graphs false, or cuda_graphs=False in Python."
             ) from error
-        log = logger.debug if self.count else logger.info  # an evaluation has many sizes
-        log("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
+        logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
         return replay
 
 

@@ -98,7 +98,7 @@ def export_model(
         source: a checkpoint of the BERT family: a folder or a Hub name, see [`read_checkpoint`].
         output_dir: the folder to write. Other files in it are kept.
         to: "onnx", "openvino", "ctranslate2" or "bert".
-        dtype: dtype of the weights: "float32", "float16" or "int8".
+        dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
         calibration_file: a text per line, to measure the ranges of activations in int8. None: the engine quantizes
             activations at run time or not at all.
         text_file: a text per line, on which the outputs are compared. They are also compared on built-in text of all

@@ -8,6 +8,7 @@ Shapes: N sequences, T tokens in a batch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,13 @@ class Predictor(RowPredictor):
         """
         if not len(rows):
             return []
-        numbered = list(read_rows(rows) if isinstance(rows, Dataset) else enumerate(rows, start=1))
-        first_rows = [values for _, values in numbered[:ROWS_TO_INSPECT]]
+        numbered = read_rows(rows) if isinstance(rows, Dataset) else iter(enumerate(rows, start=1))
+        first = list(islice(numbered, ROWS_TO_INSPECT))
+        first_rows = [values for _, values in first]
         trained_columns = get_text_columns(self.model.config.to_dict())
         self.columns = choose_columns(self.task, self.columns or None, "the rows", first_rows, trained_columns)
         examples = []
-        for row, values in numbered:
+        for row, values in chain(first, numbered):
             try:
                 examples.append(self.read(values))
             except InputError as error:

@@ -46,6 +46,7 @@ from snugbert.trainers.run_checkpoints import (
     check_optimizer,
     ignoring_tied_weights,
     resuming_from,
+    step_of,
 )
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
@@ -87,6 +88,7 @@ class RunTrainer(Trainer):
     write_card: Callable[[], None] | None = None
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
     passes_to_repay_compiling = COMPILE_PASSES
+    _best_step: int | None = None  # of the best model, once it is loaded at the end
     model: Any
     lr_scheduler: Any
     push_in_progress: Any
@@ -151,6 +153,7 @@ class RunTrainer(Trainer):
             KeyboardInterrupt: on a second SIGINT.
         """
         check_weights(self.model)
+        self._best_step = None
         self.graphs.restart()
         # The last callbacks: an upload contains what the others wrote, and the signal may cancel what they requested.
         for callback in (self.uploads, self.stop_signal):
@@ -196,8 +199,7 @@ class RunTrainer(Trainer):
     @property
     def model_step(self) -> int:
         """The step after which the model had the weights that it has now."""
-        loads_best = self.args.load_best_model_at_end and not self.is_in_train
-        return (loads_best and self.state.best_global_step) or self.state.global_step
+        return self.state.global_step if self._best_step is None else self._best_step
 
     # --- a step -------------------------------------------------------------------------------------------------
 
@@ -405,6 +407,7 @@ class RunTrainer(Trainer):
         if self.args.world_size > 1 and not self.is_fsdp_enabled:
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
+        self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # No hook follows before the first step that could check what was loaded, or change the schedule.

@@ -190,8 +190,7 @@ def _draw_learning_curve(
         name = prepared.validation_set.name
         values = {"loss": losses[name], metric: metrics[name].get(metric)}
         final = {key: value for key, value in values.items() if value is not None}
-        # With load_best_model_at_end, the final model is the best one.
-        final["step"] = (args.load_best_model_at_end and state.best_global_step) or state.global_step
+        final["step"] = trainer.model_step
         if prepared.validation_set.baseline is not None:
             baseline = prepared.validation_set.baseline.metrics.get(metric)
     file = Path(str(args.output_dir)) / "learning_curve.png"

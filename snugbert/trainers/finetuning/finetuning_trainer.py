@@ -189,11 +189,12 @@ class FineTuningTrainer(RunTrainer):
 
     def _begin(self, state: Any) -> None:
         super()._begin(state)
-        self._scores = {}
-        for line in state.log_history:
-            scores = {name: value for name, value in line.items() if name.startswith(self._eval_prefix)}
-            if scores:
-                self._scores[line["step"]] = {m.removeprefix(self._eval_prefix): value for m, value in scores.items()}
+        names = {metric: f"{self._eval_prefix}{metric}" for metric in self.prepared.task.metrics}
+        scored = [line for line in state.log_history if any(name in line for name in names.values())]
+        self._scores = {
+            line["step"]: {metric: line[name] for metric, name in names.items() if name in line} for line in scored
+        }
+        self._last_evaluation = None
         self.run_settings.command_settings = compared_settings(self.prepared, self.args)  # type: ignore[arg-type]
 
     def _explain_unfilled_rows(self) -> str | None:
@@ -397,11 +398,10 @@ class FineTuningTrainer(RunTrainer):
             scores = self._scored.score_in_training(predictions)
             metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
             self._predicted[prefix] = self._scored, self._scored.decode(predictions)
-        output = output._replace(predictions=predictions, metrics=metrics)
-        if description == "Evaluation" and self._scored is self.prepared.validation_set:
-            self._last_evaluation = self.model_step, output
-            self._scores[self.model_step] = scores
-        return output
+            if self._scored is self.prepared.validation_set:
+                self._scores[self.model_step] = scores
+                self._last_evaluation = self.model_step, output._replace(predictions=predictions, metrics=metrics)
+        return output._replace(predictions=predictions, metrics=metrics)
 
     def predict_once(self, test_dataset: Dataset, metric_key_prefix: str) -> EvalLoopOutput | PredictionOutput:
         """As `predict`, but returns the last evaluation if it had these examples, this prefix and the same weights."""

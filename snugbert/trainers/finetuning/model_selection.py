@@ -68,7 +68,10 @@ class EarlyStopping(EarlyStoppingCallback):
     def on_evaluate(  # type: ignore[override]  # the base class has this signature
         self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any
     ) -> None:
-        """Called by Trainer after each evaluation. Of several datasets, only the first has the metric."""
+        """Called by Trainer after each evaluation. Of several datasets, only the first has the metric.
+
+        The base class would warn about the others.
+        """
         if f"eval_{args.metric_for_best_model}" in metrics:
             super().on_evaluate(args, state, control, metrics, **kwargs)
 

@@ -177,19 +177,21 @@ class PretrainingTrainer(RunTrainer):
             self.report()
         return output
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
         """As in Trainer. After training, also adds the metrics to the plot and to the model card."""
-        metrics = super().evaluate(*args, **kwargs)
+        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if self.state.global_step and not self.is_in_train and not self.command_arguments:
-            self.report()
+            self.report({name.removeprefix(f"{metric_key_prefix}_"): value for name, value in metrics.items()})
         return metrics
 
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
         """Draws `training.png` and writes the model card.
 
         Args:
-            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation, or of the best
-                model if training ended with it.
+            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation. If the best
+                model was loaded, of the evaluation at its step.
             baselines: metrics of trivial predictions.
         """
         if self.args.should_save:

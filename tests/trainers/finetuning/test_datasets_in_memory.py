@@ -1,6 +1,8 @@
 """Trainers and predictors with datasets in memory do the same as the commands."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from glue_examples import arguments as command_line
 from glue_examples import sentences
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 import snugbert
 from snugbert import DistillationTrainer, FineTuningTrainer, Predictor, TextClassification
@@ -75,19 +78,55 @@ class SpoilLastStep(TrainerCallback):
                 model.classifier.weight.neg_(), model.classifier.bias.neg_()
 
 
-def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path):
-    """Of the best model, not the last one, and on the examples that selected it."""
+class StopAtTen(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 10
+
+
+def card_accuracy(folder: Path) -> float:
+    (value,) = re.findall(r"\| accuracy \| ([\d.]+) \|", (folder / "README.md").read_text())
+    return float(value)
+
+
+def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path, caplog):
+    """Of the best model, on the examples that selected it, even if another process evaluated it."""
+    transformers_logging.enable_propagation()
     selection = {"load_best_model_at_end": True, "save_strategy": "epoch", "early_stopping_patience": 3}
     args = arguments(tmp_path, **SETTINGS | selection)
     sets = {"dev": dev, "few": dev.select(range(7))}
-    trainer = FineTuningTrainer("tiny", args, TextClassification(), train, sets, bert, [SpoilLastStep()])
-    trainer.train()
+
+    def make(callback: TrainerCallback) -> FineTuningTrainer:
+        return FineTuningTrainer("tiny", args, TextClassification(), train, sets, bert, [callback])
+
+    make(StopAtTen()).train()
+    trainer = make(SpoilLastStep())
+    trainer.train(resume_from_checkpoint=True)
     first, last = (line["eval_dev_accuracy"] for line in trainer.state.log_history if "eval_dev_loss" in line)
-    assert first > last
+    assert first > last and trainer.model_step == 10
     trainer.evaluate(dev.select(range(11)))
     trainer.save_model()
-    assert f"| accuracy | {100 * first:.2f} |" in (tmp_path / "README.md").read_text()
+    assert card_accuracy(tmp_path) == pytest.approx(100 * first, abs=0.005)
     assert trainer.evaluate(dev)["eval_accuracy"] == first
+    assert "early stopping" not in caplog.text  # the base class warns about each further dataset
+
+
+def test_the_card_has_the_score_of_the_last_model_if_the_best_has_no_checkpoint(bert, train, dev, tmp_path):
+    """Trainer loads a best model only if it has a checkpoint."""
+    steps = {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 20}
+    args = arguments(tmp_path, **SETTINGS | steps | {"load_best_model_at_end": True})
+    trainer = FineTuningTrainer("tiny", args, TextClassification(), train, dev, bert, [SpoilLastStep()])
+    trainer.train()
+    scores = {line["step"]: line["eval_accuracy"] for line in trainer.state.log_history if "eval_accuracy" in line}
+    assert trainer.state.best_global_step < 20 and trainer.model_step == 20
+    trainer.save_model()
+    assert card_accuracy(tmp_path) == pytest.approx(100 * scores[20], abs=0.005)
+    assert max(scores.values()) > scores[20] == trainer.evaluate()["eval_accuracy"]
+
+
+def test_features_have_a_loss_without_metrics(bert, train, tmp_path):
+    trainer = FineTuningTrainer("tiny", arguments(tmp_path, **SETTINGS), TextClassification(), train, None, bert)
+    metrics = trainer.evaluate(trainer.train_dataset)
+    assert metrics["eval_loss"] > 0 and "eval_accuracy" not in metrics
 
 
 def test_other_datasets_can_be_scored(trained, dev):
@@ -111,11 +150,9 @@ def test_other_datasets_can_be_scored(trained, dev):
 def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_path):
     def make(**settings):
         args = arguments(tmp_path, **SETTINGS | {"save_steps": 10, "num_train_epochs": 2} | settings)
-        return FineTuningTrainer("tiny", args, TextClassification(), train, dev, bert, [Stop()] if settings else ())
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 10
+        return FineTuningTrainer(
+            "tiny", args, TextClassification(), train, dev, bert, [StopAtTen()] if settings else ()
+        )
 
     stopped = make(logging_steps=5)
     stopped.train()
