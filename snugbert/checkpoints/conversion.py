@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer, BertTokenizer
 from transformers.utils import logging as transformers_logging
 
 import snugbert
@@ -192,10 +192,8 @@ def convert_model(
     dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     if checkpoint.head == "ForReplacedTokenDetection" and to not in ("snugbert", "electra"):
         checkpoint = keep_encoder(checkpoint)  # a pretrained encoder, which needs its head for pretraining only
-    config: PreTrainedConfig = checkpoint.config
-    weights = checkpoint.weights
-    if to != "snugbert":
-        config, weights = express(checkpoint, to, dtype)
+    ours = checkpoint.config, checkpoint.weights
+    config, weights = ours if to == "snugbert" else express(checkpoint, to, dtype)
     model_class, options = CLASSES[to][checkpoint.head], checkpoint.options(to)
     if options:
         checkpoint.notes.append(

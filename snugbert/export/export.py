@@ -118,8 +118,7 @@ def export_model(
             finite, or in float32 the outputs differ by more than `FLOAT32_TOLERANCE`, times the largest value of the
             output if that exceeds 1. Nothing is written.
     """
-    if isinstance(dtype, torch.dtype):
-        dtype = cast(Dtype, str(dtype).removeprefix("torch."))
+    dtype = cast(Dtype, str(dtype).removeprefix("torch."))
     engine = _import_engine(to)
     given = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     files = {name: None if file is None else Path(file) for name, file in given.items()}

@@ -267,7 +267,12 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
         ("ForMaskedLM", [{"text": "a"}], [], "names BertForMaskedLM. Expected a fine-tuned model"),
         ("ForQuestionAnswering", [{"text": "a"}], [], "no columns 'question' and 'context'. Columns: text. Set"),
         ("ForSequenceClassification", [{"a": 1}], [], "no text column"),
-        ("ForSequenceClassification", [{"text": "a"}], ["--text_column_names", "a,b,c"], "expected 1 or 2 text columns"),
+        (
+            "ForSequenceClassification",
+            [{"text": "a"}],
+            ["--text_column_names", "a,b,c"],
+            "expected 1 or 2 text columns",
+        ),
         (
             "ForSequenceClassification",
             [{"text": "a"}],
