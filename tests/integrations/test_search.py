@@ -41,7 +41,7 @@ def files(data_dir) -> dict[str, str]:
     for name, source in (("train.jsonl", "train-v1.1-first44"), ("dev.jsonl", "dev-v1.1")):
         with gzip.open(data_dir / f"squad/{source}.jsonl.gz", "rt", encoding="utf-8") as lines:
             by_paragraph = {json.loads(line)["context"]: line for line in lines}
-        short = [line for paragraph, line in by_paragraph.items() if len(paragraph) < 300]
+        short = [line for paragraph, line in by_paragraph.items() if len(paragraph) < 200]
         texts[name] = "".join(short[:ROWS])
     return texts
 
