@@ -72,13 +72,19 @@ EXAMPLE_SENTENCES = {
     "zh": "巴黎是[MASK]国的首都。",
 }
 
+# Code that applies the thresholds in a configuration, which a pipeline does not.
+ONE_THRESHOLD = """((label, least),) = model.config.thresholds.items()
+print(label if scores[label] >= least else min(scores.keys() - {{label}}))"""
+THRESHOLDS = "print([label for label, least in model.config.thresholds.items() if scores[label] >= least])"
 
-def classifier(is_regression: bool = False, text_pairs: bool | None = None) -> Head:
+
+def classifier(is_regression: bool = False, text_pairs: bool | None = None, thresholds: int = 0) -> Head:
     """Returns the card text about a sequence classifier.
 
     Args:
         is_regression: whether it predicts a number instead of labels.
         text_pairs: whether its inputs are pairs of texts. None: unknown, so the card shows both.
+        thresholds: number of thresholds in its configuration. 1: of the positive label of two. More: of each label.
     """
     texts = {None: "texts or pairs of texts", False: "texts", True: "pairs of texts"}[text_pairs]
     use = """
@@ -89,6 +95,13 @@ print(classify("A text."))"""
     if text_pairs is not False:
         use += """
 print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))"""
+    if thresholds:
+        text = (
+            '{{"text": "The first text of a pair.", "text_pair": "The second text."}}' if text_pairs else '"A text."'
+        )
+        use += f"""
+scores = {{{{each["label"]: each["score"] for each in classify({text})}}}}
+{ONE_THRESHOLD if thresholds == 1 else THRESHOLDS}"""
     return Head(
         "AutoModelForSequenceClassification",
         "text-classification",

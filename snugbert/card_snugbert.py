@@ -29,7 +29,7 @@ TAGS = ["snugbert", "bert"]
 # Plots written by commands. The name of an evaluation set may be the prefix.
 PLOT = re.compile(
     r"training\.png|((eval|predict)_((mm|ax)_)?)?"
-    r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds)\.png"
+    r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds|reliability)\.png"
 )
 LISTED_LABELS = 50
 BIAS_WARNING = "The model may reproduce errors and biases in its training data."
@@ -117,7 +117,8 @@ def _find_head(model: PreTrainedModel) -> Head | None:
     for model_class in type(model).__mro__:
         if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
             is_regression = head.task == "text-classification" and model.config.num_labels == 1
-            return classifier(is_regression) if is_regression else head
+            thresholds = len(getattr(model.config, "thresholds", None) or ())
+            return classifier(is_regression, thresholds=thresholds) if is_regression or thresholds else head
     return None
 
 

@@ -46,6 +46,8 @@ HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+# Entries of config.json that [`choose_decisions`] fits to the weights. Training makes them obsolete.
+DECISIONS = ("thresholds", "calibration")
 HUB_SECONDS = 5  # for one request, to see whether a model exists
 
 
@@ -287,6 +289,12 @@ def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
         The names. Empty: they are not stored.
     """
     return tuple(values.get("text_columns") or ())
+
+
+def forget_decisions(config: PreTrainedConfig) -> None:
+    """Removes what was chosen for the weights of an earlier fine-tuning run, see `DECISIONS`."""
+    for name in DECISIONS:
+        vars(config).pop(name, None)
 
 
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -185,13 +185,17 @@ def next_sentence_tab(checkpoint: LoadedCheckpoint) -> None:
 
 def classify_tab(checkpoint: LoadedCheckpoint) -> None:
     """Classifies a text or a pair: one label, several labels, or regression."""
-    several = checkpoint.model.config.problem_type == "multi_label_classification"
+    config: Any = checkpoint.model.config
+    several, thresholds = config.problem_type == "multi_label_classification", getattr(config, "thresholds", {})
+    title = "Labels, independent of each other" if several else "Label"
+    if thresholds:  # the heading would be the most probable label
+        title += f". Predicted: {', '.join(f'{label} from {value:.0%}' for label, value in thresholds.items())}"
     with gr.Row():
         with gr.Column():
             text = gr.Textbox(label="Text", lines=3, max_lines=12)
             second = gr.Textbox(label="Second text (for models trained on pairs)", lines=1, max_lines=12)
             button = gr.Button("Classify", variant="primary")
-        output = gr.Label(label="Labels, independent of each other" if several else "Label", show_heading=not several)
+        output = gr.Label(label=title, show_heading=not several and not thresholds)
     connect(
         answers.classify,
         checkpoint,

@@ -17,7 +17,7 @@ from snugbert.prediction.predictor import Predictor, RowPredictor, choose_device
 from snugbert.tasks import find_task
 
 # Arguments of the command for tasks that have them.
-TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative")
+TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative", "abstain_below")
 
 
 def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> RowPredictor:
@@ -39,14 +39,18 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     columns: Sequence[str] = ("tokens",)
     if not args.reads_conll:
         columns = choose_columns(reader, args.columns, str(args.input_file), first_rows, trained_columns)
-    taken = sorted({name for values in first_rows for name in values} & set(reader.predicted_columns))
+    known = set() if is_sentence_transformer else {each.name for each in dataclasses.fields(reader.arguments)}
+    abstains = args.abstain_below is not None
+    if abstains and "abstain_below" not in known:
+        raise InputError("--abstain_below: only classifiers of texts abstain. Remove it.")
+    predicted = {*reader.predicted_columns, *(["abstained"] if abstains else [])}
+    taken = sorted({name for values in first_rows for name in values} & predicted)
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
     if is_sentence_transformer:
         return reader(args, folder, columns)
     if args.prompt_name is not None:
         raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
-    known = {each.name for each in dataclasses.fields(reader.arguments)}
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
     return Predictor(
         folder,

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count, islice
 from pathlib import Path
@@ -21,13 +21,14 @@ from snugbert.checkpoints.model_arguments import get_hub_arguments
 from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
-from snugbert.files import LockTaken, lock_file, write_atomically, writing
+from snugbert.files import LockTaken, lock_file, read_json, write_atomically, writing
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.make_predictor import find_reader, make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import RowPredictor, choose_device
 from snugbert.progress import Progress
 from snugbert.shared_cores import share_cores
+from snugbert.tasks.decisions import read_coverage
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
 from snugbert.trainers.log_lines import set_up_logging
 
@@ -47,6 +48,7 @@ SETTINGS = (
     "doc_stride",
     "version_2_with_negative",
     "prompt_name",
+    "abstain_below",
     "on_bad_text",
     "shard",
     "max_batch_tokens",
@@ -78,8 +80,27 @@ def predict_file(args: PredictionArguments) -> None:
     if not rows:
         raise InputError(f"--input_file: {args.input_file} has no rows.")
     predictor = make_predictor(folder, args, rows)
+    if args.abstain_below is not None:
+        print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
     gc.freeze()  # the garbage collector need not search the modules and the model again and again
     write_predictions(args, data, predictor, folder)
+
+
+def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
+    """Returns what abstaining did to the validation examples of a model."""
+    calibration = config.get("calibration")
+    if calibration is None:
+        return (
+            f"Abstaining below {least:g}. The model stores no scores by confidence. `snugbert glue --calibrate` does."
+        )
+    coverage, accuracy = read_coverage(calibration, least)
+    _, overall = read_coverage(calibration, 0)
+    if not coverage:
+        return f"Abstaining below {least:g}. No validation example reaches this confidence."
+    return (
+        f"Abstaining below {least:g}. On the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
+        f"these are correct, instead of {overall:.1%} of all."
+    )
 
 
 def _check_output(args: PredictionArguments) -> None:

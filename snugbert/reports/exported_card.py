@@ -64,6 +64,14 @@ LABELS = {
     "text": "print([labels[index] for index in logits.argmax(-1).tolist()])",
     "text, several labels": """for row in logits.tolist():
     print([labels[index] for index, logit in enumerate(row) if logit > 0])  # a probability above 0.5""",
+    "text, threshold": """((label, least),) = config.thresholds.items()
+(other,) = config.label2id.keys() - {{label}}
+for row in logits.tolist():
+    margin = row[config.label2id[label]] - row[config.label2id[other]]
+    print(label if 1 / (1 + math.exp(-margin)) >= least else other)""",
+    "text, thresholds": """for row in logits.tolist():
+    scores = {labels[index]: 1 / (1 + math.exp(-logit)) for index, logit in enumerate(row)}
+    print([label for label, least in config.thresholds.items() if scores[label] >= least])""",
     "tokens": """for ids, row in zip(batch["input_ids"], logits.argmax(-1).tolist()):
     print(list(zip(tokenizer.convert_ids_to_tokens(ids), [labels[index] for index in row])))""",
 }
@@ -158,6 +166,9 @@ def write_card(
     if text.limits is CLASSIFIES:
         labels: Any = model.config.id2label
         facts.append(f"labels: {', '.join(code_span(labels[index]) for index in sorted(labels))}")
+        if thresholds := getattr(model.config, "thresholds", None):
+            shown = ", ".join(f"{code_span(label)} from {value:.3f}" for label, value in thresholds.items())
+            facts.append(f"thresholds, chosen on validation examples: {shown}")
     sections = [
         f"# {escape(output_dir.name)}",
         f"A BERT encoder that {text.ability}. Exported from {escape(base_name)} by `snugbert export`.",
@@ -193,7 +204,10 @@ def _choose_labels(model: PreTrainedModel, is_regression: bool) -> str | None:
         return "tokens"
     if head != "ForSequenceClassification" or is_regression:
         return None
-    return "text, several labels" if model.config.problem_type == "multi_label_classification" else "text"
+    several = model.config.problem_type == "multi_label_classification"
+    if getattr(model.config, "thresholds", None):
+        return "text, thresholds" if several else "text, threshold"
+    return "text, several labels" if several else "text"
 
 
 def _read_header(source: Path) -> Any:
@@ -249,4 +263,7 @@ def _write_result(head: str, name: str, to: str, labels: str | None) -> str:
             f"labels = AutoConfig.from_pretrained({json.dumps(name)}).id2label",
             LABELS[labels],
         ]
+        if "threshold" in labels:
+            lines[-2:-1] = ["import math", "", f"config = AutoConfig.from_pretrained({json.dumps(name)})"]
+            lines.insert(-1, "labels = config.id2label")
     return "\n".join(lines)

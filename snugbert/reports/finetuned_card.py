@@ -16,6 +16,7 @@ from snugbert.card_snugbert import (
 )
 from snugbert.errors import format_count
 from snugbert.reports.cards import eval_result, save_model_card, table
+from snugbert.reports.label_tables import decision_section, label_table
 from snugbert.reports.results import RunResults, TaskFacts
 from snugbert.reports.score_plots import describe_plot, list_plots
 from snugbert.reports.score_tables import comparison_table, data_table, results_tables
@@ -104,6 +105,10 @@ def write_finetuning_card(
             results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
         )
         sections.append(f"## Results\n\n{tables}")
+    if labels := label_table(results.get("labels", {})):
+        sections.append(f"## Scores by label\n\n{labels}")
+    if (decisions := results.get("decisions")) is not None:
+        sections.append(f"## Thresholds and calibration\n\n{decision_section(decisions, results['metrics'])}")
     if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
         sections.append(f"## Teacher and student\n\n{comparison}")
     if sweep_tables is not None:

@@ -10,6 +10,15 @@ from snugbert.errors import format_count
 from snugbert.files import write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD, Interval
+from snugbert.reports.label_tables import (
+    DecisionFacts,
+    LabelScores,
+    decision_section,
+    describe_calibration,
+    describe_thresholds,
+    label_table,
+    list_label_lines,
+)
 from snugbert.reports.score_plots import list_plots
 from snugbert.reports.score_tables import (
     UNDEFINED,
@@ -61,6 +70,8 @@ class RunResults(TypedDict):
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
         comparison: teacher and student, see [`measure_models`].
+        labels: evaluation set -> scores of each label, if labels are uneven or one is never predicted.
+        decisions: thresholds and temperature, if the run chose any. `metrics` has the scores with thresholds.
     """
 
     task: str
@@ -78,6 +89,8 @@ class RunResults(TypedDict):
     shortfalls: NotRequired[list[str]]
     sweep: NotRequired[dict[str, Any]]
     comparison: NotRequired[list[dict[str, Any]]]
+    labels: NotRequired[dict[str, LabelScores]]
+    decisions: NotRequired[DecisionFacts]
 
 
 def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
@@ -94,7 +107,9 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
     )
     shortfalls = escape(" ".join(results.get("shortfalls", [])))
     comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
-    parts = [f"# {escape(results['task'])}", data, scores, shortfalls, sweep_tables, comparison]
+    labels = label_table(results.get("labels", {}))
+    decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
+    parts = [f"# {escape(results['task'])}", data, scores, labels, decisions, shortfalls, sweep_tables, comparison]
     write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
@@ -129,6 +144,10 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
         examples = format_count(results["examples"][name], "example")
         lines.append((set_title(name), f"{examples}: {text}"))
+    lines += list_label_lines(results.get("labels", {}))
+    if (decisions := results.get("decisions")) is not None:
+        lines += [("thresholds", describe_thresholds(decisions))] * (decisions["metric"] is not None)
+        lines += [("calibration", describe_calibration(decisions))] * (decisions["calibration"] is not None)
     answers = dict.fromkeys(baseline["answer"] for baseline in results["baselines"].values())
     if answers:
         lines.append(("baseline", ", ".join(answers)))

@@ -32,6 +32,7 @@ CAPTIONS = {
     "entity_scores.png": "Precision, recall and F1 of each entity type",
     "f1_by_answer_length.png": "F1 by the length of the correct answer",
     "thresholds.png": "Exact match and F1 by no-answer threshold",
+    "reliability.png": "Reliability: how often predictions are correct, by their probability",
 }
 
 
@@ -257,6 +258,37 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     panel.set_title("F1 and exact match by no-answer threshold", **TITLE)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     tidy(panel)
+    figure.savefig(file, format="png")
+
+
+def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
+    """Draws how often labels are correct over their probability, and how many there are.
+
+    Args:
+        curves: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
+        file: the plot, a PNG.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    figure = new_figure(5.6, 6.2)
+    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    panel.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="perfectly calibrated")
+    for (name, (means, shares, numbers)), color, line, width in zip(
+        curves.items(), (ORANGE, BLUE), ("--", "-"), (0.022, 0.014), strict=True
+    ):
+        error = (numbers * abs(means - shares)).sum() / numbers.sum()
+        label = f"{name}, expected calibration error {error:.1%}"
+        panel.plot(means, shares, line, color=color, marker="o", markersize=5, linewidth=1.7, label=label)
+        counts.bar(means, numbers, width=width, color=color, alpha=0.7)
+    panel.set_ylabel("share correct")
+    panel.yaxis.set_major_formatter(PercentFormatter(1))
+    counts.set_ylabel("number")
+    counts.set_xlabel("probability")
+    counts.xaxis.set_major_formatter(PercentFormatter(1))
+    panel.set_title("Reliability before and after calibration", **TITLE)
+    figure.legend(loc="outside lower center", frameon=False)
+    for each in (panel, counts):
+        tidy(each)
     figure.savefig(file, format="png")
 
 

@@ -30,6 +30,7 @@ from snugbert.data.sources import (
     load_dataset_splits,
 )
 from snugbert.errors import InputError
+from snugbert.reports.label_tables import LabelScores
 from snugbert.tasks.outputs import Logits, Output
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         predicted_columns: the columns that `to_columns` may return.
         labels: in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
+        thresholds: label id -> lowest probability at which a classifier of texts predicts the label. Empty: none.
+        chooses_decisions: whether a run chooses thresholds or a temperature after training, as [`TextClassification`].
         tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.
     """
@@ -134,11 +137,13 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     training_metrics: tuple[str, ...] | None = None
     labels: list[str] | None = None
     problem: Problem = "single_label_classification"
+    chooses_decisions: bool = False
     tokenizer: PreTrainedTokenizerBase
     max_length: int
 
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         self.args: Any = self.arguments(**settings) if args is None else args
+        self.thresholds: dict[int, float] = {}
 
     def copy(self, **settings: Any) -> Self:
         """Returns a task with the same arguments, except for `settings`, that is not connected with a model."""
@@ -315,6 +320,15 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Returns:
             The metrics to compare with. None: there is no baseline.
         """
+
+    def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
+        """Scores each label if that shows what the metrics hide. None: it does not.
+
+        Args:
+            split: labeled examples.
+            answers: the answers to all of them.
+        """
+        return None
 
     @abstractmethod
     def metric_features(self) -> dict[str, Any]:

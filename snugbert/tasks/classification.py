@@ -6,13 +6,13 @@ Shapes: N examples, C labels.
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, List, Value
-from scipy.special import expit, softmax
 from transformers import PreTrainedConfig
 
 from snugbert.card_heads_snugbert import Head, classifier
@@ -21,6 +21,8 @@ from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
 from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
+from snugbert.reports.intervals import bootstrap
+from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import (
     Baseline,
@@ -32,10 +34,18 @@ from snugbert.tasks.base import (
     list_labels,
     store_labels,
 )
-from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification_arguments import BINARY_METRICS, LABEL_SET_METRICS, GlueDataArguments
+from snugbert.tasks.decisions import (
+    FOLDS,
+    Decisions,
+    TextAnswers,
+    choose_decisions,
+    compute_confidence,
+    decide,
+)
 from snugbert.tasks.labeled_texts import TextSplit, choose_text_columns, convert_vectors, read_labeled_texts
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
-from snugbert.tasks.metrics import score_classes, score_label_sets, score_numbers
+from snugbert.tasks.metrics import score_classes, score_label_sets, score_labels, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.windows import tokenize_texts
 
@@ -52,6 +62,8 @@ METRICS = {
     "single_label_classification": ("accuracy",),
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
+# The scores of each label are shown if the most frequent one is this many times as frequent as the rarest.
+UNEVEN = 2
 
 METRIC_INFO = {
     "description": """\
@@ -79,19 +91,6 @@ Returns:
     returned as NaN, as in SciPy. The F1 of a label without references and predictions is 0.""",
     "reference_urls": ["https://gluebenchmark.com"],
 }
-
-
-class TextAnswers(NamedTuple):
-    """The answers to all examples of a split.
-
-    Attributes:
-        values: regression: the number, *shape* (N,), or (N, C) if the model predicts several. One label: its id,
-            *shape* (N,). Several labels: 1 for labels with a probability above 0.5, else 0, *shape* (N, C).
-        probabilities: the probability of each label. None: regression. *Shape:* (N, C)
-    """
-
-    values: np.ndarray
-    probabilities: np.ndarray | None = None
 
 
 class TextClassification(Task[TextSplit, Features, TextAnswers]):
@@ -145,7 +144,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     @property
     def card_head(self) -> Head:
         """The text about classifiers, or about models that predict numbers."""
-        return classifier(is_regression=self.labels is None, text_pairs=self.text_pairs)
+        return classifier(self.labels is None, self.text_pairs, len(self.thresholds))
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +215,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 split.references = np.array(encode_labels(split, self.labels)[: split.num_examples])
         self.text_pairs = len(self.text_columns(splits)) == 2
         config.problem_type = self.problem
+        self._read_thresholds(config)
         store_labels(config, self.labels or ["LABEL_0"])
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
@@ -260,14 +260,73 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return Features(Dataset(pa.table(columns)))
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
-        """Returns the label, the labels or the number with the highest probability for each example."""
+        """Returns the label, the labels or the number for each example, as the stored thresholds decide."""
         scores = logits[0] if isinstance(logits, tuple) else logits
         if self.problem == "regression":
             return TextAnswers(scores.squeeze(-1) if scores.shape[-1] == 1 else scores)
-        exact = scores.astype(np.float64)  # in float32, different logits can give equal probabilities
-        if self.problem == "single_label_classification":
-            return TextAnswers(scores.argmax(axis=-1), softmax(exact, axis=-1))
-        return TextAnswers((scores > 0).astype(np.int64), expit(exact))
+        return decide(scores, self.problem == "multi_label_classification", self.thresholds)
+
+    # --- decisions ----------------------------------------------------------------------------------------------
+
+    @property
+    def chooses_decisions(self) -> bool:  # type: ignore[override]
+        """Whether a run chooses thresholds or a temperature after training."""
+        return self.args.calibrate or self.args.tune_thresholds is not None
+
+    def check_decisions(self, split: TextSplit | None) -> None:
+        """Checks that thresholds and a temperature can be chosen.
+
+        Args:
+            split: the validation examples. None: there are none.
+
+        Raises:
+            InputError: the task predicts numbers, the labels do not fit the metric, or there are too few examples.
+        """
+        metric = self.args.tune_thresholds
+        flag = "--calibrate" if metric is None else "--tune_thresholds"
+        if split is None or not split.labeled or split.num_examples < FOLDS:
+            raise InputError(f"{flag} needs training examples, and at least {FOLDS} labeled validation examples.")
+        if self.labels is None:
+            raise InputError(f"{flag} needs classes. This task predicts numbers. Remove {flag}.")
+        several = self.problem == "multi_label_classification"
+        fitting = LABEL_SET_METRICS if several else BINARY_METRICS
+        if metric is not None and not several and len(self.labels) != 2:
+            raise InputError(
+                f"--tune_thresholds needs two labels, or several labels per example. These data have "
+                f"{len(self.labels)} labels, one per example."
+            )
+        if metric not in (None, *fitting):
+            kind = "several labels per example" if several else "one of two labels per example"
+            raise InputError(f"--tune_thresholds {metric}: the data have {kind}. Choose one of {', '.join(fitting)}.")
+
+    def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
+        """Chooses thresholds and a temperature on labeled examples.
+
+        Args:
+            split: the validation examples.
+            logits: without a temperature.
+        """
+        assert split.references is not None and self.labels is not None
+        # Label 1 of a GLUE task may have another id in this checkpoint.
+        positive = self.labels.index(self.args.task.labels[1]) if self.args.task and len(self.labels) == 2 else 1
+        scores = logits[0] if isinstance(logits, tuple) else logits
+        references = split.references.astype(np.int64)
+        return choose_decisions(scores, references, self.args.calibrate, self.args.tune_thresholds, positive)
+
+    def _read_thresholds(self, config: PreTrainedConfig) -> None:
+        """Uses the thresholds that a fine-tuned model stores.
+
+        Raises:
+            InputError: they do not fit its labels, or `abstain_below` does not apply.
+        """
+        stored = getattr(config, "thresholds", None) or {}
+        labels = list_labels(config)
+        fitting = len(labels) if self.problem == "multi_label_classification" else 1
+        if stored and (not stored.keys() <= set(labels) or len(stored) != fitting):
+            raise InputError(f"config.json: the thresholds {stored} do not fit the labels {', '.join(labels)}.")
+        self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
+        if self.args.abstain_below is not None and self.problem == "regression":
+            raise InputError("--abstain_below needs a model that predicts labels. This one predicts numbers.")
 
     # --- scores -------------------------------------------------------------------------------------------------
 
@@ -295,6 +354,32 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         if task is not None and len(metrics) > 1:
             metrics["combined_score"] = sum(metrics.values()) / len(metrics)
         return metrics
+
+    def score_labels(self, split: TextSplit, answers: TextAnswers) -> LabelScores | None:
+        """As in [`Task`]: if labels are `UNEVEN`, or one is never predicted."""
+        if self.labels is None or split.references is None:
+            return None
+        sides, count = (split.references.astype(np.int64), answers.values), len(self.labels)
+        several = answers.values.ndim == 2
+        numbers, predicted = (side.sum(axis=0) if several else np.bincount(side, minlength=count) for side in sides)
+        if numbers.max() < UNEVEN * numbers.min() and predicted.all():
+            return None
+        rows, score = np.column_stack(sides), partial(score_labels, labels=None if several else count)
+        scores, intervals = score(rows, np.ones(len(rows), np.int64)), bootstrap(rows, score)
+        return {
+            "averages": {name: scores[name] for name in AVERAGES},
+            "intervals": {name: intervals[name] for name in AVERAGES if name in intervals},
+            "labels": [
+                {
+                    "label": label,
+                    "number": int(numbers[i]),
+                    "predicted": int(predicted[i]),
+                    **{name: scores[f"{name}_{i}"] for name in LABEL_METRICS},
+                    "intervals": {name: intervals.get(f"{name}_{i}") for name in LABEL_METRICS},
+                }
+                for i, label in enumerate(self.labels)
+            ],
+        }
 
     def baseline(self, split: TextSplit, train: TextSplit | None) -> Baseline:
         """Scores the best answer that is the same for every example.
@@ -409,6 +494,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"
         self.set_problem("regression" if self.labels is None else problem)
+        self._read_thresholds(config)
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         """Returns the text or the pair."""
@@ -419,11 +505,19 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return TextSplit("test", "", texts=[list(column) for column in zip(*examples, strict=True)])
 
     def to_columns(self, split: TextSplit, answers: TextAnswers) -> list[dict[str, Any]]:
-        """Returns `predicted_label`, and `probabilities` unless the model predicts numbers."""
+        """Returns `predicted_label`, and `probabilities` unless the model predicts numbers.
+
+        With `abstain_below`, also `abstained`. An uncertain row has no label: it is None.
+        """
         named, labels = self.name_answers(answers.values, self.labels), self.labels
         if labels is None or answers.probabilities is None:
             return [{"predicted_label": answer} for answer in named]
-        return [
+        columns = [
             {"predicted_label": answer, "probabilities": dict(zip(labels, row, strict=True))}
             for answer, row in zip(named, answers.probabilities.tolist(), strict=True)
         ]
+        if self.args.abstain_below is not None:
+            uncertain = compute_confidence(answers) < self.args.abstain_below
+            for row, abstained in zip(columns, uncertain.tolist(), strict=True):
+                row |= {"abstained": abstained} | ({"predicted_label": None} if abstained else {})
+        return columns

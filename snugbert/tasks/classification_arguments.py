@@ -8,6 +8,12 @@ from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
 from snugbert_arguments import explain_choice
 
+# Metrics that thresholds can be chosen for: of label 1 of two, and of several labels per example.
+BINARY_METRICS = ("f1", "accuracy", "matthews_correlation")
+LABEL_SET_METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
+METRICS_WITH_THRESHOLDS = BINARY_METRICS + LABEL_SET_METRICS
+ABSTENTION = Range(0, 1, open_below=True)
+
 
 @dataclass
 class GlueDataArguments(DataArguments):
@@ -59,6 +65,21 @@ class GlueDataArguments(DataArguments):
     max_seq_length: int = field(
         default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}
     )
+    tune_thresholds: str | None = field(
+        default=None,
+        metadata={
+            "help": "Choose thresholds on the validation examples for a metric: f1, accuracy or matthews_correlation "
+            "(two labels), micro_f1, macro_f1 or subset_accuracy (several labels per example)."
+        },
+    )
+    calibrate: bool = field(
+        default=False,
+        metadata={"help": "After training, choose a temperature on the validation examples that makes scores fit."},
+    )
+    abstain_below: float | None = field(
+        default=None,
+        metadata={"advanced": True, "help": "Predict no label if its probability is lower, see snugbert predict."},
+    )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
     )
@@ -74,8 +95,12 @@ class GlueDataArguments(DataArguments):
         if self.task_name == "all":
             reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
             self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
+        if self.tune_thresholds not in (None, *METRICS_WITH_THRESHOLDS):
+            raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, METRICS_WITH_THRESHOLDS))
+        if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
+            raise InputError("--calibrate and --tune_thresholds: STS-B has no classes. Give a single --task_name.")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
-        check_ranges(self, max_seq_length=Range(3))
+        check_ranges(self, max_seq_length=Range(3), abstain_below=ABSTENTION)
         if self.data_dir is not None and self.task_name is None:
             raise InputError("--task_name is missing. Give the GLUE task whose files are in --data_dir.")
         if self.data_dir is not None and self.dataset_name is not None:

@@ -11,6 +11,7 @@ from snugbert.checkpoints.loading import get_text_columns, limit_length
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.reports.intervals import Interval, bootstrap
+from snugbert.reports.label_tables import LabelScores
 from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task
 from snugbert.tasks.outputs import Logits
 
@@ -70,6 +71,10 @@ class EvaluationSet(Generic[Answers]):
         if not self.labeled:
             return {}
         return bootstrap(self.task.measure(self.split, answers), partial(self.task.score, self.split))
+
+    def score_labels(self, answers: Answers) -> LabelScores | None:
+        """Returns the scores of each label. None: there are no labels, or they are even. See [`Task`]."""
+        return self.task.score_labels(self.split, answers) if self.labeled else None
 
     def write(self, answers: Answers, folder: Path) -> None:
         """Writes predictions and plots into a folder."""

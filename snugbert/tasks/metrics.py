@@ -79,6 +79,35 @@ def score_label_sets(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     }
 
 
+def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None) -> dict[str, float]:
+    """Computes precision, recall and F1 of each label, and averages, as scikit-learn does.
+
+    Macro F1 averages the labels in references or predictions if examples have one label, and all labels if they have
+    several. Balanced accuracy is the mean recall of the labels in the references.
+
+    Args:
+        rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
+        counts: number of examples with each row. *Shape:* (rows,)
+        labels: number of labels, if each example has one. None: examples have several.
+
+    Returns:
+        `macro_f1`, `balanced_accuracy`, and `precision_0`, `recall_0`, `f1_0`, `precision_1` and so on. NaN if a label
+        is not predicted, not in the references, or neither.
+    """
+    references, predictions = np.split(rows, 2, axis=1)
+    if labels is None:
+        both, actual, predicted = (counts @ part for part in (references & predictions, references, predictions))
+    else:
+        sides = (*np.where(references == predictions, references, labels).T, references[:, 0], predictions[:, 0])
+        both, actual, predicted = (np.bincount(side, counts, labels + 1)[:labels] for side in sides)
+    with np.errstate(invalid="ignore"):
+        scores = {"precision": both / predicted, "recall": both / actual, "f1": 2 * both / (actual + predicted)}
+    f1 = scores["f1"] if labels else np.nan_to_num(scores["f1"])
+    averages = {"macro_f1": f1[np.isfinite(f1)], "balanced_accuracy": scores["recall"][actual > 0]}
+    result = {name: float(values.mean()) if len(values) else np.nan for name, values in averages.items()}
+    return result | {f"{name}_{i}": float(value) for name, values in scores.items() for i, value in enumerate(values)}
+
+
 def score_numbers(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     """Computes Pearson correlation, Spearman correlation and mean squared error, as SciPy and scikit-learn do.
 

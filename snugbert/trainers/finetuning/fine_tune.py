@@ -10,8 +10,9 @@ import numpy as np
 from snugbert.errors import InputError
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
+from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.results import RunResults, contains_model, write_results
-from snugbert.reports.score_plots import draw_learning_curve
+from snugbert.reports.score_plots import draw_learning_curve, draw_reliability
 from snugbert.reports.score_tables import set_title
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
@@ -86,12 +87,16 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
     training: dict[str, float] = {}
     if prepared.train_features is not None:
         training = train(trainer, checkpoint, _finished_settings(prepared, args))
-    metrics, intervals, losses = {}, {}, {}
+    metrics, intervals, losses, labels = {}, {}, {}, {}
     for evaluation_set in prepared.evaluation_sets:
         name = evaluation_set.name
-        metrics[name], intervals[name], losses[name] = evaluate(trainer, evaluation_set)
+        metrics[name], intervals[name], losses[name], labels[name] = evaluate(trainer, evaluation_set)
     results = collect_results(prepared, args, training, metrics, trainer.run_settings.changes)
     results["intervals"] = intervals
+    if uneven := {name: scores for name, scores in labels.items() if scores is not None}:
+        results["labels"] = uneven
+    if (decisions := trainer.describe_decisions()) is not None:
+        results["decisions"] = decisions
     wide = describe_wide_intervals(prepared, intervals, "Evaluate on more examples.")
     for sentence in [*wide, *describe_perfect_scores(prepared, intervals)]:
         logger.warning(sentence)
@@ -148,22 +153,29 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str
 
 def evaluate(
     trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]
-) -> tuple[dict[str, float], dict[str, Interval], float | None]:
+) -> tuple[dict[str, float], dict[str, Interval], float | None, LabelScores | None]:
     """Predicts, writes predictions and plots, and saves the metrics next to the baseline's.
 
     If training ended with an evaluation of the same examples, its predictions are used.
 
     Returns:
-        The metrics, their intervals, and the loss. Without labels, there are no metrics, and the loss is None.
+        The metrics, their intervals, the loss, and the scores of each label if these are uneven. Without labels, there
+        are no metrics, and the loss is None. With thresholds, validation metrics are cross-fitted.
     """
     name = evaluation_set.name
     output = trainer.predict_once(evaluation_set.features.inputs, metric_key_prefix=name)
     answers = evaluation_set.decode(output.predictions)  # type: ignore[arg-type]
-    metrics, intervals = evaluation_set.score(answers), evaluation_set.estimate_intervals(answers)
+    decisions = trainer.decisions if evaluation_set is trainer.prepared.validation_set else None
+    scored = answers if decisions is None else decisions.fitted
+    metrics, intervals = evaluation_set.score(scored), evaluation_set.estimate_intervals(scored)
     if trainer.is_world_process_zero():
         folder = Path(str(trainer.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         evaluation_set.write(answers, folder)
+        if decisions is not None and trainer.prepared.task.args.calibrate:
+            curves = {"before": decisions.plain, "after": decisions.fitted}
+            bins = {name: decisions.list_bins(each) for name, each in curves.items()}
+            draw_reliability(bins, folder / "reliability.png")
     if metrics:
         saved = {**(output.metrics or {}), **{f"{name}_{metric}": value for metric, value in metrics.items()}}
         saved[f"{name}_samples"] = evaluation_set.num_examples
@@ -172,7 +184,7 @@ def evaluate(
             baseline = {m: value for m, value in evaluation_set.baseline.metrics.items() if np.isfinite(value)}
             saved.update({f"{name}_baseline_{metric}": value for metric, value in baseline.items()})
         trainer.save_metrics(name, saved)
-    return metrics, intervals, (output.metrics or {}).get(f"{name}_loss")
+    return metrics, intervals, (output.metrics or {}).get(f"{name}_loss"), evaluation_set.score_labels(scored)
 
 
 def _draw_learning_curve(

@@ -21,8 +21,10 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
+from snugbert.reports.label_tables import DecisionFacts
 from snugbert.reports.score_plots import remove_plots
 from snugbert.tasks.base import Task
+from snugbert.tasks.decisions import Decisions
 from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set
 from snugbert.tasks.outputs import PADDING
 from snugbert.trainers.finetuning.class_weights import class_weights, has_classes, weighted_loss
@@ -55,6 +57,8 @@ class FineTuningTrainer(RunTrainer):
       labeled tokens. Question answering counts windows, which Trainer does not do.
     - `eval_loss` is the mean over all labels. In Trainer it is the mean over batches. Examples that several processes
       repeat to fill the last batch count twice.
+    - If the task chooses thresholds or a temperature, training ends with that: on the validation examples, with the
+      model that is kept. The weights of the classifier are divided by the temperature.
     - A loss or gradient norm that is not finite ends the run.
     - Saving the model after training also writes a model card with settings and metrics.
 
@@ -76,6 +80,7 @@ class FineTuningTrainer(RunTrainer):
         prepared: the task, connected with its model, and its data.
         output: the form of the task's logits.
         checks_output_dir: whether the next call of `train` checks the output folder.
+        decisions: thresholds and temperature of the trained model. None: the task chooses none.
 
     Raises:
         InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
@@ -110,6 +115,7 @@ class FineTuningTrainer(RunTrainer):
         self.evaluation_sets = list(task.evaluation_sets)
         self._scored: EvaluationSet[Any] | None = None  # in the current evaluation
         self._predicted: dict[str, tuple[EvaluationSet[Any], Any]] = {}  # prefix -> the last answers to score
+        self.decisions: Decisions | None = None
         self._training: dict[str, float] = {}  # metrics of the training, once it is complete
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
         # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
@@ -119,7 +125,8 @@ class FineTuningTrainer(RunTrainer):
         self.checks_output_dir = True
         features: Any = None if task.validation_set is None else task.validation_set.features.inputs
         if isinstance(eval_dataset, Mapping):
-            sets = {name: self._make_evaluation_set(dataset, "validation") for name, dataset in others}
+            make = self._make_evaluation_set
+            sets = {name: make(dataset, "validation", task.config) for name, dataset in others}
             self.evaluation_sets += sets.values()
             features = {first[0]: features} | {name: each.features.inputs for name, each in sets.items()}
             args.metric_for_best_model = f"{first[0]}_{args.metric_for_best_model}"
@@ -174,12 +181,56 @@ class FineTuningTrainer(RunTrainer):
             check_disk_space(self.args, self.model.parameters())
             if not resume_from_checkpoint:
                 self._clear_output_dir()
+        self._use_thresholds({})  # an earlier run of a sweep had its own
         result = super().train(resume_from_checkpoint, *args, **kwargs)
         if not self.interrupted:
             samples = len(self.train_dataset)  # type: ignore[arg-type]
             result.metrics.update(train_samples=samples, train_steps=self.state.global_step)
             self._training = result.metrics
+            if self.prepared.task.chooses_decisions:
+                self._choose_decisions()
         return result
+
+    def _use_thresholds(self, thresholds: dict[int, float]) -> None:
+        for each in self.evaluation_sets:
+            each.task.thresholds = thresholds
+
+    def _choose_decisions(self) -> None:
+        """Lets the task choose thresholds and a temperature. Stores them in the model: in its configuration, and the
+        temperature in the weights of the classifier, so that every library returns calibrated probabilities.
+        """
+        task: Any = self.prepared.task
+        examples: Any = self.prepared.validation_set
+        logits = self.predict_once(examples.features.inputs, metric_key_prefix="eval").predictions
+        self.decisions = task.choose_decisions(examples.split, logits)
+        model: Any = self.model
+        temperature, thresholds = self.decisions.rule
+        self._use_thresholds(thresholds)
+        if thresholds:
+            model.config.thresholds = {task.labels[label]: threshold for label, threshold in thresholds.items()}
+        if task.args.calibrate:
+            model.config.calibration = self.decisions.describe_calibration()
+            with torch.no_grad():
+                model.classifier.weight.div_(temperature)
+                model.classifier.bias.div_(temperature)
+        self._last_evaluation = None  # it was without them
+        self._scores[self.model_step] = examples.score(self.decisions.fitted)
+
+    def describe_decisions(self) -> DecisionFacts | None:
+        """Returns the thresholds, the temperature, and scores without thresholds. None: the task chooses none."""
+        if self.decisions is None:
+            return None
+        examples: Any = self.prepared.validation_set
+        plain = self.decisions.plain
+        config: Any = self.model.config
+        return {
+            "set": examples.name,
+            "metric": self.prepared.task.args.tune_thresholds,
+            "thresholds": getattr(config, "thresholds", {}),
+            "scores_without": examples.score(plain),
+            "intervals_without": examples.estimate_intervals(plain),
+            "calibration": getattr(config, "calibration", None),
+        }
 
     def _clear_output_dir(self) -> None:
         if self.args.overwrite_output_dir:  # type: ignore[attr-defined]
@@ -318,12 +369,12 @@ class FineTuningTrainer(RunTrainer):
         known = next((each for each in self.evaluation_sets if each.features.inputs is dataset), None)
         if known is not None or "input_ids" in getattr(dataset, "column_names", ["input_ids"]):
             return dataset, known
-        encoded = self._make_evaluation_set(dataset, split)
+        encoded = self._make_evaluation_set(dataset, split, self.model.config)
         return encoded.features.inputs, encoded
 
-    def _make_evaluation_set(self, dataset: Dataset, split: str) -> EvaluationSet[Any]:
+    def _make_evaluation_set(self, dataset: Dataset, split: str, config: Any) -> EvaluationSet[Any]:
         prepared, (source,) = self.prepared, name_sources(eval_dataset=dataset).values()
-        return make_evaluation_set(prepared.task, prepared.config, prepared.task.tokenizer, {split: source})
+        return make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
         # No public method chooses the order of an evaluation.
@@ -435,6 +486,8 @@ class FineTuningTrainer(RunTrainer):
             metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
         training = self._training or {"step": state.global_step}
         results = collect_results(prepared, self.args, training, metrics, self.run_settings.changes)  # type: ignore[arg-type]
+        if (decisions := self.describe_decisions()) is not None:
+            results["decisions"] = decisions
         if not self._training:
             results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
         output_dir, base_model = Path(folder or str(self.args.output_dir)), prepared.model_args.model_name_or_path
@@ -457,6 +510,10 @@ def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
     if args.sweeps:
         raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
     choose_metric(prepared, args)
+    task: Any = prepared.task
+    if task.chooses_decisions and not prepared.model_args.is_teacher:
+        trains = prepared.train_features is not None and prepared.validation_set is not None
+        task.check_decisions(prepared.validation_set.split if trains else None)  # type: ignore[union-attr]
     if args.label_smoothing_factor and (not has_classes(prepared) or args.class_weights is not None):
         raise InputError(
             "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."

@@ -13,6 +13,7 @@ from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.loading import (
+    forget_decisions,
     get_text_columns,
     limit_length,
     load_config,
@@ -123,6 +124,8 @@ class PreparedTask:
                 f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
                 f"num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
             )
+        if self.train_features is not None:
+            forget_decisions(model.config)
         for name in ("id2label", "label2id", "problem_type", "text_columns"):
             if hasattr(self.config, name):
                 setattr(model.config, name, getattr(self.config, name))
@@ -179,6 +182,7 @@ def prepare_task(
         if checks_output_dir:
             check_early(model_args, args)
         remember_text_columns(config, task.text_columns(splits))
+        forget_decisions(config)
     student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
     task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))

@@ -1,0 +1,343 @@
+"""Decisions of classifiers: a temperature for their probabilities, and thresholds for a metric.
+
+Both are chosen on validation examples, and fit those better than other examples. So their scores are cross-fitted: an
+example is decided with the temperature and the thresholds that were chosen on the other folds.
+
+Shapes: N examples, C labels. References are label ids (N,), or 1 and 0 for several labels per example (N, C).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import expit, softmax
+
+FOLDS = 5  # of cross-fitting
+BINS = 15  # of the calibration error, as in Guo et al. (2017)
+# No useful model needs a temperature beyond these.
+COLDEST, HOTTEST = 0.05, 20.0
+
+
+class TextAnswers(NamedTuple):
+    """The answers to all examples of a split.
+
+    Attributes:
+        values: regression: the number, *shape* (N,), or (N, C) if the model predicts several. One label: its id,
+            *shape* (N,). Several labels: 1 for labels with a probability above 0.5, else 0, *shape* (N, C). A model
+            that stores `thresholds` predicts the labels that reach them.
+        probabilities: the probability of each label. None: regression. *Shape:* (N, C)
+    """
+
+    values: np.ndarray
+    probabilities: np.ndarray | None = None
+
+
+class Rule(NamedTuple):
+    """How logits become decisions.
+
+    Attributes:
+        temperature: what logits are divided by.
+        thresholds: label id, in ascending order -> lowest probability at which the label is predicted. One label per
+            example: only the positive label of two. Empty: the most probable label, or labels above 0.5.
+    """
+
+    temperature: float
+    thresholds: dict[int, float]
+
+
+class Decisions(NamedTuple):
+    """The rule chosen on validation examples, and what it does to them.
+
+    Attributes:
+        rule: chosen on all of them.
+        references: the correct labels.
+        plain: the answers without temperature and thresholds.
+        fitted: the cross-fitted answers.
+    """
+
+    rule: Rule
+    references: np.ndarray
+    plain: TextAnswers
+    fitted: TextAnswers
+
+    def describe_calibration(self) -> dict[str, Any]:
+        """Returns the entry `calibration` of a config.json.
+
+        The weights already contain the temperature. Nobody has to apply it again.
+
+        Returns:
+            `temperature`; `ece_before` and `ece_after`, the calibration errors, the second cross-fitted; `examples`
+            and `correct`, see [`count_by_confidence`].
+        """
+        before, after = (compute_calibration_error(*self.list_confidences(each)) for each in (self.plain, self.fitted))
+        counts = count_by_confidence(compute_confidence(self.fitted), self.fitted.values == self.references)
+        return {"temperature": self.rule.temperature, "ece_before": before, "ece_after": after, **counts}
+
+    def list_confidences(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray]:
+        """Returns probabilities, and whether each event occurred.
+
+        One label per example: the probability of the most probable label, as in Guo et al. (2017), *shape* (N,).
+        Several: the probability of every label, *shape* (N * C,).
+        """
+        probabilities, references = answers.probabilities, self.references
+        assert probabilities is not None
+        if references.ndim == 2:
+            return probabilities.reshape(-1), references.reshape(-1) == 1
+        return probabilities.max(axis=1), probabilities.argmax(axis=1) == references
+
+    def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns mean probability, share of events that occurred, and number of events, of each bin with any."""
+        confidences, occurred = self.list_confidences(answers)
+        bins = assign_bins(confidences)
+        numbers = np.bincount(bins)
+        sums = np.bincount(bins, confidences), np.bincount(bins, occurred)
+        filled = numbers > 0
+        means, shares = (each[filled] / numbers[filled] for each in sums)
+        return means, shares, numbers[filled]
+
+
+# --- applying a rule --------------------------------------------------------------------------------------------
+
+
+def compute_probabilities(logits: np.ndarray, several_labels: bool) -> np.ndarray:
+    """Returns probabilities in float64. In float32, different logits can give equal ones. *Shape:* (N, C)"""
+    exact = logits.astype(np.float64)
+    return expit(exact) if several_labels else softmax(exact, axis=-1)
+
+
+def decide(logits: np.ndarray, several_labels: bool, thresholds: Mapping[int, float]) -> TextAnswers:
+    """Returns the decisions and their probabilities.
+
+    Args:
+        logits: *Shape:* (N, C)
+        several_labels: whether an example can have several labels.
+        thresholds: see [`Rule`].
+    """
+    probabilities = compute_probabilities(logits, several_labels)
+    if several_labels:
+        chosen = probabilities >= list(thresholds.values()) if thresholds else logits > 0
+        return TextAnswers(chosen.astype(np.int64), probabilities)
+    if not thresholds:
+        return TextAnswers(logits.argmax(axis=-1), probabilities)
+    ((positive, least),) = thresholds.items()
+    return TextAnswers(np.where(probabilities[:, positive] >= least, positive, 1 - positive), probabilities)
+
+
+def compute_confidence(answers: TextAnswers) -> np.ndarray:
+    """Returns the probability that a decision is correct: the probability of the predicted label.
+
+    With several labels per example, it is the product of the probabilities to be right about each label. (N,)
+    """
+    values, probabilities = answers
+    assert probabilities is not None
+    if values.ndim == 2:
+        return np.where(values == 1, probabilities, 1 - probabilities).prod(axis=1)
+    return np.take_along_axis(probabilities, values[:, None], axis=1)[:, 0]
+
+
+# --- choosing a rule --------------------------------------------------------------------------------------------
+
+
+def choose_decisions(
+    logits: np.ndarray, references: np.ndarray, calibrate: bool, metric: str | None, positive: int = 1
+) -> Decisions:
+    """Chooses a rule on all examples, and decides the examples of each fold with a rule chosen on the other folds.
+
+    Args:
+        logits: *Shape:* (N, C)
+        references: the correct labels.
+        calibrate: whether to choose a temperature. Otherwise, it is 1.
+        metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
+        positive: id of the positive label, with one label per example.
+    """
+    several = references.ndim == 2
+
+    def choose(examples: Any) -> Rule:
+        temperature = fit_temperature(logits[examples], references[examples]) if calibrate else 1.0
+        if metric is None:
+            return Rule(temperature, {})
+        probabilities = compute_probabilities(logits[examples] / temperature, several)
+        ids = list(range(logits.shape[1])) if several else [positive]
+        correct = references[examples] == 1 if several else (references[examples] == positive)[:, None]
+        return Rule(
+            temperature, dict(zip(ids, choose_thresholds(probabilities[:, ids], correct, metric), strict=True))
+        )
+
+    logits = logits.astype(np.float64)
+    plain = decide(logits, several, {})
+    assert plain.probabilities is not None
+    values, probabilities = np.empty_like(plain.values), np.empty_like(plain.probabilities)
+    folds = assign_folds(references)
+    for fold in range(FOLDS):
+        examples = folds == fold
+        temperature, thresholds = choose(~examples)
+        answers = decide(logits[examples] / temperature, several, thresholds)
+        values[examples], probabilities[examples] = answers
+    return Decisions(choose(slice(None)), references, plain, TextAnswers(values, probabilities))
+
+
+def assign_folds(references: np.ndarray) -> np.ndarray:
+    """Returns the fold of each example. The examples of each label, or set of labels, are dealt out in turn. (N,)"""
+    _, groups = np.unique(references, axis=0, return_inverse=True)
+    order = np.random.default_rng(0).permutation(len(references))
+    order = order[np.argsort(groups.reshape(-1)[order], kind="stable")]
+    folds = np.empty(len(references), dtype=np.int64)
+    folds[order] = np.arange(len(references)) % FOLDS
+    return folds
+
+
+def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
+    """Returns the temperature with the lowest negative log-likelihood: Guo et al. (2017), section 4.2.
+
+    The loss is convex in 1 / temperature, so its minimum is the only root of the derivative. If the loss still falls
+    at `COLDEST`, because every decision is correct, there is no minimum, and the result is 1.
+
+    Args:
+        logits: *Shape:* (N, C)
+        references: the correct labels.
+    """
+    logits = logits.astype(np.float64)
+
+    def slope(inverse: float) -> float:
+        probabilities = compute_probabilities(inverse * logits, references.ndim == 2)
+        if references.ndim == 2:
+            return float(((probabilities - references) * logits).mean())
+        expected = (probabilities * logits).sum(axis=1)
+        return float((expected - np.take_along_axis(logits, references[:, None], axis=1)[:, 0]).mean())
+
+    if slope(1 / COLDEST) < 0:
+        return 1.0
+    if slope(1 / HOTTEST) >= 0:
+        return HOTTEST
+    return 1 / brentq(slope, 1 / HOTTEST, 1 / COLDEST, xtol=1e-12)
+
+
+def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> list[float]:
+    """Returns the threshold of each label that maximizes a metric. Of equal ones, the nearest to 0.5.
+
+    A threshold is the middle between two neighboring probabilities, or 0.5 if that lies between them. All are tried,
+    so the maximum is exact, except for subset accuracy of several labels: coordinate ascent from 0.5.
+
+    Args:
+        probabilities: *Shape:* (N, C)
+        correct: whether the label is correct. *Shape:* (N, C)
+        metric: one of `BINARY_METRICS` if there is one label, or of `LABEL_SET_METRICS`.
+    """
+    if metric in ("f1", "macro_f1"):  # the mean over labels is largest if each F1 is
+        parts = [_maximize_f1(probabilities[:, [label]], correct[:, [label]]) for label in range(correct.shape[1])]
+        return [threshold for part in parts for threshold in part]
+    if metric == "micro_f1":
+        return _maximize_f1(probabilities, correct)
+    if metric == "matthews_correlation":
+        return [_maximize_matthews(probabilities[:, 0], correct[:, 0])]
+    return _maximize_subset_accuracy(probabilities, correct)
+
+
+def _choose_cut(descending: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
+    """Returns the threshold with the highest score, and the number of examples that reach it.
+
+    Args:
+        descending: sorted probabilities. *Shape:* (N,)
+        scores: if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
+    """
+    above, below = np.append(1.0, descending), np.append(descending, 0.0)  # the last in, the first out
+    middle = (above + below) / 2
+    thresholds = np.where((below < 0.5) & (above >= 0.5), 0.5, np.where(middle > below, middle, above))
+    possible = np.flatnonzero(below < above)  # equal probabilities are decided together
+    best = possible[scores[possible] == scores[possible].max()]
+    number = best[np.argmin(abs(thresholds[best] - 0.5))]
+    return float(thresholds[number]), int(number)
+
+
+def _sort(probabilities: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the probabilities of a label, sorted, and the number of correct labels among the first 0, 1, ..., N."""
+    order = np.argsort(-probabilities, kind="stable")
+    return probabilities[order], np.append(0, np.cumsum(correct[order]))
+
+
+def _maximize_f1(probabilities: np.ndarray, correct: np.ndarray) -> list[float]:
+    """Maximizes the F1 of all labels together, 2 * hits / (predicted + correct): Dinkelbach (1967).
+
+    If F is the best F1, the maximum of 2 * hits - F * (predicted + correct) is 0. This difference is a sum over
+    labels, so each label has its own best cut. F rises until it is the F1 of these cuts.
+    """
+    labels = [_sort(*columns) for columns in zip(probabilities.T, correct.T, strict=True)]
+    f1, thresholds = -1.0, [0.5] * len(labels)
+    while True:
+        cuts = [_choose_cut(descending, 2 * hits - max(f1, 0.0) * np.arange(len(hits))) for descending, hits in labels]
+        predicted = sum(number for _, number in cuts)
+        hits = sum(hits[number] for (_, number), (_, hits) in zip(cuts, labels, strict=True))
+        new_f1 = 2 * hits / max(predicted + correct.sum(), 1)
+        if new_f1 >= f1:
+            thresholds = [threshold for threshold, _ in cuts]
+        if new_f1 <= f1:
+            return thresholds
+        f1 = new_f1
+
+
+def _maximize_matthews(probabilities: np.ndarray, correct: np.ndarray) -> float:
+    descending, hits = _sort(probabilities, correct)
+    total, positives, predicted = float(len(correct)), float(correct.sum()), np.arange(len(hits), dtype=np.float64)
+    variance = predicted * (total - predicted) * positives * (total - positives)
+    covariance = hits * total - predicted * positives
+    scores = np.divide(covariance, np.sqrt(variance), out=np.zeros(len(hits)), where=variance > 0)
+    return _choose_cut(descending, scores)[0]
+
+
+def _maximize_subset_accuracy(probabilities: np.ndarray, correct: np.ndarray) -> list[float]:
+    thresholds = [0.5] * correct.shape[1]
+    wrong = (probabilities >= 0.5) != correct
+    while True:
+        before = (~wrong.any(axis=1)).sum()
+        for label, (column, target) in enumerate(zip(probabilities.T, correct.T, strict=True)):
+            # Only examples whose other labels are correct can become correct.
+            matters = wrong.sum(axis=1) == wrong[:, label]
+            descending, gains = _sort(column, matters * np.where(target, 1, -1))
+            thresholds[label], _ = _choose_cut(descending, gains)
+            wrong[:, label] = (column >= thresholds[label]) != target
+        if (~wrong.any(axis=1)).sum() <= before:
+            return thresholds
+
+
+# --- calibration ------------------------------------------------------------------------------------------------
+
+
+def assign_bins(confidences: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """Returns the bin of each probability. Bin i of n goes from i / n, exclusive, to (i + 1) / n. *Shape:* (N,)"""
+    return np.clip(np.ceil(confidences * bins) - 1, 0, bins - 1).astype(np.int64)
+
+
+def compute_calibration_error(confidences: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+    """Computes the expected calibration error: Guo et al. (2017), equation 3. (N,), (N,)"""
+    gaps = np.bincount(assign_bins(confidences, bins), correct - confidences)
+    return float(abs(gaps).sum() / len(confidences))
+
+
+def count_by_confidence(confidences: np.ndarray, correct: np.ndarray) -> dict[str, str]:
+    """Counts decisions by hundredths of their confidence, from 0.00 to 0.99, as text of 100 numbers.
+
+    Args:
+        confidences: from [`compute_confidence`]. *Shape:* (N,)
+        correct: whether each label is correct. *Shape:* (N,) or (N, C)
+
+    Returns:
+        `examples` and `correct`. An example is correct if all its labels are.
+    """
+    hundredths = np.minimum((confidences * 100).astype(np.int64), 99)
+    weights = {"examples": np.ones(len(confidences)), "correct": correct.reshape(len(correct), -1).all(axis=1)}
+    counts = {name: np.bincount(hundredths, weight, 100).astype(np.int64) for name, weight in weights.items()}
+    return {name: " ".join(map(str, count)) for name, count in counts.items()}
+
+
+def read_coverage(calibration: Mapping[str, str], least: float) -> tuple[float, float]:
+    """Returns the share of validation examples with at least this confidence, and the share of them that is correct.
+
+    Args:
+        calibration: see [`Decisions.describe_calibration`].
+        least: the confidence, which is rounded up to hundredths.
+    """
+    first = int(np.ceil(round(100 * least, 6)))
+    examples, correct = ([int(count) for count in calibration[name].split()] for name in ("examples", "correct"))
+    kept = sum(examples[first:])
+    return kept / sum(examples), sum(correct[first:]) / kept if kept else float("nan")
