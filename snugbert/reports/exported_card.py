@@ -241,6 +241,8 @@ def _write_code(head: str, name: str, to: str, model_class: str, inputs: str, la
         load="" if head == "Model" else "from safetensors.numpy import load_file\n",
         result=_write_result(head, name, to, labels),
     )
+    if "math." in code:
+        code = f"import math\n\n{code}"
     return f"```python\n{code}\n```"
 
 
@@ -264,6 +266,5 @@ def _write_result(head: str, name: str, to: str, labels: str | None) -> str:
             LABELS[labels],
         ]
         if "threshold" in labels:
-            lines[-2:-1] = ["import math", "", f"config = AutoConfig.from_pretrained({json.dumps(name)})"]
-            lines.insert(-1, "labels = config.id2label")
+            lines[-2:-1] = [f"config = AutoConfig.from_pretrained({json.dumps(name)})", "labels = config.id2label"]
     return "\n".join(lines)

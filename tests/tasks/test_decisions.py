@@ -1,0 +1,190 @@
+"""Thresholds, temperatures and calibration errors, next to brute force, scikit-learn and SciPy."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    f1_score,
+    log_loss,
+    matthews_corrcoef,
+    precision_recall_fscore_support,
+)
+
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.decisions import (
+    choose_decisions,
+    choose_thresholds,
+    compute_calibration_error,
+    compute_confidence,
+    compute_probabilities,
+    decide,
+    fit_temperature,
+    read_coverage,
+)
+
+
+def draw(examples: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns probabilities, some of them equal, and correct labels that depend on them."""
+    generator = np.random.default_rng(seed)
+    probabilities = generator.random((examples, labels)).round(1)
+    return probabilities, generator.random((examples, labels)) < probabilities * 0.6
+
+
+def list_cuts(column: np.ndarray) -> list[float]:
+    """Returns a threshold for each way to divide a label's probabilities."""
+    values = np.unique(column)
+    return [0.0, *(values[1:] + values[:-1]) / 2, *([(values[-1] + 1) / 2] if values[-1] < 1 else [])]
+
+
+def find_best(score, probabilities: np.ndarray, correct: np.ndarray) -> float:
+    """Returns the best score over all combinations of thresholds."""
+    choices = itertools.product(*map(list_cuts, probabilities.T))
+    return max(score(correct, probabilities >= np.array(thresholds)) for thresholds in choices)
+
+
+@pytest.mark.parametrize(
+    "metric, labels, score",
+    [
+        ("f1", 1, lambda y, p: f1_score(y[:, 0], p[:, 0], zero_division=0)),
+        ("accuracy", 1, accuracy_score),
+        ("matthews_correlation", 1, lambda y, p: matthews_corrcoef(y[:, 0], p[:, 0])),
+        ("micro_f1", 2, lambda y, p: f1_score(y, p, average="micro", zero_division=0)),
+        ("macro_f1", 2, lambda y, p: f1_score(y, p, average="macro", zero_division=0)),
+    ],
+)
+def test_thresholds_are_the_best_of_all(metric, labels, score):
+    for seed in range(3):
+        probabilities, correct = draw(14 if labels == 2 else 40, labels, seed)
+        chosen = np.array(choose_thresholds(probabilities, correct, metric))
+        assert score(correct, probabilities >= chosen) == pytest.approx(find_best(score, probabilities, correct))
+
+
+def test_no_other_threshold_of_a_label_has_a_higher_subset_accuracy():
+    probabilities, correct = draw(60, 4, 0)
+    chosen = np.array(choose_thresholds(probabilities, correct, "subset_accuracy"))
+    score = accuracy_score(correct, probabilities >= chosen)
+    assert score > accuracy_score(correct, probabilities >= 0.5)
+    for label in range(4):
+        for cut in list_cuts(probabilities[:, label]):
+            others = np.where(np.arange(4) == label, cut, chosen)
+            assert accuracy_score(correct, probabilities >= others) <= score
+
+
+def test_a_label_that_never_occurs_keeps_its_threshold():
+    probabilities, correct = draw(40, 2, 0)
+    correct[:, 1] = False
+    for metric in ("macro_f1", "subset_accuracy"):
+        assert not (probabilities[:, 1] >= choose_thresholds(probabilities, correct, metric)[1]).all()
+    assert choose_thresholds(probabilities, correct, "macro_f1")[1] == 0.5
+
+
+def make_logits(several: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns overconfident logits of three labels, and correct labels."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(400, 3))
+    probabilities = compute_probabilities(logits, several)
+    if several:
+        return 2.5 * logits, (generator.random((400, 3)) < probabilities).astype(np.int64)
+    return 2.5 * logits, np.array([generator.choice(3, p=row) for row in probabilities])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_temperature_minimizes_the_log_likelihood(several):
+    logits, references = make_logits(several)
+
+    def loss(temperature):
+        probabilities = compute_probabilities(logits / temperature, several)
+        return log_loss(references.ravel(), probabilities.ravel()) if several else log_loss(references, probabilities)
+
+    best = minimize_scalar(loss, bounds=(0.1, 10), method="bounded", options={"xatol": 1e-7}).x
+    assert fit_temperature(logits.astype(np.float32), references) == pytest.approx(best, abs=1e-5)
+    assert 2 < best < 3
+
+
+def test_perfect_decisions_keep_their_temperature():
+    references = np.arange(30) % 3
+    assert fit_temperature(np.eye(3)[references], references) == 1
+
+
+def test_the_calibration_error_is_that_of_guo_et_al():
+    """Equation 3: bins ((m - 1) / M, m / M]."""
+    generator = np.random.default_rng(0)
+    confidences = np.append(generator.random(200), [1 / 15, 2 / 15, 1.0])
+    correct = generator.random(203) < confidences**2
+    expected = 0.0
+    for number in range(1, 16):
+        inside = ((number - 1) / 15 < confidences) & (confidences <= number / 15)
+        if inside.any():
+            expected += inside.sum() / 203 * abs(correct[inside].mean() - confidences[inside].mean())
+    assert compute_calibration_error(confidences, correct) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_each_example_is_decided_without_its_label(several):
+    logits, references = make_logits(several)
+    if not several:
+        logits, references = logits[:, :2], references.clip(0, 1)
+    arguments = (True, "macro_f1" if several else "f1")
+    decisions = choose_decisions(logits, references, *arguments)
+    changed = references.copy()
+    changed[7] = 1 - changed[7]
+    again = choose_decisions(logits, changed, *arguments)
+    assert (again.fitted.values[7] == decisions.fitted.values[7]).all()
+    assert again.rule != decisions.rule
+    # The stored rule is chosen on all examples: first the temperature, then thresholds for calibrated probabilities.
+    temperature, thresholds = decisions.rule
+    assert temperature == fit_temperature(logits, references)
+    correct = references == 1 if several else (references == 1)[:, None]
+    probabilities = compute_probabilities(logits / temperature, several)[:, list(thresholds)]
+    assert list(thresholds.values()) == choose_thresholds(probabilities, correct, arguments[1])
+    assert (decisions.fitted.values == decide(logits / temperature, several, thresholds).values).mean() > 0.9
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_coverage_and_accuracy_are_those_of_the_examples(several):
+    logits, references = make_logits(several)
+    decisions = choose_decisions(logits, references, calibrate=True, metric=None)
+    facts = decisions.describe_calibration()
+    assert facts["ece_after"] < facts["ece_before"] / 2
+    confidence = compute_confidence(decisions.fitted)
+    correct = (decisions.fitted.values == references).reshape(len(references), -1).all(axis=1)
+    assert abs(confidence.mean() - correct.mean()) < 0.05
+    for least in (0.0, 0.3, 0.57):
+        kept = confidence >= least
+        assert read_coverage(facts, least) == pytest.approx((kept.mean(), correct[kept].mean()))
+    assert read_coverage(facts, 1.0)[0] == 0
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_scores_of_labels_equal_scikit_learns(several):
+    generator = np.random.default_rng(0)
+    task = TextClassification(label_separator="," if several else None)
+    task.labels = list("abcd")
+    if several:
+        references, predicted = (generator.random((2, 80, 4)) < [0.6, 0.1, 0.3, 0.02]).astype(np.int64)
+    else:
+        references, predicted = generator.choice(4, size=(2, 80), p=[0.7, 0.2, 0.1, 0])  # no example of the last label
+        predicted[predicted == 2] = 0
+    scores = task.score_labels(*task.pair(references, predicted))
+    precision, recall, f1, number = precision_recall_fscore_support(
+        references, predicted, labels=range(4), zero_division=np.nan
+    )
+    found = {name: [row[name] for row in scores["labels"]] for name in ("precision", "recall", "f1", "number")}
+    for name, expected in {"precision": precision, "recall": recall, "f1": f1, "number": number}.items():
+        np.testing.assert_allclose(found[name], expected)
+    macro = f1_score(references, predicted, average="macro", zero_division=0)
+    assert scores["averages"]["macro_f1"] == pytest.approx(macro)
+    if not several:
+        accuracy = balanced_accuracy_score(references, predicted)
+        assert scores["averages"]["balanced_accuracy"] == pytest.approx(accuracy)
+    for row in scores["labels"][:2]:
+        low, high = row["intervals"]["f1"]
+        assert low < row["f1"] < high
+    even = task.pair(references, references)
+    assert task.score_labels(*even) is not None
+    half = np.tile(np.eye(4, dtype=np.int64) if several else np.arange(4), (20, 1) if several else 20)
+    assert task.score_labels(*task.pair(half, half)) is None
