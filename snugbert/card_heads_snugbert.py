@@ -100,7 +100,7 @@ print(classify({{"text": "The first text of a pair.", "text_pair": "The second t
             '{{"text": "The first text of a pair.", "text_pair": "The second text."}}' if text_pairs else '"A text."'
         )
         use += f"""
-scores = {{{{each["label"]: each["score"] for each in classify({text})}}}}
+scores = {{{{each["label"]: each["score"] for each in classify({text}, top_k=None)}}}}
 {ONE_THRESHOLD if thresholds == 1 else THRESHOLDS}"""
     return Head(
         "AutoModelForSequenceClassification",

@@ -65,7 +65,7 @@ LABELS = {
     "text, several labels": """for row in logits.tolist():
     print([labels[index] for index, logit in enumerate(row) if logit > 0])  # a probability above 0.5""",
     "text, threshold": """((label, least),) = config.thresholds.items()
-(other,) = config.label2id.keys() - {{label}}
+(other,) = config.label2id.keys() - {label}
 for row in logits.tolist():
     margin = row[config.label2id[label]] - row[config.label2id[other]]
     print(label if 1 / (1 + math.exp(-margin)) >= least else other)""",

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
+from snugbert.checkpoints.loading import forget_decisions
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError
@@ -181,7 +182,10 @@ class FineTuningTrainer(RunTrainer):
             check_disk_space(self.args, self.model.parameters())
             if not resume_from_checkpoint:
                 self._clear_output_dir()
-        self._use_thresholds({})  # an earlier run of a sweep had its own
+        # An earlier training, or an earlier run of a sweep, chose its own.
+        self.decisions = None
+        self._use_thresholds({})
+        forget_decisions(self.model.config)  # type: ignore[union-attr]
         result = super().train(resume_from_checkpoint, *args, **kwargs)
         if not self.interrupted:
             samples = len(self.train_dataset)  # type: ignore[arg-type]

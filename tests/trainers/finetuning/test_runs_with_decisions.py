@@ -1,0 +1,218 @@
+"""`snugbert glue --tune_thresholds` and `--calibrate`: one rule in files, cards, exports and other libraries."""
+
+import json
+import random
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from glue_examples import NO_FILES, arguments, checkpoint_of, read_predictions, sentences
+from safetensors.torch import load_file
+from sklearn.metrics import f1_score
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, pipeline
+
+import snugbert
+from snugbert.errors import InputError
+from snugbert.export.export import export_model
+from snugbert.prediction.predictor import Predictor
+from snugbert.tasks.classification import TextClassification
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert_cli import run_command
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+# With these, F1 is best with a threshold between 0.05 and 0.4.
+PROBABILITIES = {"good": 0.4, "fine": 0.4, "great": 0.8, "bad": 0.05, "dull": 0.05, "poor": 0.05}
+CHOSEN = {"tune_thresholds": "f1", "calibrate": True}
+
+
+def write_rows(file: Path, number: int, seed: int) -> None:
+    """Writes sentences with uncertain labels: a word gives a probability of the label 1."""
+    generator = random.Random(seed)
+    rows = [
+        {"sentence": row["sentence"], "label": str(int(generator.random() < probability))}
+        for row in sentences(number, seed)
+        for probability in [PROBABILITIES[word] for word in row["sentence"].split() if word in PROBABILITIES]
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("uncertain")
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "dev.jsonl"}
+    for seed, (file, number) in enumerate(zip(files.values(), (320, 100), strict=True)):
+        write_rows(file, number, seed)
+    return files
+
+
+@pytest.fixture(scope="module")
+def run(workshop, files) -> Path:
+    """A run with thresholds and a temperature."""
+    output_dir = workshop / "calibrated"
+    run_command("glue", arguments(workshop, output_dir, **files, **CHOSEN, save_steps=20))
+    return output_dir
+
+
+def test_files_predict_command_and_exports_decide_alike(run, workshop, files, tmp_path, capsys):
+    config = json.loads((run / "config.json").read_text())
+    ((label, threshold),) = config["thresholds"].items()
+    assert label == "1" and threshold != 0.5
+    written = read_predictions(run / "eval_predictions.jsonl")
+    for row in written:
+        assert row["predicted_label"] == str(int(row["probabilities"]["1"] >= threshold))
+    places = {"model_name_or_path": run, "input_file": files["validation_file"], "use_cpu": True}
+    for name, more in {"all": {}, "certain": {"abstain_below": 0.7}}.items():
+        flags = places | more | {"output_file": tmp_path / f"{name}.jsonl"}
+        run_command("predict", [part for flag, value in flags.items() for part in (f"--{flag}", str(value))])
+    assert [row["predicted_label"] for row in read_predictions(tmp_path / "all.jsonl")] == [
+        row["predicted_label"] for row in written
+    ]
+    certain = read_predictions(tmp_path / "certain.jsonl")
+    for row, all_labels in zip(certain, written, strict=True):
+        probability = row["probabilities"][all_labels["predicted_label"]]
+        assert row["abstained"] == (probability < 0.7)
+        assert row["predicted_label"] == (None if row["abstained"] else all_labels["predicted_label"])
+    # The printed share comes from cross-fitted temperatures.
+    (coverage,) = re.findall(
+        r"Abstaining below 0\.7\. On the validation examples, (.*?)% get", capsys.readouterr().out
+    )
+    kept = [not row["abstained"] for row in certain]
+    assert 0 < np.mean(kept) < 1 and abs(float(coverage) - 100 * np.mean(kept)) <= 5
+    # Stock BERT scores as the model does, and keeps the thresholds.
+    done = export_model(run, tmp_path / "bert", "bert", validation_file=files["validation_file"])
+    assert done.scores["accuracy"][0] == done.scores["accuracy"][1]
+    correct = [row["label"] == row["predicted_label"] for row in written]
+    assert done.scores["accuracy"][0] == pytest.approx(np.mean(correct))
+    stock = json.loads((tmp_path / "bert" / "config.json").read_text())
+    assert stock["thresholds"] == config["thresholds"] and stock["calibration"] == config["calibration"]
+    # A pipeline of stock transformers returns the calibrated probabilities.
+    classify = pipeline("text-classification", model=str(tmp_path / "bert"), top_k=None)
+    assert isinstance(classify.model, BertForSequenceClassification)
+    scores = {each["label"]: each["score"] for each in classify(written[0]["sentence"], top_k=None)}
+    assert scores == pytest.approx(written[0]["probabilities"], abs=1e-5)
+
+
+def test_reports_have_cross_fitted_scores(run):
+    results = json.loads((run / "results.json").read_text())
+    facts, config = results["decisions"], json.loads((run / "config.json").read_text())
+    assert facts["thresholds"] == config["thresholds"] and facts["calibration"] == config["calibration"]
+    written = read_predictions(run / "eval_predictions.jsonl")
+    references = [int(row["label"]) for row in written]
+    (cheerful,) = (row for row in results["labels"]["eval"]["labels"] if row["label"] == "1")
+    plain = [int(row["probabilities"]["1"] > 0.5) for row in written]
+    stored = [int(row["predicted_label"]) for row in written]
+    # The same examples cannot score lower with thresholds that were chosen on them.
+    assert f1_score(references, stored) >= max(cheerful["f1"], f1_score(references, plain))
+    assert facts["scores_without"]["accuracy"] == pytest.approx(np.mean(np.equal(references, plain)))
+    for name in ("results.md", "README.md"):
+        text = (run / name).read_text()
+        assert "Thresholds, chosen for f1 on the validation examples: predict 1 from " in text
+        assert f"Temperature {config['calibration']['temperature']:.3f}" in text
+        assert "| validation | average of the labels |" in text
+    assert "](reliability.png)" in (run / "README.md").read_text() and (run / "reliability.png").exists()
+
+
+@pytest.mark.parametrize("name", ["calibrated", "bert"])
+def test_the_code_on_cards_applies_the_thresholds(name, run, tmp_path, monkeypatch, capsys):
+    if name == "bert":
+        export_model(run, tmp_path / name, "bert")
+        monkeypatch.chdir(tmp_path)
+    else:
+        monkeypatch.chdir(run.parent)
+    code = re.findall(r"^```python\n(.*?)^```$", (Path(name) / "README.md").read_text(), re.DOTALL | re.MULTILINE)[-1]
+    predictor = Predictor(run)
+    rows = read_predictions(run / "eval_predictions.jsonl")
+    chosen = {row["predicted_label"]: row["sentence"] for row in rows}
+    unsure = [row for row in rows if row["predicted_label"] != max(row["probabilities"], key=row["probabilities"].get)]
+    for text in [*chosen.values(), *(row["sentence"] for row in unsure[:1])]:
+        (expected,) = predictor.predict([{"sentence": text}])
+        exec(code.replace('"A text."', json.dumps(text)), {})
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0 if name == "bert" else -1] == expected["predicted_label"]
+    assert len(chosen) == 2 and unsure
+
+
+def test_the_weights_contain_the_temperature(run, workshop, files, tmp_path):
+    """A run without the flags, divided by the temperature. A killed run ends with the same bits."""
+    run_command("glue", arguments(workshop, tmp_path / "plain", **files))
+    calibrated, plain = (load_file(folder / "model.safetensors") for folder in (run, tmp_path / "plain"))
+    temperature = json.loads((run / "config.json").read_text())["calibration"]["temperature"]
+    assert temperature != 1
+    for name, tensor in plain.items():
+        assert torch.equal(calibrated[name], tensor / temperature if name.startswith("classifier.") else tensor), name
+    assert not {"thresholds", "calibration"} & json.loads((tmp_path / "plain" / "config.json").read_text()).keys()
+    shutil.copytree(run / "checkpoint-80", tmp_path / "resumed" / "checkpoint-80")  # after the last step
+    again = {**files, **CHOSEN, "save_steps": 20, "resume_from_checkpoint": "true"}
+    run_command("glue", arguments(workshop, tmp_path / "resumed", **again))
+    for name in ("model.safetensors", "config.json", "eval_predictions.jsonl"):
+        assert (tmp_path / "resumed" / name).read_bytes() == (run / name).read_bytes()
+
+
+def test_further_training_forgets_the_rule(run, workshop, files, tmp_path):
+    run_command("glue", arguments(workshop, tmp_path / "on", **files, **checkpoint_of(run), max_steps=2))
+    config = json.loads((tmp_path / "on" / "config.json").read_text())
+    assert config["id2label"] == {"0": "0", "1": "1"} and not {"thresholds", "calibration"} & config.keys()
+
+
+def test_several_labels_in_memory(run, workshop, tmp_path):
+    """In Python. A new dataset is scored with the thresholds, and a second training chooses its own."""
+    from datasets import Dataset
+
+    generator = random.Random(0)
+    rows = [
+        {"text": row["sentence"], "label": [name for name in ("rare", row["label"]) if generator.random() < 0.6]}
+        for row in sentences(120, 1)
+    ]
+    data = Dataset.from_list(rows)
+    args = FineTuningArguments(str(tmp_path / "out"), max_steps=12, learning_rate=5e-3, use_cpu=True)
+    task = TextClassification(tune_thresholds="macro_f1", calibrate=True)
+    model = snugbert.SnugBertForSequenceClassification.from_pretrained(run, num_labels=3, ignore_mismatched_sizes=True)
+    trainer = FineTuningTrainer(model, args, task, data, data, Predictor(run).tokenizer)
+    assert not hasattr(model.config, "thresholds")
+    trainer.train()
+    assert set(model.config.thresholds) == {"cheerful", "gloomy", "rare"}
+    scored = trainer.evaluate(Dataset.from_list(rows[:]), metric_key_prefix="new")
+    trainer.save_model()
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    metrics = Predictor(loaded, trainer.processing_class).evaluate(data)
+    assert metrics["macro_f1"] == pytest.approx(scored["new_macro_f1"])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "for label, least in model.config.thresholds.items()" in card and "cross-fitted" in card
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tune_thresholds": "f2"}, "--tune_thresholds: unknown value 'f2'. Choose one of f1, accuracy"),
+        ({"tune_thresholds": "macro_f1"}, "macro_f1: the data have one of two labels per example. Choose one of f1"),
+        ({"calibrate": True, "do_regression": True}, "--calibrate needs classes. This task predicts numbers"),
+        ({"calibrate": True, "validation_file": None}, "--calibrate needs training examples, and at least 5 labeled"),
+        ({"abstain_below": 1.5}, "--abstain_below 1.5 must be above 0 and at most 1"),
+        ({"calibrate": True, "task_name": "all", **NO_FILES}, "STS-B has no classes. Give a single --task_name"),
+    ],
+)
+def test_bad_arguments(changes, message, files, workshop, tmp_path):
+    with pytest.raises(InputError, match=message):
+        run_command("glue", arguments(workshop, tmp_path / "out", **{**files, **changes}))
+
+
+def test_thresholds_need_two_labels_and_fit_the_model(run, workshop, files, tmp_path):
+    rows = [{"sentence": row["sentence"], "label": "abc"[i % 3]} for i, row in enumerate(sentences(30, 0))]
+    (tmp_path / "three.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    both = dict.fromkeys(files, tmp_path / "three.jsonl")
+    with pytest.raises(InputError, match="These data have 3 labels, one per example"):
+        run_command("glue", arguments(workshop, tmp_path / "out", **both, tune_thresholds="f1"))
+    shutil.copytree(run, tmp_path / "edited")
+    config = json.loads((run / "config.json").read_text())
+    (tmp_path / "edited" / "config.json").write_text(json.dumps(config | {"thresholds": {"2": 0.3}}))
+    with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not fit the labels 0, 1"):
+        Predictor(tmp_path / "edited")
+    (tmp_path / "edited" / "config.json").write_text(json.dumps({"architectures": ["SnugBertForTokenClassification"]}))
+    places = {"model_name_or_path": tmp_path / "edited", "input_file": files["train_file"], "abstain_below": 0.5}
+    flags = places | {"output_file": tmp_path / "out.jsonl", "text_column_names": "sentence"}
+    with pytest.raises(InputError, match="--abstain_below: only classifiers of texts abstain"):
+        run_command("predict", [part for flag, value in flags.items() for part in (f"--{flag}", str(value))])
