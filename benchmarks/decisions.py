@@ -223,7 +223,9 @@ def make_abstaining_rows(task: str, runs: list[dict[str, np.ndarray]]) -> list[l
             values = (promised[0], kept.mean(), promised[1], correct[kept].mean() if kept.any() else np.nan)
             for column, value in zip(columns, values, strict=True):
                 column.append(100 * value)
-        rows.append([task, f"{least:g}", *(format_seeds(column, 1) for column in columns)])
+        # A model may have no example with such a confidence.
+        cells = (format_seeds(column, 1) if np.isfinite(column).all() else "-" for column in columns)
+        rows.append([task, f"{least:g}", *cells])
     return rows
 
 

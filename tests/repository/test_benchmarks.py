@@ -680,6 +680,31 @@ def tiny_bert(minilm, tmp_path) -> str:
     return str(tmp_path / "model")
 
 
+def test_decisions(tmp_path, capsys):
+    import decisions
+
+    generator = np.random.default_rng(0)
+    (tmp_path / "settings.json").write_text('{"machine": {"device": "a CPU"}}')
+    for seed in (42, 43):
+        run = {}
+        for split in ("validation", "test"):
+            positive = generator.random(4000)
+            references = (generator.random(4000) < positive).astype(np.int64)
+            margin = 2 * np.log(positive / (1 - positive))  # twice as confident as it should be
+            run |= {f"{split}_logits": np.stack([-margin, margin], 1) / 2, f"{split}_references": references}
+        np.savez(tmp_path / f"MRPC-{seed}.npz", **run)
+    decisions.main(["--report", "--output_dir", str(tmp_path)])
+    printed = capsys.readouterr().out
+    rows = [row for row in cells(printed) if row[0] == "MRPC"]
+    assert [row[1] for row in rows[:2]] == ["f1", "accuracy"] and rows[0][2] == "2"
+    (calibration,) = (row for row in rows if len(row) == 8 and row[1].startswith(("1.9", "2.0")))
+    before, after = (float(calibration[i].split()[0]) for i in (4, 5))
+    assert before > 8 and after < 3
+    for _, confidence, *numbers in rows[3:]:
+        coverage, tested, accuracy, correct = (float(number.split()[0]) for number in numbers)
+        assert abs(coverage - tested) < 3 and abs(accuracy - correct) < 3 and accuracy > 100 * float(confidence)
+
+
 def test_few_labels(data_dir, tiny_bert, steps, tmp_path, capsys, monkeypatch):
     """All methods get the same labels. Finished steps are not repeated, and other settings are refused."""
     import few_labels

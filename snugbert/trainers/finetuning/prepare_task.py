@@ -124,6 +124,8 @@ class PreparedTask:
                 f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
                 f"num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
             )
+        if self.train_features is not None:
+            forget_decisions(model.config)
         for name in ("id2label", "label2id", "problem_type", "text_columns"):
             if hasattr(self.config, name):
                 setattr(model.config, name, getattr(self.config, name))

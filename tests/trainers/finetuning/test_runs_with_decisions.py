@@ -172,7 +172,7 @@ def test_several_labels_in_memory(run, workshop, tmp_path):
     task = TextClassification(tune_thresholds="macro_f1", calibrate=True)
     model = snugbert.SnugBertForSequenceClassification.from_pretrained(run, num_labels=3, ignore_mismatched_sizes=True)
     trainer = FineTuningTrainer(model, args, task, data, data, Predictor(run).tokenizer)
-    assert not hasattr(model.config, "thresholds")
+    assert not hasattr(model.config, "thresholds")  # of the run that it continues
     trainer.train()
     assert set(model.config.thresholds) == {"cheerful", "gloomy", "rare"}
     scored = trainer.evaluate(Dataset.from_list(rows[:]), metric_key_prefix="new")
