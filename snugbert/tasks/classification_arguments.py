@@ -68,13 +68,17 @@ class GlueDataArguments(DataArguments):
     tune_thresholds: str | None = field(
         default=None,
         metadata={
+            "advanced": True,
             "help": "Choose thresholds on the validation examples for a metric: f1, accuracy or matthews_correlation "
-            "(two labels), micro_f1, macro_f1 or subset_accuracy (several labels per example)."
+            "(two labels), micro_f1, macro_f1 or subset_accuracy (several labels per example).",
         },
     )
     calibrate: bool = field(
         default=False,
-        metadata={"help": "After training, choose a temperature on the validation examples that makes scores fit."},
+        metadata={
+            "advanced": True,
+            "help": "Choose a temperature on the validation examples, so that probabilities match the share correct.",
+        },
     )
     abstain_below: float | None = field(
         default=None,
