@@ -101,14 +101,7 @@ def write_finetuning_card(
     sections.append(how_to_load(name, task.head))
     sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
     if scored:
-        tables = results_tables(
-            results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
-        )
-        sections.append(f"## Results\n\n{tables}")
-    if labels := label_table(results.get("labels", {})):
-        sections.append(f"## Scores by label\n\n{labels}")
-    if (decisions := results.get("decisions")) is not None:
-        sections.append(f"## Thresholds and calibration\n\n{decision_section(decisions, results['metrics'])}")
+        sections += _list_score_sections(results)
     if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
         sections.append(f"## Teacher and student\n\n{comparison}")
     if sweep_tables is not None:
@@ -122,6 +115,18 @@ def write_finetuning_card(
         + BIAS_WARNING,
     ]
     save_model_card(output_dir, header, sections)
+
+
+def _list_score_sections(results: RunResults) -> list[str]:
+    tables = results_tables(
+        results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
+    )
+    sections = [f"## Results\n\n{tables}"]
+    if labels := label_table(results.get("labels", {})):
+        sections.append(f"## Scores by label\n\n{labels}")
+    if (decisions := results.get("decisions")) is not None:
+        sections.append(f"## Thresholds and calibration\n\n{decision_section(decisions, results['metrics'])}")
+    return sections
 
 
 def _eval_results(task: TaskFacts, results: RunResults, settings: dict[str, Any]) -> list[EvalResult]:
