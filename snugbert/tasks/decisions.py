@@ -15,8 +15,9 @@ from scipy.special import expit, softmax
 
 FOLDS = 5  # of cross-fitting
 BINS = 15  # of the calibration error, as in Guo et al. (2017)
-# No useful model needs a temperature beyond these.
-COLDEST, HOTTEST = 0.05, 20.0
+# No useful model needs a temperature beyond these. The logits of a barely trained one are small.
+COLDEST, HOTTEST = 0.01, 20.0
+ROUNDING = 1e-12  # of the mean over examples; a single wrong decision adds far more
 
 
 class TextAnswers(NamedTuple):
@@ -206,7 +207,7 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
         expected = (probabilities * logits).sum(axis=1)
         return float((expected - np.take_along_axis(logits, references[:, None], axis=1)[:, 0]).mean())
 
-    if slope(1 / COLDEST) < 0:
+    if slope(1 / COLDEST) < ROUNDING:
         return 1.0
     if slope(1 / HOTTEST) >= 0:
         return HOTTEST
