@@ -57,7 +57,12 @@ class GlueDataArguments(DataArguments):
         metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
     )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}
+        default=128,
+        metadata={"help": "Maximum tokens of an example, or of a window. Longer examples are truncated."},
+    )
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Read whole texts, in windows that share this many tokens. Default: truncate texts."},
     )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
@@ -74,6 +79,8 @@ class GlueDataArguments(DataArguments):
         if self.task_name == "all":
             reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
             self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
+        if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
+            self._refuse("cannot read pairs of texts", "doc_stride")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         check_ranges(self, max_seq_length=Range(3))
         if self.data_dir is not None and self.task_name is None:

@@ -123,7 +123,7 @@ class PreparedTask:
                 f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
                 f"num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
             )
-        for name in ("id2label", "label2id", "problem_type", "text_columns"):
+        for name in ("id2label", "label2id", "problem_type", "text_columns", "document_windows"):
             if hasattr(self.config, name):
                 setattr(model.config, name, getattr(self.config, name))
         return model
