@@ -277,8 +277,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         room, stride = max_length - tokenizer.num_special_tokens_to_add(), self.args.doc_stride
         if stride is not None and stride >= room:
             raise InputError(
-                f"--doc_stride {stride}: a window of {max_length} tokens (--max_seq_length) has room for {room} tokens "
-                "of text, and must share fewer with its neighbor. Decrease --doc_stride or increase --max_seq_length."
+                f"--doc_stride {stride}: a window of {max_length} tokens (--max_seq_length) has room for {room} "
+                "tokens of text, and must share fewer with its neighbor. Decrease --doc_stride or increase "
+                "--max_seq_length."
             )
 
     def encode(self, split: TextSplit) -> Features:
