@@ -217,8 +217,8 @@ def report(output_dir: Path) -> str:
             "",
             f"Accuracy in percent on {settings['test_documents']} test documents, half of them positive: mean ± "
             "standard deviation over the seeds (95 % interval of the mean, Student's t). Minutes of training per run. "
-            f"The classifier that all methods start from has {100 * alone['accuracy']:.1f} % on the reviews of the test "
-            "documents without the other text.",
+            f"The classifier that all methods start from has {100 * alone['accuracy']:.1f} % on the reviews of the "
+            "test documents without the other text.",
         ]
     )
 

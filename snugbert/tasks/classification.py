@@ -304,8 +304,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 logger.info("%s: %s", split.name, self._describe_lengths(lengths))
         elif len(texts) > 1:
             raise InputError(
-                f"--doc_stride cannot read pairs of texts ({', '.join(split.text_columns)}). Remove it, or join the "
-                "texts of each pair."
+                "--doc_stride: pairs of texts cannot be cut into windows. Remove it, or join the texts of each pair."
             )
         else:
             columns = tokenize_documents(self.tokenizer, texts[0], self.max_length, stride, split.source)
