@@ -104,7 +104,11 @@ class AttentionPooling(SnugBertForSequenceClassification):
 def read_sentences(data_dir: Path, train: bool) -> tuple[dict[str, list[str]], list[dict[str, str]]]:
     """Returns sentences for reviews, by label, and labeled short sentences that are in no review."""
     folder = data_dir / "glue/SST-2"
-    file = gzip.open(folder / "train.tsv.gz", "rt") if train else (folder / "dev.tsv").open(encoding="utf-8")
+    file = (
+        gzip.open(folder / "train.tsv.gz", "rt", encoding="utf-8")
+        if train
+        else (folder / "dev.tsv").open(encoding="utf-8")
+    )
     with file as lines:
         rows = [line.rstrip("\n").rsplit("\t", 1) for line in lines][1:]
     of_label: dict[str, list[str]] = {"0": [], "1": []}
@@ -121,7 +125,7 @@ def make_documents(number: int, seed: int, train: bool, tokenizer, data_dir: Pat
     """Returns documents and their reviews, half of them positive."""
     generator = random.Random(seed)
     of_label, _ = read_sentences(data_dir, train)
-    with gzip.open(data_dir / f"wiki_en/{'train' if train else 'validation'}.txt.gz", "rt") as lines:
+    with gzip.open(data_dir / f"wiki_en/{'train' if train else 'validation'}.txt.gz", "rt", encoding="utf-8") as lines:
         paragraphs = [line.strip() for line in lines if line.strip()]
     sizes = [len(ids) for ids in tokenizer(paragraphs, add_special_tokens=False, verbose=False)["input_ids"]]
     rows = []
