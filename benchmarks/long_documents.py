@@ -27,6 +27,7 @@ import json
 import random
 import sys
 import zlib
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -121,13 +122,20 @@ def read_sentences(data_dir: Path, train: bool) -> tuple[dict[str, list[str]], l
     return of_label, short
 
 
+@cache
+def read_paragraphs(file: Path, tokenizer) -> tuple[list[str], list[int]]:
+    """Returns paragraphs and their numbers of tokens."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        paragraphs = [line.strip() for line in lines if line.strip()]
+    ids = tokenizer(paragraphs, add_special_tokens=False, verbose=False)["input_ids"]
+    return paragraphs, [len(tokens) for tokens in ids]
+
+
 def make_documents(number: int, seed: int, train: bool, tokenizer, data_dir: Path) -> Dataset:
     """Returns documents and their reviews, half of them positive."""
     generator = random.Random(seed)
     of_label, _ = read_sentences(data_dir, train)
-    with gzip.open(data_dir / f"wiki_en/{'train' if train else 'validation'}.txt.gz", "rt", encoding="utf-8") as lines:
-        paragraphs = [line.strip() for line in lines if line.strip()]
-    sizes = [len(ids) for ids in tokenizer(paragraphs, add_special_tokens=False, verbose=False)["input_ids"]]
+    paragraphs, sizes = read_paragraphs(data_dir / f"wiki_en/{'train' if train else 'validation'}.txt.gz", tokenizer)
     rows = []
     for index in range(number):
         label = str(index % 2)
@@ -182,7 +190,9 @@ def train_start(args: argparse.Namespace, tokenizer) -> Path:
     return folder
 
 
-def run_method(method: str, seed: int, args: argparse.Namespace, start: Path, tokenizer, test: Dataset) -> None:
+def run_method(
+    method: str, seed: int, args: argparse.Namespace, start: Path, tokenizer, train: Dataset, test: Dataset
+) -> None:
     """Trains a method with a seed, and writes its accuracy on the test documents."""
     folder = args.output_dir / method / str(seed)
     windows = {"max_seq_length": WINDOW, "doc_stride": STRIDE}
@@ -193,7 +203,6 @@ def run_method(method: str, seed: int, args: argparse.Namespace, start: Path, to
     torch.manual_seed(seed)
     model_class = AttentionPooling if method == "attention" else SnugBertForSequenceClassification
     model = model_class.from_pretrained(start)
-    train = make_documents(args.documents, seed, True, tokenizer, args.data_dir)
     settings = make_arguments(folder, seed, args.learning_rate, batch=8)
     trainer = FineTuningTrainer(model, settings, task, train, test, processing_class=tokenizer)
     seconds = trainer.train().metrics["train_runtime"]
@@ -251,9 +260,10 @@ def main(argv: list[str]) -> None:
             scores = snugbert.Predictor(start, task=TextClassification(max_seq_length=512)).evaluate(reviews)
             write_atomically(args.output_dir / "review_alone.json", json.dumps(scores))
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
-            for method in METHODS:
-                if not (args.output_dir / method / str(seed) / "accuracy.json").exists():
-                    run_method(method, seed, args, start, tokenizer, test)
+            missing = [name for name in METHODS if not (args.output_dir / name / f"{seed}/accuracy.json").exists()]
+            train = make_documents(args.documents, seed, True, tokenizer, args.data_dir) if missing else None
+            for method in missing:
+                run_method(method, seed, args, start, tokenizer, train, test)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
     print(report(args.output_dir))

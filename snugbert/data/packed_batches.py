@@ -107,7 +107,7 @@ class SnugBertDataCollatorWithPacking:
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
         )
-        extra = {}
+        extra: dict[str, Any] = {}
         if NUM_WINDOWS in columns:
             extra[NUM_WINDOWS] = torch.tensor(columns.pop(NUM_WINDOWS), dtype=torch.int64)
         elif _has_choices(columns["input_ids"][0]):

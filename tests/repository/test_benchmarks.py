@@ -742,14 +742,11 @@ def test_long_documents(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     assert [row[1:-1] for row in cut] == [tokens[:128] + tokens[-382:] for tokens in ids]
 
     argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
-    argv += ["--layers", "1", "--documents", "8", "--test_documents", "4", "--seeds", "2"]
+    argv += ["--layers", "1", "--documents", "8", "--test_documents", "4", "--seeds", "1"]
     long_documents.main(argv)
     table = capsys.readouterr().out
-    scores = [
-        100 * json.loads((tmp_path / f"out/attention/{seed}/accuracy.json").read_text())["accuracy"]
-        for seed in (42, 43)
-    ]
-    assert f"| windows, attention pooling | 2 | {np.mean(scores):.1f}" in table
+    accuracy = json.loads((tmp_path / "out/attention/42/accuracy.json").read_text())["accuracy"]
+    assert f"| windows, attention pooling | 1 | {100 * accuracy:.1f} | " in table
     monkeypatch.setattr(long_documents, "run_method", None)
     long_documents.main(argv)
     assert capsys.readouterr().out == table
