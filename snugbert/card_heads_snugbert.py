@@ -31,6 +31,8 @@ CLASSIFIES = (
     "The model predicts only the labels above, even if none of them fits the text. A score is the model's "
     "confidence, not the probability that the label is correct."
 )
+# Arguments of a tokenizer that cuts a text into windows.
+WINDOWS = "truncation=True, max_length={size}, stride={stride}, return_overflowing_tokens=True"
 FILLS_MASKS = "Predicted words reflect the training text. They may be factually wrong."
 FILL_MASK = """
 fill_mask = pipeline("fill-mask", model={model})
@@ -78,13 +80,20 @@ print(label if scores[label] >= least else min(scores.keys() - {{label}}))"""
 THRESHOLDS = "print([label for label, least in model.config.thresholds.items() if scores[label] >= least])"
 
 
-def classifier(is_regression: bool = False, text_pairs: bool | None = None, thresholds: int = 0) -> Head:
+def classifier(
+    is_regression: bool = False,
+    text_pairs: bool | None = None,
+    thresholds: int = 0,
+    windows: tuple[int, int] | None = None,
+) -> Head:
     """Returns the card text about a sequence classifier.
 
     Args:
         is_regression: whether it predicts a number instead of labels.
         text_pairs: whether its inputs are pairs of texts. None: unknown, so the card shows both.
         thresholds: number of thresholds in its configuration. 1: of the positive label of two. More: of each label.
+        windows: maximum tokens of a window, and tokens that neighboring windows share, if it reads long texts. The
+            card then shows how to average the logits, because a pipeline reads one window.
     """
     texts = {None: "texts or pairs of texts", False: "texts", True: "pairs of texts"}[text_pairs]
     use = """
@@ -95,21 +104,32 @@ print(classify("A text."))"""
     if text_pairs is not False:
         use += """
 print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))"""
+    text = '{{"text": "The first text of a pair.", "text_pair": "The second text."}}' if text_pairs else '"A text."'
+    scores = f'{{{{each["label"]: each["score"] for each in classify({text}, top_k=None)}}}}'
+    ability, use_of_package = f"predicts a number for {texts}" if is_regression else f"classifies {texts}", ""
+    if windows is not None:
+        size, stride = windows
+        ability = f"{ability.replace('texts', 'long texts')}, in windows of {size} tokens that share {stride}"
+        use = f"""
+inputs = tokenizer("A long text.", padding=True, return_tensors="pt", {WINDOWS.format(size=size, stride=stride)})
+del inputs["overflow_to_sample_mapping"]
+logits = model(**inputs).logits.mean(0)  # the mean of all windows
+print(logits)"""
+        chances = f"logits.{'softmax' if thresholds == 1 else 'sigmoid'}(-1)"
+        scores = f"{{{{label: {chances}[index].item() for index, label in model.config.id2label.items()}}}}"
+        use_of_package = """
+print(snugbert.Predictor({model}).predict([{{"text": "A long text."}}]))"""
     if thresholds:
-        text = (
-            '{{"text": "The first text of a pair.", "text_pair": "The second text."}}' if text_pairs else '"A text."'
-        )
-        use += f"""
-scores = {{{{each["label"]: each["score"] for each in classify({text}, top_k=None)}}}}
-{ONE_THRESHOLD if thresholds == 1 else THRESHOLDS}"""
+        use += f"\nscores = {scores}\n{ONE_THRESHOLD if thresholds == 1 else THRESHOLDS}"
     return Head(
         "AutoModelForSequenceClassification",
         "text-classification",
-        f"predicts a number for {texts}" if is_regression else f"classifies {texts}",
+        ability,
         "The numbers are on the scale of the training data. Some may be slightly outside its range."
         if is_regression
         else CLASSIFIES,
         use,
+        use_of_package,
     )
 
 

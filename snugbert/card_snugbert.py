@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from .card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier, how_to_load
+from .configuration_snugbert import get_windows
 
 # Text that marks generated cards: ours, transformers' `push_to_hub` template, and Trainer's, which contains metrics.
 OWN_CARD = "<!-- Written by `snugbert`, which may replace this file. Remove this line to keep your changes. -->"
@@ -116,9 +117,11 @@ def _find_head(model: PreTrainedModel) -> Head | None:
     """Returns the head of the model's class or of the class it extends. None: a head that the user wrote."""
     for model_class in type(model).__mro__:
         if (head := HEADS.get(model_class.__name__.removeprefix("SnugBert"))) is not None:
-            is_regression = head.task == "text-classification" and model.config.num_labels == 1
+            is_regression = model.config.num_labels == 1
+            if head.task != "text-classification":
+                return head
             thresholds = len(getattr(model.config, "thresholds", None) or ())
-            return classifier(is_regression, thresholds=thresholds) if is_regression or thresholds else head
+            return classifier(is_regression, thresholds=thresholds, windows=get_windows(model.config))
     return None
 
 
@@ -169,7 +172,7 @@ def _rename(card: Any, name: str) -> None:
         start, end = title.span(1)
         old = re.sub(r"\\(.)", r"\1", title[1])  # undoes `escape`
         card.text = card.text[:start] + escape(name) + card.text[end:]
-        loading = rf"(from_pretrained\(|model=|QuestionAnswerer\(){re.escape(json.dumps(old))}"
+        loading = rf"(from_pretrained\(|model=|QuestionAnswerer\(|Predictor\(){re.escape(json.dumps(old))}"
         card.text = re.sub(loading, lambda match: match[1] + json.dumps(name), card.text)
     if card.data.model_name is not None:
         card.data.model_name = name

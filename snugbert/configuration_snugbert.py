@@ -238,6 +238,15 @@ def compute_embedding_size(config: SnugBertConfig) -> int:
     return config.hidden_size if config.embedding_size is None else config.embedding_size
 
 
+def get_windows(config: Any) -> tuple[int, int] | None:
+    """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
+
+    Fine-tuning with `--doc_stride` stores them. None: the model reads one window, and longer texts are truncated.
+    """
+    stored = getattr(config, "document_windows", None)
+    return (stored["max_seq_length"], stored["doc_stride"]) if stored else None
+
+
 def compute_max_length(config: SnugBertConfig) -> int:
     """Computes the number of tokens of the longest sequence.
 

@@ -1226,6 +1226,32 @@ def _classifier_dropout(config: SnugBertConfig) -> SnugBertDropout:
     )
 
 
+def _check_windows(num_windows: torch.Tensor, num_sequences: int):
+    if is_checkable(num_windows) and (num_windows.sum() != num_sequences or num_windows.min() < 1):
+        raise ValueError(
+            f"`num_windows` is {num_windows.tolist()}. Expected at least 1 window of each document, and as many "
+            f"windows as sequences in the packed batch ({num_sequences})."
+        )
+
+
+def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_documents: int) -> torch.Tensor:
+    """Averages the logits of each document's windows.
+
+    A masked sum has the same order on all devices, so that runs resume bit for bit. `index_add` on a GPU does not.
+
+    Args:
+        logits: logits of N windows. *Shape:* (N, C)
+        documents: the document of each window; -1 for windows that do not count. *Shape:* (N,)
+        num_documents: number of documents, D.
+
+    Returns:
+        *Shape:* (D, C)
+    """
+    belongs = documents == torch.arange(num_documents, device=documents.device)[:, None]
+    sums = torch.where(belongs[..., None], upcast(logits), 0.0).sum(1)
+    return sums / belongs.sum(1, keepdim=True)
+
+
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
     """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`).
 
@@ -1254,12 +1280,15 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: int | torch.Tensor | None = None,
+        num_windows: torch.Tensor | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
-        r"""Classifies sequences.
+        r"""Classifies sequences, or documents of several windows, whose logits are averaged.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`]. A
+                padded batch of documents has windows as the second dimension, (B, windows, L), or (B, windows, L, E)
+                for `inputs_embeds`. Windows whose mask is 0 everywhere do not count.
             labels: depends on `config.problem_type`. `"single_label_classification"`: classes (B,), cross entropy.
                 `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
                 `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
@@ -1267,16 +1296,34 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 -100 is ignored in single-label classification. The two other losses ignore the padding of a filled
                 row, after the first `num_sequences` sequences.
             num_items_in_batch: number of labels in the global batch. Trainer passes it.
+            num_windows: windows of each document, at least 1, for packed batches only. A packed batch lists all
+                windows of the first document, then all windows of the second, and so on. *Shape:* (B,)
 
         Returns:
-            `logits` (B, `num_labels`).
+            `logits` (B, `num_labels`). `hidden_states` and `attentions` have a row for each window.
 
         Raises:
-            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range.
+            ValueError: as [`SnugBertModel`]; labels of the wrong shape or out of range; `num_windows` does not match
+                the packed batch.
         """
-        batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        inputs = [input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds]
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        documents = None
+        if given is not None and given.dim() == (3 if inputs_embeds is None else 4):
+            documents = torch.arange(len(given), device=given.device)[:, None].expand(given.shape[:2])
+            if attention_mask is not None:
+                documents = documents.masked_fill(~attention_mask.bool().any(-1), -1)
+            inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+        batch = self._batch(kwargs, *inputs)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
+        if documents is not None:
+            logits = _average_windows(logits, documents.flatten(), len(documents))
+        elif num_windows is not None:
+            _check_windows(num_windows, batch.num_sequences)
+            order = torch.arange(batch.num_sequences, device=num_windows.device)
+            documents = torch.searchsorted(num_windows.cumsum(0), order, right=True)
+            logits = _average_windows(logits, documents.to(logits.device), len(num_windows))
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels, num_items_in_batch, batch.first_padding),
             logits=logits,

@@ -297,6 +297,19 @@ def forget_decisions(config: PreTrainedConfig) -> None:
         vars(config).pop(name, None)
 
 
+def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) -> None:
+    """Stores how long texts are cut into windows, as `document_windows` in a model's config.json.
+
+    Args:
+        config: the configuration.
+        windows: maximum tokens of a window, and tokens that neighboring windows share. None: texts are truncated.
+    """
+    if windows is not None:
+        config.document_windows = {"max_seq_length": windows[0], "doc_stride": windows[1]}
+    elif hasattr(config, "document_windows"):  # from an earlier training
+        config.document_windows = None
+
+
 def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the maximum number of tokens of an input, including special tokens. `sys.maxsize` means no limit."""
     if model.config.model_type == SnugBertConfig.model_type:

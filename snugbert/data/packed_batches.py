@@ -17,6 +17,8 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
+NUM_WINDOWS = "num_windows"  # column of documents: how many windows one has
+KNOWN_COLUMNS = (*TOKEN_COLUMNS, *SEQUENCE_COLUMNS, NUM_WINDOWS)
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
 
 
@@ -83,7 +85,8 @@ class SnugBertDataCollatorWithPacking:
         Args:
             features: dictionaries from tokenizers or datasets, or lists of them, with these columns:
 
-                - `input_ids` (tokens,), or (choices, tokens) for multiple choice.
+                - `input_ids` (tokens,), or (choices, tokens) for multiple choice, or (windows, tokens) for documents.
+                - `num_windows`: the number of windows of a document. Without it, nested lists are choices.
                 - `token_type_ids` and `attention_mask`, of the same shape. Tokens with mask 0 are dropped.
                 - `labels`, `label` or `label_ids`: a number for the sequence, a list of integers with one label per
                   token, or a list of floats with one value per class (multi-label). Labels at padding are dropped with
@@ -94,7 +97,8 @@ class SnugBertDataCollatorWithPacking:
         Returns:
             The batch, as in [`pack`]. Token labels are (1, T), sequence labels (N,), and multi-label targets
             (N, classes). Integers are int64 and floats float32. For multiple choice, N is examples x choices,
-            `labels` has one label per example, and `num_choices` is added. Filled if `pad_to_multiple_of` is set.
+            `labels` has one label per example, and `num_choices` is added. For documents, N is the number of windows,
+            and `labels` and `num_windows` have one value per document. Filled if `pad_to_multiple_of` is set.
 
         Raises:
             ValueError: a column is unknown or not numeric, columns differ between features, lengths differ within a
@@ -103,12 +107,15 @@ class SnugBertDataCollatorWithPacking:
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
         )
-        extra = {}
-        if _has_choices(columns["input_ids"][0]):
+        extra: dict[str, Any] = {}
+        if NUM_WINDOWS in columns:
+            extra[NUM_WINDOWS] = torch.tensor(columns.pop(NUM_WINDOWS), dtype=torch.int64)
+        elif _has_choices(columns["input_ids"][0]):
             counts = {len(choices) for choices in columns["input_ids"]}
             if len(counts) > 1:
                 raise ValueError(f"The features of a batch have different numbers of choices: {sorted(counts)}.")
             extra["num_choices"] = counts.pop()
+        if extra:
             for name in columns.keys() & TOKEN_COLUMNS:
                 columns[name] = list(chain.from_iterable(columns[name]))
         arrays = {name: _to_arrays(name, values) for name, values in columns.items()}
@@ -142,7 +149,7 @@ def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
                 f"All features need the same columns. Feature {index} has {', '.join(feature)}. Feature 0 has "
                 f"{', '.join(features[0])}."
             )
-    unknown = [name for name in features[0] if RENAMED.get(name, name) not in TOKEN_COLUMNS + SEQUENCE_COLUMNS]
+    unknown = [name for name in features[0] if RENAMED.get(name, name) not in KNOWN_COLUMNS]
     if unknown:
         raise ValueError(f"Unknown columns {unknown}. Remove them: `dataset.remove_columns({unknown})`.")
     return {RENAMED.get(name, name): [feature[name] for feature in features] for name in features[0]}

@@ -16,6 +16,7 @@ from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
 from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
+from snugbert.configuration_snugbert import get_windows
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForPreTraining
@@ -93,11 +94,11 @@ def choose_sentence(checkpoint: LoadedCheckpoint) -> str:
     return next(iter(list_masked_sentences(checkpoint)), "")
 
 
-def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEncoding:
+def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_length: bool = True) -> BatchEncoding:
     """Tokenizes a text or a pair. *Shape:* (1, T) each
 
     Raises:
-        InputError: a text has no word, or there are too many tokens.
+        InputError: a text has no word, or there are too many tokens (with `limits_length`).
     """
     model, tokenizer = checkpoint
     for given in (text, second) if second.strip() else (text,):
@@ -110,7 +111,7 @@ def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> BatchEn
         verbose=False,  # no warning about long texts, which are refused below
     )
     tokens = encoding["input_ids"].shape[1]
-    if tokens > (limit := max_tokens(model, tokenizer)):
+    if limits_length and tokens > (limit := max_tokens(model, tokenizer)):
         raise InputError(f"The text has {tokens} tokens. The model's limit is {limit}. Shorten the text.")
     return encoding.to(model.device)
 
@@ -159,7 +160,7 @@ def predict(checkpoint: LoadedCheckpoint, *texts: str) -> dict[str, Any]:
     Raises:
         InputError: see [`encode`].
     """
-    encode(checkpoint, *texts)
+    encode(checkpoint, *texts, limits_length=get_windows(checkpoint.model.config) is None)
     predictor = Predictor(*checkpoint, cuda_graphs=False)
     predictor.columns = next(names for names in predictor.task.default_columns if len(names) == len(texts))
     (prediction,) = predictor.predict([dict(zip(predictor.columns, texts, strict=True))])

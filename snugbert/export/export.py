@@ -31,6 +31,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
+from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
@@ -384,6 +385,9 @@ def _compute_logits(
 ) -> Logits:
     """Runs a model on features in batches of similar length. Returns logits in their order, as tasks decode them."""
     rows = [{name: row[name] for name in names} for row in features]
+    counts = features[NUM_WINDOWS][:] if NUM_WINDOWS in features.column_names else None
+    if counts is not None:  # an engine runs windows, so their average is computed here
+        rows = [{name: row[name][index] for name in names} for row in rows for index in range(len(row["input_ids"]))]
     order = np.argsort([-len(row["input_ids"]) for row in rows], kind="stable")
     results: list[Any] = [None] * len(rows)
     for chosen in np.split(order, range(BATCH_SIZE, len(order), BATCH_SIZE)):
@@ -391,6 +395,8 @@ def _compute_logits(
         logits = output.stack({name: torch.from_numpy(np.asarray(outputs[name])) for name in output.names}).numpy()
         for index, values in zip(chosen, logits, strict=True):
             results[index] = values[: len(rows[index]["input_ids"])] if output.per_token else values
+    if counts is not None:
+        results = [windows.mean(0) for windows in np.split(np.stack(results), np.cumsum(counts)[:-1])]
     return output.join_windows(results)
 
 

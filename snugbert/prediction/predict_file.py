@@ -144,6 +144,8 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
         _partial(output).replace(output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
+    if truncation := predictor.describe_truncation():
+        logger.info(truncation)
     print(f"{output}: {format_count(shard[1] - shard[0], 'row')}, {done / max(seconds, 1e-9):,.0f} rows/s")
 
 

@@ -48,8 +48,9 @@ class PredictionArguments:
         default=None,
         metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; answers 384, CoNLL 128."},
     )
-    doc_stride: int = field(
-        default=128, metadata={"help": "Question answering: tokens that neighboring windows share."}
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Tokens that neighboring windows share. Default: as in training; for questions 128."},
     )
     version_2_with_negative: bool = field(
         default=False, metadata={"help": "Question answering: allow the empty answer, as in SQuAD v2.0."}

@@ -19,12 +19,18 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.checkpoints.loading import (
+    get_text_columns,
+    load_config,
+    load_model,
+    load_tokenizer,
+    max_tokens,
+)
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
-from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.configuration_snugbert import SnugBertConfig, get_windows
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.packed_batches import pack
+from snugbert.data.packed_batches import NUM_WINDOWS, pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
@@ -59,6 +65,10 @@ class RowPredictor(ABC):
     @abstractmethod
     def answer(self, examples: list[Any]) -> list[Prediction]:
         """Returns the prediction for each example from [`read`]: columns to add to its row."""
+
+    def describe_truncation(self) -> str | None:
+        """Returns a sentence about the texts so far that were too long for the model. None: there were none."""
+        return None
 
 
 def choose_device(use_cpu: bool = False) -> torch.device:
@@ -130,7 +140,8 @@ class Predictor(RowPredictor):
         self.intervals: dict[str, Interval] = {}
         self._graphs = CudaGraphs(self._forward, self.model)
         self.task.use_checkpoint(loaded.config)
-        longest = max_seq_length or max(512, loaded.config.max_position_embeddings)
+        windows = get_windows(loaded.config)
+        longest = max_seq_length or (windows[0] if windows else max(512, loaded.config.max_position_embeddings))
         self.task.use_tokenizer(tokenizer, min(max_tokens(loaded, tokenizer), longest))
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
@@ -191,11 +202,18 @@ class Predictor(RowPredictor):
         features = self.task.encode(split)
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
 
+    def describe_truncation(self) -> str | None:
+        """As in [`Task`]."""
+        return self.task.describe_truncation()
+
     def run(self, features: Features) -> Logits:
         """Returns the logits of model inputs, in the form that tasks decode."""
         columns, choices = _list_sequences(features.inputs)
         if choices is None:
             return self.task.output.join_windows(self.compute_logits(columns))
+        if NUM_WINDOWS in features.inputs.column_names:
+            windows = np.split(np.stack(self.compute_logits(columns)), np.cumsum(choices)[:-1])
+            return self.task.output.join_windows([logits.mean(0) for logits in windows])
         # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
         # a choice does not depend on the others.
         logits = np.concatenate(self.compute_logits(columns, has_choices=True))
@@ -268,7 +286,7 @@ def find_head(class_name: str, place: str) -> str:
 
 
 def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:
-    """Returns the values of each sequence, and the number of choices of each row. None: a row is one sequence.
+    """Returns the values of each sequence, and the choices or windows of each row. None: a row is one sequence.
 
     Packed batches need no attention mask.
     """

@@ -9,8 +9,9 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import PreTrainedModel
 
-from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, Head, classifier
+from snugbert.card_heads_snugbert import CLASSIFIES, HEADS, WINDOWS, Head, classifier
 from snugbert.card_snugbert import TAGS, code_span, escape, find_base_model
+from snugbert.configuration_snugbert import get_windows
 from snugbert.reports.cards import save_model_card, table
 
 Wrapper = Literal["SentenceTransformer", "CrossEncoder"]
@@ -30,8 +31,9 @@ INPUTS = {"ForQuestionAnswering": PAIRS, "ForNextSentencePrediction": PAIRS, "Fo
 TOKENIZE = """from transformers import {classes}
 
 tokenizer = AutoTokenizer.from_pretrained({name})
-batch = dict(tokenizer({inputs}, padding=True, truncation=True, return_tensors="{tensors}"))
+batch = dict(tokenizer({inputs}, padding=True, {limits}, return_tensors="{tensors}"))
 """
+DROP_MAPPING = 'del batch["overflow_to_sample_mapping"]\n'
 ADD_CHOICES = "batch = {name: values[None] for name, values in batch.items()}  # one example with two choices\n"
 FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "ctranslate2": "ctranslate2"}
 # Target -> code that runs the model.
@@ -144,7 +146,7 @@ def write_card(
     text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]
     reads_pairs = head == "ForSequenceClassification" and _reads_pairs(source)
     if head == "ForSequenceClassification":
-        text = classifier(is_regression, text_pairs=reads_pairs or None)
+        text = classifier(is_regression, text_pairs=reads_pairs or None, windows=get_windows(model.config))
     base = _read_header(source)
     base_model, base_name = find_base_model(source_name)
     header = ModelCardData(
@@ -178,11 +180,12 @@ def write_card(
         rows = [(metric, f"{before:.4f}", f"{after:.4f}") for metric, (before, after) in done.scores.items()]
         sections.append(f"## Scores\n\n{table(('metric', 'original', f'exported, {done.dtype}'), rows)}")
     inputs = TEXT_PAIRS if reads_pairs else INPUTS.get(head, TEXTS)
+    inputs = inputs if get_windows(model.config) is None else '"A long text."'
     labels = _choose_labels(model, is_regression)
     if wrapper is not None and to in BACKENDS:
         code = _write_wrapper_code(wrapper, output_dir.name, to)
     else:
-        code = _write_code(head, output_dir.name, to, done.model_class, inputs, labels)
+        code = _write_code(head, output_dir.name, to, done.model_class, inputs, labels, get_windows(model.config))
     sections.append(f"## How to run it\n\n{code}")
     sections.append(f"## Limitations\n\n{text.limits}")
     save_model_card(output_dir, header, sections)
@@ -223,14 +226,25 @@ def _write_wrapper_code(wrapper: Wrapper, name: str, to: str) -> str:
     return f"{note}```python\n{template.format(name=json.dumps(name), backend=BACKENDS[to])}\n```"
 
 
-def _write_code(head: str, name: str, to: str, model_class: str, inputs: str, labels: str | None) -> str:
+def _write_code(
+    head: str,
+    name: str,
+    to: str,
+    model_class: str,
+    inputs: str,
+    labels: str | None,
+    windows: tuple[int, int] | None,
+) -> str:
     quoted = json.dumps(name)
     tokenize = TOKENIZE.format(
         classes="AutoTokenizer" if labels is None else "AutoConfig, AutoTokenizer",
         name=quoted,
         inputs=inputs,
+        limits="truncation=True" if windows is None else WINDOWS.format(size=windows[0], stride=windows[1]),
         tensors="pt" if to == "bert" else "np",
     )
+    if windows is not None:
+        tokenize += DROP_MAPPING
     if head == "ForMultipleChoice" and to != "ctranslate2":
         tokenize += ADD_CHOICES
     code = CODE[to].format(
@@ -239,14 +253,14 @@ def _write_code(head: str, name: str, to: str, model_class: str, inputs: str, la
         tokenize=tokenize,
         model_class=model_class,
         load="" if head == "Model" else "from safetensors.numpy import load_file\n",
-        result=_write_result(head, name, to, labels),
+        result=_write_result(head, name, to, labels, windows is not None),
     )
     if "math." in code:
         code = f"import math\n\n{code}"
     return f"```python\n{code}\n```"
 
 
-def _write_result(head: str, name: str, to: str, labels: str | None) -> str:
+def _write_result(head: str, name: str, to: str, labels: str | None, has_windows: bool) -> str:
     """Returns the last lines of the code, which print labels or the outputs."""
     lines = []
     if to == "ctranslate2" and head == "Model":
@@ -256,12 +270,16 @@ def _write_result(head: str, name: str, to: str, labels: str | None) -> str:
         lines.append(f"head = load_file({json.dumps(f'{name}/ctranslate2/head.safetensors')})")
         outputs = f'np.array(outputs.{states}) @ head["weight"].T + head["bias"]'
     else:
-        outputs = OUTPUTS[to] if labels is None else LOGITS[to]
+        outputs = OUTPUTS[to] if labels is None and not has_windows else LOGITS[to]
+    if has_windows:
+        lines.append(f"logits = ({outputs}).mean(0)[None]  # the mean of all windows")
+        outputs = "logits"
+    elif labels is not None:
+        lines.append(f"logits = {outputs}")
     if labels is None:
         lines.append(f"print({outputs})")
     else:
         lines += [
-            f"logits = {outputs}",
             f"labels = AutoConfig.from_pretrained({json.dumps(name)}).id2label",
             LABELS[labels],
         ]

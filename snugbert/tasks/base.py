@@ -351,6 +351,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
+    def describe_truncation(self) -> str | None:
+        """Returns a sentence about the texts that were longer than `max_length`. None: there were none."""
+        return None
+
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
         """Sets labels and problem from the configuration of a fine-tuned model."""
         self.labels = list_labels(config)

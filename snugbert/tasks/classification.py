@@ -6,21 +6,25 @@ Shapes: N examples, C labels.
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, List, Value
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import Head, classifier
-from snugbert.checkpoints.loading import is_regression
+from snugbert.checkpoints.loading import is_regression, remember_windows
+from snugbert.configuration_snugbert import compute_max_length, get_windows
 from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
+from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
 from snugbert.data.tables import read_text
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.reports.intervals import bootstrap
 from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
@@ -47,7 +51,7 @@ from snugbert.tasks.labeled_texts import TextSplit, choose_text_columns, convert
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_labels, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
-from snugbert.tasks.windows import tokenize_texts
+from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +107,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     arguments = GlueDataArguments
     head = "ForSequenceClassification"
     output = SEQUENCE
+    padding_collator = PadDocuments
     set_names = {
         "validation": "eval",
         "validation_mismatched": "eval_mm",
@@ -118,6 +123,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
         self.text_pairs: bool | None = None
+        # Texts, truncated texts, tokens of the truncated texts, and tokens that were cut, in all calls of `encode`.
+        self._lengths = np.zeros(4, np.int64)
         problem: Problem = "single_label_classification"
         if self.args.do_regression or (self.args.task is not None and not self.args.task.labels):
             problem = "regression"
@@ -144,7 +151,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     @property
     def card_head(self) -> Head:
         """The text about classifiers, or about models that predict numbers."""
-        return classifier(self.labels is None, self.text_pairs, len(self.thresholds))
+        stride = self.args.doc_stride
+        windows = None if stride is None else (self.max_length, stride)
+        return classifier(self.labels is None, self.text_pairs, len(self.thresholds), windows)
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +210,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """As in [`Task`]. Also encodes the labels of the splits."""
+        """As in [`Task`]. Also encodes the labels of the splits, and stores or reads the windows of documents."""
+        self._choose_windows(config, is_teacher, trains=bool({"train", "unlabeled"} & splits.keys()))
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
         distills = is_teacher or teacher is not None
         self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
@@ -217,6 +227,23 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         config.problem_type = self.problem
         self._read_thresholds(config)
         store_labels(config, self.labels or ["LABEL_0"])
+
+    def _choose_windows(self, config: Any, is_teacher: bool, trains: bool) -> None:
+        """A model that is trained gets the windows of the arguments. Any other model keeps its own.
+
+        `--doc_stride` overrides them, except for a teacher.
+        """
+        args = self.args
+        if trains and not is_teacher:
+            size = min(args.max_seq_length, compute_max_length(config))
+            remember_windows(config, None if args.doc_stride is None else (size, args.doc_stride))
+        elif is_teacher or args.doc_stride is None:
+            self._use_windows(config)
+
+    def _use_windows(self, config: PreTrainedConfig) -> None:
+        """Replaces the arguments by the windows that a model was trained on."""
+        size, stride = get_windows(config) or (self.args.max_seq_length, None)
+        self.args = replace(self.args, max_seq_length=size, doc_stride=stride)
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
         """As in [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
@@ -240,14 +267,51 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
-    def encode(self, split: TextSplit) -> Features:
-        """Tokenizes the examples. Longer ones are truncated, the longer text of a pair first.
+    def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+        """As in [`Task`].
 
-        Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number.
+        Raises:
+            InputError: a window has no room for more tokens than it shares with its neighbor.
         """
-        number = split.num_examples
+        super().use_tokenizer(tokenizer, max_length)
+        room, stride = max_length - tokenizer.num_special_tokens_to_add(), self.args.doc_stride
+        if stride is not None and stride >= room:
+            raise InputError(
+                f"--doc_stride {stride}: a window of {max_length} tokens (--max_seq_length) has room for {room} "
+                "tokens of text, and must share fewer with its neighbor. Decrease --doc_stride or increase "
+                "--max_seq_length."
+            )
+
+    def encode(self, split: TextSplit) -> Features:
+        """Tokenizes the examples. Longer ones are cut into windows, or truncated, the longer text of a pair first.
+
+        Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
+        a row has a list of windows, and their number in the column `num_windows`.
+
+        Raises:
+            InputError: pairs of texts cannot be cut into windows.
+        """
+        number, stride = split.num_examples, self.args.doc_stride
         texts = [column[:number] for column in split.texts]
-        columns = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
+        self.text_pairs = len(texts) == 2
+        columns: dict[str, Any]
+        if stride is None:
+            columns, cut = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
+            kept = pc.list_value_length(columns["input_ids"]).to_numpy()
+            lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
+            self._lengths += lengths
+            if split.source:  # not for rows to predict, which are encoded in many calls
+                logger.info("%s: %s", split.name, self._describe_lengths(lengths))
+        elif len(texts) > 1:
+            raise InputError(
+                "--doc_stride: pairs of texts cannot be cut into windows. Remove it, or join the texts of each pair."
+            )
+        else:
+            columns = tokenize_documents(self.tokenizer, texts[0], self.max_length, stride, split.source)
+            if split.source:
+                windows = pc.sum(columns[NUM_WINDOWS]).as_py()
+                message = "%s: %s in %d windows of at most %d tokens"
+                logger.info(message, split.name, format_count(number, "text"), windows, self.max_length)
         if split.name == "unlabeled":
             nothing: Any = {
                 "single_label_classification": UNLABELED,
@@ -258,6 +322,22 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         elif split.references is not None:
             columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
         return Features(Dataset(pa.table(columns)))
+
+    def describe_truncation(self) -> str | None:
+        """As in [`Task`]."""
+        return self._describe_lengths(self._lengths) if self._lengths[1] else None
+
+    def _describe_lengths(self, lengths: np.ndarray) -> str:
+        """Describes how much of the texts was cut. `lengths` is as `_lengths`."""
+        texts, long, tokens, cut = lengths.tolist()
+        if not long:
+            return f"no text has more than {self.max_length} tokens (--max_seq_length)"
+        windows = "" if self.text_pairs else ", or train with --doc_stride, which reads whole texts"
+        return (
+            f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
+            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length "
+            f"up to the model's limit{windows}"
+        )
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
         """Returns the label, the labels or the number for each example, as the stored thresholds decide."""
@@ -491,6 +571,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
         """As in [`Task`]. As in transformers, a single output without `problem_type` is a number."""
+        if self.args.doc_stride is None:
+            self._use_windows(config)
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"
         self.set_problem("regression" if self.labels is None else problem)

@@ -63,7 +63,12 @@ class GlueDataArguments(DataArguments):
         metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
     )
     max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of an example. Longer examples are truncated."}
+        default=128,
+        metadata={"help": "Maximum tokens of an example, or of a window. Longer examples are truncated."},
+    )
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Read whole texts, in windows that share this many tokens. Default: truncate texts."},
     )
     tune_thresholds: str | None = field(
         default=None,
@@ -103,6 +108,8 @@ class GlueDataArguments(DataArguments):
             raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, METRICS_WITH_THRESHOLDS))
         if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
             raise InputError("--calibrate and --tune_thresholds: STS-B has no classes. Give a single --task_name.")
+        if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
+            self._refuse("cannot read pairs of texts", "doc_stride")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         check_ranges(self, max_seq_length=Range(3), abstain_below=ABSTENTION)
         if self.data_dir is not None and self.task_name is None:

@@ -187,7 +187,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         counts = [len(example.choices) for example in split.examples]
         texts = [example.text for example in split.examples for _ in example.choices]
         choices = [choice for example in split.examples for choice in example.choices]
-        pairs = tokenize_texts(self.tokenizer, (texts, choices), self.max_length, split.source)
+        pairs, _ = tokenize_texts(self.tokenizer, (texts, choices), self.max_length, split.source)
         columns = {name: make_lists(lists.combine_chunks(), counts) for name, lists in pairs.items()}
         if split.name == "unlabeled":
             columns["label"] = pa.array([UNLABELED] * split.num_examples)

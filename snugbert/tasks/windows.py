@@ -3,12 +3,14 @@
 Shapes in comments: T tokens in all windows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from transformers import PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 
+from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.progress import Progress
 
 ROWS_PER_CALL = 1000  # of the tokenizer
@@ -18,7 +20,7 @@ TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask":
 
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[list[str]], max_length: int, source: str = ""
-) -> dict[str, pa.ChunkedArray]:
+) -> tuple[dict[str, pa.ChunkedArray], np.ndarray]:
     """Makes columns of model inputs, with one list per text or pair. Longer ones are truncated, the longer text first.
 
     Args:
@@ -26,17 +28,88 @@ def tokenize_texts(
         texts: a column of texts, or two columns of pairs.
         max_length: maximum tokens of a list.
         source: what is tokenized, for the progress display. Empty: nothing is displayed.
+
+    Returns:
+        The columns, and how many tokens were cut from each text or pair. *Shape:* (texts,)
     """
     parts: dict[str, list[pa.Array]] = {name: [] for name in tokenizer.model_input_names}
+    cut: list[int] = []
+    for rows in _split_rows(texts, source):
+        encoded = tokenizer(*rows, truncation="longest_first", max_length=max_length)
+        for name, arrays in parts.items():
+            arrays.append(pa.array(encoded[name], pa.list_(TYPES[name])))
+        cut += _count_cut_tokens(tokenizer, rows, encoded, max_length)
+    return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}, np.array(cut)
+
+
+def tokenize_documents(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int, doc_stride: int, source: str = ""
+) -> dict[str, pa.ChunkedArray]:
+    """Makes columns of model inputs, with a list of windows per text, and the column `num_windows`.
+
+    Args:
+        tokenizer, max_length, source: as in [`tokenize_texts`].
+        texts: the texts.
+        doc_stride: tokens that neighboring windows share, as in `run_qa.py`.
+    """
+    parts: dict[str, list[pa.Array]] = {name: [] for name in (*tokenizer.model_input_names, NUM_WINDOWS)}
+    for rows in _split_rows([texts], source):
+        encoded = tokenizer(
+            *rows, truncation=True, max_length=max_length, stride=doc_stride, return_overflowing_tokens=True
+        )
+        counts = np.bincount(encoded["overflow_to_sample_mapping"], minlength=len(rows[0]))
+        for name in tokenizer.model_input_names:
+            parts[name].append(make_lists(pa.array(encoded[name], pa.list_(TYPES[name])), counts))
+        parts[NUM_WINDOWS].append(pa.array(counts, pa.int32()))
+    return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
+
+
+def _split_rows(texts: Sequence[list[str]], source: str) -> Iterator[list[list[str]]]:
+    """Yields the columns of texts in parts, and displays the progress."""
     number = len(texts[0])
     with Progress(f"tokenizing {source}", number, "rows", show=bool(source)) as progress:
         for start in range(0, number, ROWS_PER_CALL):
-            rows = [column[start : start + ROWS_PER_CALL] for column in texts]
-            encoded = tokenizer(*rows, truncation="longest_first", max_length=max_length)
-            for name, arrays in parts.items():
-                arrays.append(pa.array(encoded[name], pa.list_(TYPES[name])))
+            yield [column[start : start + ROWS_PER_CALL] for column in texts]
             progress.move_to(min(start + ROWS_PER_CALL, number))
-    return {name: pa.chunked_array(arrays) for name, arrays in parts.items()}
+
+
+def _count_cut_tokens(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[str]], encoded: Any, max_length: int
+) -> list[int]:
+    """Counts the tokens that truncation cut from each text or pair."""
+    cut = [0] * len(rows[0])
+    full = [index for index, ids in enumerate(encoded["input_ids"]) if len(ids) >= max_length]
+    if len(rows) == 1 and encoded.encodings is not None:
+        special = tokenizer.num_special_tokens_to_add()
+        for index in full:
+            cut[index] = sum(len(part) - special for part in encoded.encodings[index].overflowing)
+    elif full:  # the parts of pairs repeat each other, so pairs that may be long are tokenized again
+        whole = tokenizer(*[[column[index] for index in full] for column in rows], verbose=False)["input_ids"]
+        for index, ids in zip(full, whole, strict=True):
+            cut[index] = len(ids) - len(encoded["input_ids"][index])
+    return cut
+
+
+class PadDocuments(DataCollatorWithPadding):
+    """Pads texts, and the windows of documents: (documents, windows, tokens), with windows of padding at the end."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the batch. Documents are features with the column `num_windows`."""
+        if NUM_WINDOWS not in features[0]:
+            return super().__call__(features)
+        names = [name for name in self.tokenizer.model_input_names if name in features[0]]
+        most = max(feature[NUM_WINDOWS] for feature in features)
+        empty: dict[str, list[int]] = {name: [] for name in names}
+        windows = [
+            {name: feature[name][index] for name in names} if index < feature[NUM_WINDOWS] else empty
+            for feature in features
+            for index in range(most)
+        ]
+        batch = {name: ids.view(len(features), most, -1) for name, ids in super().__call__(windows).items()}
+        labels = [
+            {name: feature[name] for name in feature if name not in (*names, NUM_WINDOWS)} for feature in features
+        ]
+        return batch | (default_data_collator(labels) if labels[0] else {})
 
 
 def make_inputs(windows: Sequence[tuple[np.ndarray, ...]], names: Sequence[str]) -> dict[str, pa.Array]:

@@ -747,6 +747,36 @@ def test_few_labels(data_dir, tiny_bert, steps, tmp_path, capsys, monkeypatch):
     assert re.search(r"\| RTE \| default \| 2 \| (\S+) \| \1 \| 2 \| \1 \|", capsys.readouterr().out)
 
 
+def test_long_documents(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
+    """Reviews are in the second half. Head and tail are the right tokens. Finished runs are not repeated."""
+    import long_documents
+
+    monkeypatch.setattr(long_documents, "SHORT_SENTENCES", 64)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    documents = long_documents.make_documents(8, 42, True, tokenizer, data_dir)
+    ids = tokenizer(documents["text"][:], add_special_tokens=False)["input_ids"]
+    for row in documents:
+        before, after = row["text"].split(row["review"])
+        assert before.count("\n") >= after.count("\n") and len(row["review"].split()) >= 6 * 8
+    assert all(900 <= len(tokens) < 1600 for tokens in ids) and documents["label"][:] == ["0", "1"] * 4
+    task = long_documents.HeadAndTail(max_seq_length=512, text_column_names="text")
+    split = task.read_splits({"validation": [documents]})["validation"]
+    split.references = np.zeros(8)
+    task.use_tokenizer(tokenizer, 512)
+    cut = task.encode(split).inputs["input_ids"][:]
+    assert [row[1:-1] for row in cut] == [tokens[:128] + tokens[-382:] for tokens in ids]
+
+    argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
+    argv += ["--layers", "1", "--documents", "8", "--test_documents", "4", "--seeds", "1"]
+    long_documents.main(argv)
+    table = capsys.readouterr().out
+    accuracy = json.loads((tmp_path / "out/attention/42/accuracy.json").read_text())["accuracy"]
+    assert f"| windows, attention pooling | 1 | {100 * accuracy:.1f} | " in table
+    monkeypatch.setattr(long_documents, "run_method", None)
+    long_documents.main(argv)
+    assert capsys.readouterr().out == table
+
+
 def test_the_labels_that_few_labels_draws(data_dir):
     import few_labels
 

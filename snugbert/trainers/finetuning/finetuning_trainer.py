@@ -16,6 +16,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
 from snugbert.checkpoints.loading import forget_decisions
+from snugbert.configuration_snugbert import get_windows
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError
@@ -255,6 +256,8 @@ class FineTuningTrainer(RunTrainer):
     def _explain_unfilled_rows(self) -> str | None:
         if self.args.pad_to_max_length:  # type: ignore[attr-defined]
             return "--pad_to_max_length pads each example"
+        if get_windows(self.model_config) is not None:
+            return "documents have different numbers of windows (--doc_stride)"
         return super()._explain_unfilled_rows()
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:

@@ -126,7 +126,7 @@ class PreparedTask:
             )
         if self.train_features is not None:
             forget_decisions(model.config)
-        for name in ("id2label", "label2id", "problem_type", "text_columns"):
+        for name in ("id2label", "label2id", "problem_type", "text_columns", "document_windows"):
             if hasattr(self.config, name):
                 setattr(model.config, name, getattr(self.config, name))
         return model

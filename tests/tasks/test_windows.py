@@ -1,0 +1,272 @@
+"""Long documents: windows, logits and losses next to stock BERT, and `snugbert glue` from the data to exports."""
+
+import json
+import logging
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from glue_examples import FILLER, LARGER, VOCABULARY, WORDS, checkpoint_of, read_predictions
+from glue_examples import arguments as glue_arguments
+from parity import CONFIG, ours_and_stock
+from tables import write_csv
+from transformers import AutoTokenizer, BertForSequenceClassification
+
+import snugbert_cli
+from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
+from snugbert.data.row_sizes import pad_row
+from snugbert.errors import InputError
+from snugbert.export.export import export_model
+from snugbert.prediction.predictor import Predictor
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.question_windows import split_into_spans
+from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
+from snugbert_cli import run_command
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LENGTH, STRIDE = 16, 4
+
+
+def documents(number: int, seed: int) -> list[dict[str, str]]:
+    """20 to 60 words. One of the last 9 decides the label."""
+    generator = random.Random(seed)
+    rows = []
+    for index in range(number):
+        label = list(WORDS)[index % 2]
+        words = generator.choices(FILLER, k=generator.randint(20, 60))
+        words.insert(len(words) - generator.randrange(8), generator.choice(WORDS[label]))
+        rows.append({"sentence": " ".join(words), "label": label})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> SnugBertTokenizer:
+    return SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)})
+
+
+@pytest.fixture(scope="module")
+def workshop(tokenizer, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("documents")
+    tokenizer.save_pretrained(folder / "tokenizer")
+    write_csv(folder / "train.csv", documents(160, seed=1))
+    write_csv(folder / "dev.csv", documents(50, seed=2))
+    return folder
+
+
+def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
+    """A command line that trains a small model on windows."""
+    windows = {"max_seq_length": LENGTH, "doc_stride": STRIDE}
+    return glue_arguments(
+        workshop, output_dir, **{**LARGER, "num_train_epochs": 8, "learning_rate": 2e-3, **windows, **changes}
+    )
+
+
+@pytest.fixture(scope="module")
+def run(workshop) -> Path:
+    """The output folder of a complete run."""
+    assert snugbert_cli.main(["glue", *arguments(workshop, workshop / "run")]) == 0
+    return workshop / "run"
+
+
+# --- windows ----------------------------------------------------------------------------------------------------
+
+
+def test_windows_have_the_spans_of_question_answering(tokenizer):
+    """Also more texts than the tokenizer gets at once, and texts without words."""
+    texts = [row["sentence"] for row in documents(1100, seed=3)] + ["", "good"]
+    columns = tokenize_documents(tokenizer, texts, LENGTH, STRIDE)
+    expected = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        spans = split_into_spans(len(ids), LENGTH - 2, STRIDE)
+        expected.append([[tokenizer.cls_token_id, *ids[a:b], tokenizer.sep_token_id] for a, b in spans])
+    assert columns["input_ids"].to_pylist() == expected
+    assert columns["num_windows"].to_pylist() == [len(windows) for windows in expected]
+
+
+def test_cut_tokens_are_counted(tokenizer):
+    texts = [row["sentence"] for row in documents(30, seed=4)] + ["good"]
+    for columns in ([texts], [texts, texts[::-1]]):
+        encoded, cut = tokenize_texts(tokenizer, columns, LENGTH)
+        whole = tokenizer(*columns)["input_ids"]
+        kept = encoded["input_ids"].to_pylist()
+        assert kept == tokenizer(*columns, truncation=True, max_length=LENGTH)["input_ids"]
+        assert cut.tolist() == [len(all_ids) - len(ids) for all_ids, ids in zip(whole, kept, strict=True)]
+
+
+# --- the model --------------------------------------------------------------------------------------------------
+
+LABELS = {
+    "single_label_classification": torch.tensor([2, 0, 1, 2]),
+    "multi_label_classification": torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 1], [0, 1, 0]]),
+    "regression": torch.tensor([[0.5, 1, -1], [2, 0, 1], [1, 1.5, 1], [0, 1, 3]]),
+}
+
+
+@pytest.mark.parametrize("problem", LABELS)
+def test_loss_and_gradients_equal_a_loop_over_stock_bert(problem, tokenizer):
+    """Packed (also items of a token budget), padded, and over accumulated batches of one document each."""
+    ours, stock = ours_and_stock("ForSequenceClassification", problem_type=problem)
+    generator = np.random.default_rng(0)
+    features = [
+        {"input_ids": [generator.integers(1, CONFIG["vocab_size"], size).tolist() for size in sizes]}
+        for sizes in ([16, 16, 5], [3], [16, 9], [12, 12, 12, 1])
+    ]
+    for feature, label in zip(features, LABELS[problem].tolist(), strict=True):
+        feature |= {"attention_mask": [[1] * len(ids) for ids in feature["input_ids"]]}
+        feature |= {"num_windows": len(feature["input_ids"]), "label": label}
+    logits = torch.stack(
+        [torch.cat([stock(torch.tensor([ids])).logits for ids in f["input_ids"]]).mean(0) for f in features]
+    )
+    loss_of = {
+        "single_label_classification": torch.nn.functional.cross_entropy,
+        "multi_label_classification": torch.nn.functional.binary_cross_entropy_with_logits,
+        "regression": torch.nn.functional.mse_loss,
+    }
+    loss = loss_of[problem](logits, LABELS[problem])
+    loss.backward()
+    expected = {name: weight.grad for name, weight in stock.named_parameters()}
+
+    pack = SnugBertDataCollatorWithPacking()
+    pad = PadDocuments(tokenizer, padding="max_length", max_length=LENGTH)
+    for batches in ([pack([features[:3], features[3]])], [pad(features)], [pack([each]) for each in features]):
+        ours.zero_grad()
+        items = LABELS[problem].numel()
+        outputs = [ours(**batch, num_items_in_batch=items) for batch in batches]
+        sum(output.loss for output in outputs).backward()
+        torch.testing.assert_close(torch.cat([output.logits for output in outputs]), logits)
+        torch.testing.assert_close(sum(output.loss for output in outputs), loss)
+        for name, weight in ours.named_parameters():
+            torch.testing.assert_close(weight.grad, expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_batches_that_do_not_fit(tokenizer):
+    ours, _ = ours_and_stock("ForSequenceClassification")
+    batch = SnugBertDataCollatorWithPacking()([{"input_ids": [[1, 2], [3]], "num_windows": 2}])
+    for counts in ([1], [2, 1], [2, 0]):
+        with pytest.raises(ValueError, match="`num_windows` is"):
+            ours(**{**batch, "num_windows": torch.tensor(counts)})
+    with pytest.raises(ValueError, match="different numbers of windows"):
+        pad_row(batch, 8)
+
+
+# --- `snugbert glue` --------------------------------------------------------------------------------------------
+
+
+def test_a_run_reads_the_end_of_documents(run, workshop, tmp_path, caplog):
+    """The same run without --doc_stride states how much it cuts, and cannot learn."""
+    results = json.loads((run / "results.json").read_text())
+    assert results["metrics"]["eval"]["accuracy"] > 0.95
+    config = json.loads((run / "config.json").read_text())
+    assert config["document_windows"] == {"max_seq_length": LENGTH, "doc_stride": STRIDE}
+    with caplog.at_level(logging.INFO, "snugbert"):
+        run_command("glue", arguments(workshop, tmp_path / "cut", doc_stride=None))
+    cut = json.loads((tmp_path / "cut" / "results.json").read_text())
+    assert cut["metrics"]["eval"]["accuracy"] < 0.75
+    assert "document_windows" not in json.loads((tmp_path / "cut" / "config.json").read_text())
+    lengths = [len(row["sentence"].split()) + 2 for row in documents(160, seed=1)]
+    share = sum(length - LENGTH for length in lengths) / sum(lengths)
+    assert (
+        f"train: 160 of 160 texts (100.0%) are longer than 16 tokens (--max_seq_length). {share:.1%} of their tokens "
+        "are cut. To keep more, increase --max_seq_length up to the model's limit, or train with --doc_stride"
+    ) in caplog.text
+
+
+def test_accumulation_and_resuming(workshop, tmp_path):
+    """4 batches of 4 documents equal a batch of 16. A run that is resumed equals one that was not stopped."""
+    flags = {"max_steps": 4, "validation_file": None, "eval_strategy": "no", "save_steps": 2}
+    small = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    for name, changes in {"whole": {}, "small": small}.items():
+        run_command("glue", arguments(workshop, tmp_path / name, **flags, **changes))
+    losses = [
+        json.loads((tmp_path / name / "train_results.json").read_text())["train_loss"] for name in ("whole", "small")
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "small" / "checkpoint-2").rename(tmp_path / "resumed" / "checkpoint-2")
+    run_command("glue", arguments(workshop, tmp_path / "resumed", **flags, **small, resume_from_checkpoint=True))
+    whole, resumed = (tmp_path / name / "model.safetensors" for name in ("small", "resumed"))
+    assert whole.read_bytes() == resumed.read_bytes()
+
+
+def test_predict_score_and_stock_bert_agree(run, workshop, tmp_path):
+    """Every reader of the model finds its windows in config.json. A document's logits do not depend on the others."""
+    expected = read_predictions(run / "eval_predictions.jsonl")
+    flags = ["--model_name_or_path", str(run), "--input_file", str(workshop / "dev.csv"), "--use_cpu"]
+    assert snugbert_cli.main(["predict", *flags, "--output_file", str(tmp_path / "rows.jsonl")]) == 0
+    for row, other in zip(read_predictions(tmp_path / "rows.jsonl"), expected, strict=True):
+        assert row["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
+    accuracy = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
+    assert Predictor(run).evaluate(workshop / "dev.csv") == {"accuracy": accuracy}
+    start = {**checkpoint_of(run), "train_file": None, "max_seq_length": 128, "doc_stride": None}
+    for name, changes in {"packed": {}, "padded": {"pad_to_max_length": True}}.items():
+        run_command("glue", arguments(workshop, tmp_path / name, **start, **changes))
+        assert json.loads((tmp_path / name / "eval_results.json").read_text())["eval_accuracy"] == accuracy
+
+    done = export_model(run, tmp_path / "stock", "bert", validation_file=workshop / "dev.csv")
+    assert done.scores == {"accuracy": (accuracy, accuracy)}
+    assert Predictor(tmp_path / "stock").evaluate(workshop / "dev.csv") == {"accuracy": accuracy}
+    stock = BertForSequenceClassification.from_pretrained(tmp_path / "stock").eval()
+    stock_tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stock")
+    for row in expected[:5]:
+        ids = stock_tokenizer(row["sentence"], add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logits = torch.cat(
+                [
+                    stock(
+                        torch.tensor([[stock_tokenizer.cls_token_id, *ids[a:b], stock_tokenizer.sep_token_id]])
+                    ).logits
+                    for a, b in split_into_spans(len(ids), LENGTH - 2, STRIDE)
+                ]
+            )
+        probabilities = logits.mean(0).softmax(-1).tolist()
+        assert list(row["probabilities"].values()) == pytest.approx(probabilities, abs=1e-5)
+
+
+def test_the_code_of_cards_averages_windows(run, tmp_path, monkeypatch, capsys):
+    """The code in the cards of the run and of its export, on a real document."""
+    row = read_predictions(run / "eval_predictions.jsonl")[0]
+    export_model(run, tmp_path / "stock", "bert")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").symlink_to(run)
+    logits = []
+    for folder in ("run", "stock"):
+        text = (tmp_path / folder / "README.md").read_text()
+        assert "long texts, in windows of 16 tokens that share 4" in text and "pipeline(" not in text
+        code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[-1].replace("A long text.", row["sentence"])
+        values: dict = {}
+        exec(code, values)
+        logits.append(values["model"](**values.get("inputs", values.get("batch"))).logits.mean(0))
+        printed = capsys.readouterr().out
+        assert row["predicted_label"] in printed
+    torch.testing.assert_close(*logits)
+    assert logits[0].softmax(-1).tolist() == pytest.approx(list(row["probabilities"].values()), abs=1e-5)
+
+
+@pytest.mark.parametrize("student_stride", [None, STRIDE])
+def test_distillation(student_stride, run, workshop, tmp_path):
+    """The teacher reads its own windows, whatever the student reads."""
+    student = {"teacher_name_or_path": run, "compare_without_teacher": False, "cache_dir": tmp_path / "cache"}
+    length = {"max_seq_length": 64 if student_stride is None else LENGTH, "doc_stride": student_stride}
+    run_command("glue", arguments(workshop, tmp_path / "student", **student, **length))
+    results = json.loads((tmp_path / "student" / "results.json").read_text())
+    teacher, student = results["comparison"]
+    expected = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
+    assert teacher["mean"] == expected and student["mean"] > 0.9
+
+
+def test_bad_settings_stop_the_command(workshop, tmp_path):
+    pairs = [{"sentence1": "good", "sentence2": "bad", "label": label} for label in WORDS]
+    file = write_csv(tmp_path / "pairs.csv", pairs)
+    for changes, message in {
+        ("doc_stride", 14): "--doc_stride 14: a window of 16 tokens .* has room for 14",
+        ("doc_stride", -1): "--doc_stride",
+        ("train_file", file): "--doc_stride: pairs of texts cannot be cut into windows",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            run_command("glue", arguments(workshop, tmp_path / "out", validation_file=None, **dict([changes])))
+    with pytest.raises(InputError, match="--doc_stride cannot read pairs of texts"):
+        TextClassification(task_name="mrpc", doc_stride=32)
