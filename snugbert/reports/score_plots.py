@@ -32,6 +32,7 @@ CAPTIONS = {
     "entity_scores.png": "Precision, recall and F1 of each entity type",
     "f1_by_answer_length.png": "F1 by the length of the correct answer",
     "thresholds.png": "Exact match and F1 by no-answer threshold",
+    "sweep.png": "Validation score of each run of the sweep by its settings",
 }
 
 
