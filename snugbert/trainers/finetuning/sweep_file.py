@@ -88,8 +88,8 @@ class Span(NamedTuple):
         return self.read(generator.uniform(self.low, self.high))
 
     def read(self, value: float) -> float:
-        """Rounds to what tables and names of folders show: six digits, or an integer."""
-        return round(value) if self.is_integer else float(f"{value:.6g}")
+        """Rounds to a number that is short in tables and names of folders: four digits, or an integer."""
+        return round(value) if self.is_integer else min(max(float(f"{value:.4g}"), self.low), self.high)
 
 
 @dataclasses.dataclass(frozen=True)
