@@ -17,6 +17,7 @@
 import dataclasses
 import json
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -240,7 +241,8 @@ def _convert(flag: str, value: Any, args_class: type) -> Any:
     try:
         (args,) = parse_arguments([args_class], ["--output_dir", ".", *freeze, f"--{name}={text}"], "snugbert", "")
     except InputError as error:
-        raise InputError(str(error).partition(" `snugbert")[0].replace(f"--{name}", f"{flag}:", 1)) from error
+        message = str(error).partition(" `snugbert")[0]  # without the hint to `--help`
+        raise InputError(re.sub(rf"^(argument )?--{name}(/--[\w-]+)?:? ", f"{flag}: ", message)) from error
     return getattr(args, name)
 
 
