@@ -24,6 +24,7 @@ from snugbert.trainers.output_folder import list_run_files, remove_run
 from snugbert.trainers.processes import wait_for_all
 
 PLAN = "plan.json"  # in the output folder
+BUDGET = ("--seeds", "--runs", "--winner_seeds")  # in a plan. They may grow
 RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 
 
@@ -87,13 +88,13 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
     # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
-    compared = {*before, "--max_steps", "--num_train_epochs"} - {"--seeds"}
+    compared = {*before, "--max_steps", "--num_train_epochs"} - set(BUDGET)
     changed = [name for name in plan if name in compared and plan[name] != before.get(name)]
     if changed:
         # A single run is not a sweep over one seed: its model is in the output folder.
         changed = ["--seeds" if name == "--sweeps" else name for name in changed]
         raise InputError(f"--output_dir: {output_dir} contains a run with different {', '.join(changed)}. {remedy}")
-    for name in ("--seeds", "--runs", "--winner_seeds"):
+    for name in BUDGET:
         limit, limit_before = (math.inf if each.get(name, 1) is None else each.get(name, 1) for each in (plan, before))
         if limit < limit_before:
             where, noun = (name, "seeds") if name == "--seeds" else ("--sweep", name.removeprefix("--"))
