@@ -199,12 +199,11 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
     note = f" In parentheses: {METHOD_FOR_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
-    if len(settings) > 1:
-        note = " The validation score of the best setting is optimistic, because it was selected by this score." + note
+    optimistic = " Its validation score is optimistic, because it was selected by it." if len(settings) > 1 else ""
     return (
         f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
         f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
-        f"Best setting: {setting}. Its metrics over all seeds:\n\n"
+        f"Best setting: {setting}.{optimistic} Its metrics over all seeds:\n\n"
         f"{table(('set', 'metric', title), rows)}"
     )
 
