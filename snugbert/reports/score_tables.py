@@ -199,7 +199,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
     note = f" In parentheses: {METHOD_FOR_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
-    optimistic = " Its validation score is optimistic, because it was selected by it." if len(settings) > 1 else ""
+    optimistic = " Its validation score is optimistic, because that score selected it." if len(settings) > 1 else ""
     return (
         f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
         f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS_OF_PANELS = 3
+FEW_VALUES = 5  # up to this many, each value has a tick
 WIDE = 10  # a range whose ends have at least this ratio gets a logarithmic axis
 
 
@@ -71,5 +72,7 @@ def _draw_panel(panel: "Axes", rows: Sequence[Mapping[str, Any]], name: str, fac
         panel.set_xlim(-0.5, len(places) - 0.5)
     elif min(values) > 0 and max(values) >= WIDE * min(values):
         panel.set_xscale("log")
+    elif len(places) <= FEW_VALUES:
+        panel.set_xticks(sorted(set(values)))
     panel.set_xlabel(name.replace("_", " "))
     tidy(panel)
