@@ -1,4 +1,4 @@
-"""The file of a sweep, `--sweep FILE.yaml`: which flags vary, how they are searched, and the budget.
+"""The YAML file of `--sweep`: which flags vary, how they are searched, and the budget.
 
     method: tpe         # grid, random, tpe, gp or qmc
     runs: 20            # settings to try
