@@ -186,10 +186,7 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={
-            "help": "Several runs: a YAML file of settings to search, paper (BERT's grid), fixed (one setting) or "
-            "stable (20 epochs, 5 seeds)."
-        },
+        metadata={"help": "Several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,
