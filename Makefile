@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 PIP = pip install --quiet --disable-pip-version-check
-DEV = --editable '.[train,demo,embeddings,onnx,openvino,ctranslate2,lamb,sentencepiece,tensorflow]' --group dev
+DEV = --editable '.[train,demo,embeddings,onnx,openvino,ctranslate2,lamb,optuna,sentencepiece,tensorflow]' --group dev
 # By file, because models that a file's fixtures train stay in one process.
 PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in a third of the time.

@@ -115,7 +115,7 @@ inputs = tokenizer("A long text.", padding=True, return_tensors="pt", {WINDOWS.f
 del inputs["overflow_to_sample_mapping"]
 logits = model(**inputs).logits.mean(0)  # the mean of all windows
 print(logits)"""
-        chances = f"logits.{'softmax' if thresholds == 1 else 'sigmoid'}(-1)"
+        chances = "logits.softmax(-1)" if thresholds == 1 else "logits.sigmoid()"
         scores = f"{{{{label: {chances}[index].item() for index, label in model.config.id2label.items()}}}}"
         use_of_package = """
 print(snugbert.Predictor({model}).predict([{{"text": "A long text."}}]))"""

@@ -27,7 +27,8 @@ SMALL = "--config_name tiny --max_steps 4 --logging_steps 1 --use_cpu --disable_
 def check_files(dist: Path) -> None:
     """Checks that wheel and source archive contain the whole package, and no tests, caches or other files."""
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
-    package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in (ROOT / "snugbert").rglob("*.py")}
+    files = [file for pattern in ("*.py", "*.yaml") for file in (ROOT / "snugbert").rglob(pattern)]
+    package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in files}
     package |= {"snugbert/py.typed", "snugbert_arguments.py", "snugbert_cli.py"}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}

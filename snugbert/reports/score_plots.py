@@ -33,6 +33,7 @@ CAPTIONS = {
     "f1_by_answer_length.png": "F1 by the length of the correct answer",
     "thresholds.png": "Exact match and F1 by no-answer threshold",
     "reliability.png": "Reliability: how often predictions are correct, by their probability",
+    "sweep.png": "Validation score of each run of the sweep by its settings",
 }
 
 

@@ -179,6 +179,9 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         (*(row[name] for name in columns), format_mean(summary["chosen_by"], row, perfect_score))
         for row in summary["settings"]
     ]
+    for row in summary.get("stopped", []):
+        last = format_metric(summary["chosen_by"], row["scores"][-1], perfect_score)
+        settings.append((*(row[name] for name in setting_columns), 1, f"stopped early at {last}"))
     rows = []
     for set_name, metrics in summary["metrics"].items():
         overall, by_type = split_by_type(metrics)
@@ -188,14 +191,19 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
             for name, value in values.items()
             if not name.endswith("total")
         ]
-    best = ", ".join(f"{name.replace('_', ' ')} {summary['best_setting'][name]:g}" for name in setting_columns)
+    best = {name: summary["best_setting"][name] for name in setting_columns}
+    setting = ", ".join(
+        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, int | float) else escape(str(value))}"
+        for name, value in best.items()
+    )
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])
     title = "mean ± standard deviation"
     note = f" In parentheses: {METHOD_FOR_MEANS}" if any(row.get("interval") for row in summary["settings"]) else ""
+    optimistic = " Its validation score is optimistic, because that score selected it." if len(settings) > 1 else ""
     return (
         f"Settings and runs are compared by {summary['chosen_by']}.{note}\n\n"
         f"{table((*(name.replace('_', ' ') for name in columns), title), settings)}{failures}\n\n"
-        f"Best setting: {best}. Its metrics over all seeds:\n\n"
+        f"Best setting: {setting}.{optimistic} Its metrics over all seeds:\n\n"
         f"{table(('set', 'metric', title), rows)}"
     )
 

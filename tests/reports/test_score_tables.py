@@ -147,4 +147,7 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     assert {"50.00 ± 1.00 (41.0 to 59.0)", "50.00 ± 12.50 (25.0 to 75.0)"} <= {
         row[-1] for row in cells(with_intervals)
     }
-    assert "Best setting: batch size 32, learning rate 3e-05, epochs 3. Its metrics" in text
+    optimistic = "Its validation score is optimistic, because that score selected it."
+    assert f"Best setting: batch size 32, learning rate 3e-05, epochs 3. {optimistic} Its metrics" in text
+    alone = sweep_tables({**summary, "settings": settings[:1], "metrics": {"eval": metrics}}, tuple(setting), 1)
+    assert optimistic not in alone

@@ -68,7 +68,7 @@ def fine_tune_or_distill(
         if task.args.unlabeled_file is not None:
             raise InputError("--unlabeled_file needs a teacher that labels it. Give --teacher_name_or_path.")
         for name in ("distillation_temperature", "distillation_weight"):
-            if getattr(args, name) != getattr(FineTuningArguments, name):
+            if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
                 raise InputError(f"--{name} needs --teacher_name_or_path.")
         run_task(prepare_task(task, model_args, args), args)
         return

@@ -2,10 +2,12 @@
 
 import functools
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import TrainerCallback
 
 from snugbert.errors import InputError
 from snugbert.reports.finetuned_card import write_finetuning_card
@@ -56,7 +58,9 @@ def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> No
         trainer.uploads.upload_output_dir()
 
 
-def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
+def fine_tune(
+    prepared: PreparedTask, args: FineTuningArguments, callbacks: Sequence[TrainerCallback] = ()
+) -> RunResults:
     """Trains if there are training examples, then scores and predicts.
 
     Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
@@ -67,6 +71,7 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
     Args:
         prepared: the task, its examples and its checkpoint.
         args: settings and output folder.
+        callbacks: further callbacks of the trainer. Their exceptions end the run.
 
     Returns:
         The content of `results.json`.
@@ -81,7 +86,7 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
         _check_finished_run(prepared, args)
         return finished
     checkpoint = check_output_dir(args, args.overwrite_output_dir) if prepared.train_features is not None else None
-    trainer = make_trainer(prepared, args)
+    trainer = make_trainer(prepared, args, callbacks)
     trainer.checks_output_dir = False
     output_dir, base_model = Path(str(args.output_dir)), prepared.model_args.model_name_or_path
     training: dict[str, float] = {}
@@ -127,14 +132,16 @@ def fine_tune(prepared: PreparedTask, args: FineTuningArguments) -> RunResults:
     return results
 
 
-def make_trainer(prepared: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
+def make_trainer(
+    prepared: PreparedTask, args: FineTuningArguments, callbacks: Sequence[TrainerCallback] = ()
+) -> FineTuningTrainer:
     """Returns a trainer with a new model. With soft targets, it distills.
 
     Raises:
         InputError: see [`FineTuningTrainer`].
     """
     distills = prepared.distillation is not None and prepared.distillation.soft_targets is not None
-    return (DistillationTrainer if distills else FineTuningTrainer)(task=prepared, args=args)
+    return (DistillationTrainer if distills else FineTuningTrainer)(task=prepared, args=args, callbacks=callbacks)
 
 
 def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str, Any]) -> dict[str, float]:

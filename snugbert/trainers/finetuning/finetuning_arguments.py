@@ -9,14 +9,9 @@ from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert.trainers.finetuning.sweep_file import SweepFile, read_sweep_file
 from snugbert.trainers.processes import is_terminal
-from snugbert_arguments import explain_choice
 
-SWEEPS = ("paper", "fixed", "stable")
-STABLE_EPOCHS = 20.0  # the baseline that Mosbach et al. (2021) recommend
-# With 16 labeled examples, an epoch is one step, and 20 steps are too few.
-STABLE_STEPS = 100
-STABLE_SEEDS = 5  # enough for a standard deviation and for a collapsed run to be visible
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
 COMPARED_SETTINGS = (
@@ -191,7 +186,7 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Several runs: paper (BERT's grid), fixed (one setting) or stable (20 epochs, 5 seeds)."},
+        metadata={"help": "Several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,
@@ -204,19 +199,12 @@ class FineTuningArguments(DeviceArguments):
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
     def __post_init__(self):
-        stable = self.sweep == "stable"
-        self.min_steps = STABLE_STEPS if stable and self.num_train_epochs is None and self.max_steps <= 0 else 0
-        if self.num_train_epochs is None:
-            self.num_train_epochs = STABLE_EPOCHS if stable else 3.0
-        if self.seeds is None:
-            self.seeds = STABLE_SEEDS if stable else 1
+        self._read_sweep()
         check_ranges(self)
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove it.")
         if self.label_names is not None:  # Trainer's names of columns in a batch
             raise InputError("--label_names: the names of labels come from the data or the task. Remove it.")
-        if self.sweep not in (None, *SWEEPS):
-            raise InputError(explain_choice("--sweep", self.sweep, SWEEPS))
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model
@@ -253,6 +241,25 @@ class FineTuningArguments(DeviceArguments):
         if self.disable_tqdm is None:
             self.disable_tqdm = not is_terminal()
         super().__post_init__()
+
+    def _read_sweep(self) -> None:
+        """Reads the file of `sweep`. Its defaults replace the ones of the command."""
+        self.search: SweepFile | None = None
+        self.min_steps, epochs, seeds = 0, 3.0, 1
+        if self.sweep is not None or self.seeds not in (None, 1):
+            self.search = read_sweep_file(self.sweep or "fixed", type(self))
+            seeds = self.search.seeds
+            if self.num_train_epochs is None and self.max_steps <= 0:
+                self.min_steps = self.search.min_steps
+            for name, value in self.search.defaults.items():
+                if getattr(self, name) == self.__dataclass_fields__[name].default:
+                    setattr(self, name, value)
+        self.num_train_epochs = epochs if self.num_train_epochs is None else self.num_train_epochs
+        self.seeds = seeds if self.seeds is None else self.seeds
+
+    def varies(self, name: str) -> bool:
+        """Whether the runs of a sweep have different values of the flag `name`."""
+        return self.search is not None and name in self.search.settings
 
     @property
     def freezes(self) -> bool:

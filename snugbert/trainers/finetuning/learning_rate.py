@@ -19,7 +19,7 @@ def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, pape
 
     Args:
         config: the configuration of the encoder.
-        args: `learning_rate` is None unless the user chose one. With `sweep` "paper", the grid sets the rates.
+        args: `learning_rate` is None unless the user chose one. A sweep may set the rates.
         paper: the paper's rate for BERT-base, see [`Task`].
     """
     hidden_size = config.hidden_size
@@ -28,8 +28,8 @@ def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, pape
     reason = "from the BERT paper"
     if factor > 1:
         reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {hidden_size}"
-    if args.sweep == "paper":
-        if factor > 1:
+    if args.varies("learning_rate"):
+        if args.sweep == "paper" and factor > 1:
             logger.warning("--sweep paper: its learning rates may be too low. The default is %g (%s).", rate, reason)
     elif args.learning_rate is None:
         args.learning_rate = rate

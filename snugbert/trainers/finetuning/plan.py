@@ -6,6 +6,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -23,7 +24,8 @@ from snugbert.trainers.output_folder import list_run_files, remove_run
 from snugbert.trainers.processes import wait_for_all
 
 PLAN = "plan.json"  # in the output folder
-RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+_seed-\d+", re.ASCII)  # see `PlannedRun.name`
+BUDGET = ("--seeds", "--runs", "--winner_seeds")  # in a plan. They may grow
+RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 
 
 def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +43,10 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
         "seeds": args.seeds,
         "sweeps": args.sweeps,
     }
+    if args.search is not None:
+        plan |= {"runs": args.search.runs, "winner_seeds": args.search.winner_seeds}
+    if args.sweep is not None and args.search is not None:
+        plan["sweep"] = args.search.content
     plan = {name: _hide_folder(value) for name, value in plan.items()}
     irrelevant = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
@@ -60,7 +66,8 @@ def digest_examples(prepared: PreparedTask) -> dict[str, str]:
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
-    More seeds than before are allowed. Fewer are not: the best weights may come from a seed that would be left out.
+    More seeds and runs than before are allowed. Fewer are not: the best weights may come from one that would be left
+    out.
 
     Args:
         plan: from [`make_plan`].
@@ -81,16 +88,20 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
     # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
-    compared = {*before, "--max_steps", "--num_train_epochs"} - {"--seeds"}
+    compared = {*before, "--max_steps", "--num_train_epochs"} - set(BUDGET)
     changed = [name for name in plan if name in compared and plan[name] != before.get(name)]
     if changed:
         # A single run is not a sweep over one seed: its model is in the output folder.
         changed = ["--seeds" if name == "--sweeps" else name for name in changed]
         raise InputError(f"--output_dir: {output_dir} contains a run with different {', '.join(changed)}. {remedy}")
-    if plan["--seeds"] < before.get("--seeds", 1):
-        raise InputError(
-            f"--seeds: {output_dir} contains runs with {before['--seeds']} seeds. Use at least as many. {remedy}"
-        )
+    for name in BUDGET:
+        limit, limit_before = (math.inf if each.get(name, 1) is None else each.get(name, 1) for each in (plan, before))
+        if limit < limit_before:
+            where, noun = (name, "seeds") if name == "--seeds" else ("--sweep", name.removeprefix("--"))
+            raise InputError(
+                f"{where}: {output_dir} contains runs with {before[name] or 'unlimited'} {noun}. Use at least as "
+                f"many. {remedy}"
+            )
     return True
 
 

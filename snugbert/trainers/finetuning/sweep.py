@@ -1,37 +1,51 @@
 """Runs a task with several settings and seeds, and keeps the run that is best on the validation examples.
 
-Each run has a folder in OUTPUT/runs. Finished runs are not repeated, so an interrupted sweep continues with the run
-that was interrupted. Only the best run keeps its weights. At the end, its files move to OUTPUT.
+Each run has a folder in OUTPUT/runs, named after its setting. Finished runs are not repeated, so an interrupted sweep
+continues with the run that was interrupted. Only the best run keeps its weights. At the end, its files move to OUTPUT.
 """
 
 import copy
 import dataclasses
+import hashlib
 import itertools
 import json
 import logging
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
-from snugbert.reports.intervals import Interval, estimate_mean_interval
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
+from snugbert.reports.sweep_plot import draw_sweep
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
 from snugbert.trainers.finetuning.model_selection import choose_metric
 from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
+from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices
+from snugbert.trainers.finetuning.sweep_results import (
+    FinishedRun,
+    best_run,
+    choose_setting,
+    mean_score,
+    read_runs,
+    selection_metric,
+    summarize_sweep,
+)
 from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert.trainers.run_lock import LOCK_NAME
 from snugbert.trainers.stopping import DivergedError
@@ -39,71 +53,40 @@ from snugbert.trainers.uploads import NOT_UPLOADED
 
 logger = logging.getLogger(__name__)
 
-# Devlin et al. (2018), appendix A.3.
-BATCH_SIZES = (16, 32)
-LEARNING_RATES = (5e-5, 4e-5, 3e-5, 2e-5)
-EPOCHS = (2.0, 3.0, 4.0)
-
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
-
-
-class Setting(NamedTuple):
-    """The hyperparameters that differ between the runs of a sweep, without the seed."""
-
-    batch_size: int  # over all processes and accumulation steps
-    learning_rate: float
-    epochs: float
-
-
-class FinishedRun(NamedTuple):
-    """A run that finished or diverged."""
-
-    setting: Setting
-    folder: Path
-    results: dict[str, Any]  # [`RunResults`], or the message of a diverged run as "failure"
-
-    @property
-    def failed(self) -> bool:
-        """Whether the run diverged."""
-        return "failure" in self.results
-
-    def score(self, metric: str, set_name: str) -> float:
-        """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run diverged."""
-        value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
-        return np.nan if value is None else value
-
-    def interval(self, metric: str, set_name: str) -> Interval | None:
-        """Returns the interval of a metric. None: there is none."""
-        return self.results.get("intervals", {}).get(set_name, {}).get(metric)
+NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # values that can be a part of a folder's name
+# Columns of every table, and the flags that set them.
+COLUMNS = {
+    "batch_size": (BATCH_SIZE, "per_device_train_batch_size"),  # over all processes and accumulation steps
+    "learning_rate": ("learning_rate",),
+    "epochs": ("num_train_epochs",),
+}
 
 
 class PlannedRun(NamedTuple):
     """One run of a sweep, finished or not."""
 
-    setting: Setting
-    seed: int
-    output_dir: Path  # of the sweep
+    values: dict[str, Any]  # of the flags that vary
+    setting: dict[str, Any]  # `COLUMNS`, and other flags that vary, for reports
+    args: FineTuningArguments
 
     @property
     def name(self) -> str:
         """Name of the folder."""
-        batch_size, learning_rate, epochs = self.setting
-        return f"batch-{batch_size}_rate-{learning_rate:g}_epochs-{epochs:g}_seed-{self.seed}"
+        return self.folder.name
 
     @property
     def folder(self) -> Path:
         """Output folder of the run."""
-        return self.output_dir / "runs" / self.name
+        return Path(str(self.args.output_dir))
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run ended."""
-        return (self.folder / RESULTS).exists()
-
-    @property
-    def finished(self) -> FinishedRun:
-        """The finished run."""
-        return FinishedRun(self.setting, self.folder, read_json(self.folder / RESULTS))
+    def read(self) -> FinishedRun | None:
+        """Returns the finished run. None: it is not finished. Every process must call this."""
+        file, results = self.folder / RESULTS, None
+        if self.args.process_index == 0 and file.exists():
+            results = read_json(file)
+        (results,) = broadcast_object_list([results])
+        return None if results is None else FinishedRun(self.setting, self.args.seed, self.folder, results)
 
 
 def run_task(prepared: PreparedTask, args: FineTuningArguments) -> None:
@@ -124,48 +107,29 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
 
     Raises:
-        InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the grid does not fit the processes; or every
-            run diverged.
+        InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the sweep does not fit the processes; or no
+            run was completed.
     """
     epochs = args.num_train_epochs
     args, plan = plan_sweep(prepared, args)
     if args.num_train_epochs > epochs:
         logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
-    output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(prepared, args)
-    seeds = range(args.seed, args.seed + args.seeds)
-    runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
-    prepare_folders(plan, args, [output_dir])
+    prepare_folders(plan, args, [Path(str(args.output_dir))])
     distillation = prepared.distillation
     if distillation is not None:  # the comparison is made once, at the end
         prepared = dataclasses.replace(prepared, distillation=dataclasses.replace(distillation, compare=None))
-    for index, run in enumerate(runs, start=1):
-        if not run.is_finished:
-            logger.info("run %d of %d: %s", index, len(runs), run.name)
-            try:
-                results = fine_tune(prepared, _run_arguments(args, run))
-                interval = results.get("intervals", {}).get(set_name, {}).get(metric)
-                score = format_with_interval(
-                    metric, results["metrics"][set_name].get(metric), interval, prepared.task.perfect_score
-                )
-                logger.info("%s: %s %s", run.name, metric, score)
-            except DivergedError as error:
-                logger.warning("%s: %s", run.name, error)
-                if args.should_save:
-                    _write_failure(run, str(error))
-            wait_for_all()  # the main process writes the results, every process reads them
-            if args.should_save:
-                # A continued sweep may have finished runs after this one.
-                _keep_best_weights(output_dir, _best([r.finished for r in runs if r.is_finished], prepared, args))
+    runs = _run_all(prepared, args)
     compare = None if distillation is None or distillation.compare is None else distillation.compare()
     if args.should_save:
-        _finish(prepared, args, [run.finished for run in runs], compare)
+        _finish(prepared, args, runs, compare)
 
 
 def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
     """Returns the arguments with the number of epochs, and the plan of the output folder.
 
     Raises:
-        InputError: see [`choose_metric`]; the metric is the loss; or there are no training examples.
+        InputError: see [`choose_metric`]; the metric is the loss; there are no training examples; runs cannot be
+            stopped early without evaluations; or a batch size does not fit the processes.
     """
     choose_metric(prepared, args)
     if args.metric_for_best_model == "loss":
@@ -173,8 +137,18 @@ def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineT
         raise InputError(f"--metric_for_best_model: a sweep needs a metric such as {main_metric}, not the loss.")
     if prepared.train_features is None:
         raise InputError("--sweep and --seeds need training examples.")
+    search = args.search
+    assert search is not None
+    if search.prune and args.eval_strategy == "no":
+        raise InputError("--eval_strategy no: `prune` in the file of --sweep needs evaluations. Use epoch or steps.")
+    sizes = search.settings.get(BATCH_SIZE)
+    for size in sizes.values if isinstance(sizes, Choices) else ():
+        _divide_batch(args, size)
     args = lengthen(args, len(prepared.train_features))
-    return args, {**make_plan(prepared.model_args, args, prepared.settings), **digest_examples(prepared)}
+    plan = {**make_plan(prepared.model_args, args, prepared.settings), **digest_examples(prepared)}
+    if search.uses_optuna:  # another version may suggest other settings
+        plan["version of optuna"] = version("optuna")
+    return args, plan
 
 
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
@@ -187,43 +161,153 @@ def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
     return args
 
 
-def list_settings(args: FineTuningArguments) -> list[Setting]:
-    """Returns the settings to run: the paper's grid, or the given one.
+def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any], seed: int) -> PlannedRun:
+    """Returns the run of a setting and a seed.
+
+    Args:
+        args: of the sweep.
+        examples: number of training examples.
+        values: the values of the flags that vary.
+        seed: the seed of the run.
 
     Raises:
-        InputError: a batch size of the grid is not a multiple of processes times accumulation steps.
+        InputError: a batch size is not a multiple of processes times accumulation steps.
     """
-    divisor = args.world_size * args.gradient_accumulation_steps
-    if args.sweep != "paper":
-        return [Setting(args.per_device_train_batch_size * divisor, args.learning_rate, args.num_train_epochs)]
-    for batch_size in BATCH_SIZES:
-        if batch_size % divisor:
-            raise InputError(
-                f"--sweep paper: the batch size {batch_size} is not divisible by the number of processes "
-                f"({args.world_size}) times --gradient_accumulation_steps ({args.gradient_accumulation_steps})."
-            )
-    return list(itertools.starmap(Setting, itertools.product(BATCH_SIZES, LEARNING_RATES, EPOCHS)))
-
-
-def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArguments:
     run_args = copy.copy(args)
-    divisor = args.world_size * args.gradient_accumulation_steps
-    run_args.per_device_train_batch_size = run.setting.batch_size // divisor
-    run_args.learning_rate, run_args.num_train_epochs = run.setting.learning_rate, run.setting.epochs
-    run_args.seed, run_args.output_dir = run.seed, str(run.folder)
+    for flag, value in values.items():
+        if flag != BATCH_SIZE:
+            setattr(run_args, flag, value)
+    if BATCH_SIZE in values:
+        run_args.per_device_train_batch_size = _divide_batch(run_args, values[BATCH_SIZE])
+    run_args = lengthen(run_args, examples)
+    setting = {
+        "batch_size": run_args.per_device_train_batch_size * run_args.gradient_accumulation_steps * args.world_size,
+        "learning_rate": run_args.learning_rate,
+        "epochs": run_args.num_train_epochs,
+    }
+    # Enums are stored by their values.
+    other = {flag: getattr(value, "value", value) for flag, value in values.items() if flag not in _flags_of_columns()}
+    name = f"batch-{setting['batch_size']}_rate-{setting['learning_rate']:g}_epochs-{setting['epochs']:g}"
+    name += "".join(f"_{flag}-{_shorten(value)}" for flag, value in other.items())
+    run_args.seed = seed
+    run_args.output_dir = str(Path(str(args.output_dir)) / "runs" / f"{name}_seed-{seed}")
     # The folder was checked: an interrupted run in it belongs to this sweep.
     run_args.overwrite_output_dir = True
     run_args.resume_from_checkpoint = "true"
-    run_args.push_to_hub, run_args.sweep, run_args.seeds = False, None, 1
+    run_args.push_to_hub, run_args.sweep, run_args.seeds, run_args.search = False, None, 1, None
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
-    return run_args
+    return PlannedRun(dict(values), setting | other, run_args)
 
 
-def _write_failure(run: PlannedRun, message: str) -> None:
-    """Marks a run as diverged, so that it is not repeated."""
+def _flags_of_columns() -> set[str]:
+    return {flag for flags in COLUMNS.values() for flag in flags}
+
+
+def _shorten(value: Any) -> str:
+    """Returns a part of a folder's name. A digest replaces text that file systems may not allow."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if NAME.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _divide_batch(args: FineTuningArguments, size: int) -> int:
+    """Returns the batch size per device."""
+    divisor = args.world_size * args.gradient_accumulation_steps
+    if size % divisor:
+        raise InputError(
+            f"--sweep {args.sweep}: the batch size {size} is not divisible by the number of processes "
+            f"({args.world_size}) times --gradient_accumulation_steps ({args.gradient_accumulation_steps})."
+        )
+    return size // divisor
+
+
+# --- runs -------------------------------------------------------------------------------------------------------
+
+
+def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[FinishedRun]:
+    """Runs the settings, then the best one with further seeds. Returns all finished runs of these settings."""
+    search = args.search
+    assert search is not None and prepared.train_features is not None
+    set_name, metric = selection_metric(prepared, args)
+    suggestions = Suggestions(search, args)
+    stopper = [StopBadRuns(suggestions, f"{set_name}_{metric}")] if search.prune else []
+    examples, extra = len(prepared.train_features), max(0, search.winner_seeds - args.seeds)
+    total = "" if search.size is None else f" of {search.size * args.seeds + extra}"
+    finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
+    tried: list[dict[str, Any]] = []
+    while (values := suggestions.ask(len(tried))) is not None:
+        runs = [plan_run(args, examples, values, args.seed + number) for number in range(args.seeds)]
+        if runs[0].read() is None and _is_out_of_time(search.hours, [*finished.values()], args.seeds + extra):
+            tries = format_count(len(tried), "setting")
+            logger.info("stopped after %s. Another one would probably exceed %g hours", tries, search.hours)
+            break
+        for number, run in enumerate(runs):
+            title = f"run {len(tried) * args.seeds + number + 1}{total}"
+            # Only the first seed is compared with earlier runs. If it is stopped, the other seeds do not run.
+            finished[run.folder] = _run(prepared, args, run, title, [] if number else stopper)
+            if "stopped_early" in finished[run.folder].results:
+                break
+        tried.append(values)
+        done = [finished[run.folder] for run in runs if run.folder in finished]
+        suggestions.tell(mean_score(done, metric, set_name), done[0].evaluations(metric, set_name) if stopper else [])
+    best = choose_setting([*finished.values()], prepared, args)
+    for values, number in itertools.product(tried, range(args.seeds, search.winner_seeds)):
+        run = plan_run(args, examples, values, args.seed + number)
+        if run.setting == best:
+            finished[run.folder] = _run(prepared, args, run, f"seed {number + 1} of the best setting", [])
+        elif (earlier := run.read()) is not None:  # it was the best setting until the sweep got a larger budget
+            finished[run.folder] = earlier
+    return [*finished.values()]
+
+
+def _run(
+    prepared: PreparedTask, args: FineTuningArguments, run: PlannedRun, title: str, callbacks: list[StopBadRuns]
+) -> FinishedRun:
+    """Returns a run, and runs it unless it is finished. Then removes all weights except the best."""
+    if (finished := run.read()) is not None:
+        return finished
+    logger.info("%s: %s", title, run.name)
+    set_name, metric = selection_metric(prepared, args)
+    student = {flag: value for flag, value in run.values.items() if flag in prepared.settings}  # of a distillation
+    start = time.monotonic()
+    failure: dict[str, Any] = {}
+    try:
+        results = fine_tune(dataclasses.replace(prepared, settings=prepared.settings | student), run.args, callbacks)
+        interval = results.get("intervals", {}).get(set_name, {}).get(metric)
+        score = results["metrics"][set_name].get(metric)
+        perfect_score = prepared.task.perfect_score
+        logger.info("%s: %s %s", run.name, metric, format_with_interval(metric, score, interval, perfect_score))
+    except DivergedError as error:
+        logger.warning("%s: %s", run.name, error)
+        failure = {"failure": f"{run.name}: {error}"}
+    except PrunedError:
+        logger.info("%s: stopped early, because it is worse than the median", run.name)
+        failure = {"stopped_early": True}
+    if args.should_save:
+        _store(run, failure, [score for callback in callbacks for score in callback.evaluations], start)
+        output_dir = Path(str(args.output_dir))
+        # A continued sweep may have finished runs after this one.
+        _keep_best_weights(output_dir, best_run(read_runs(output_dir), prepared, args))
+    finished = run.read()
+    assert finished is not None
+    return finished
+
+
+def _store(run: PlannedRun, failure: dict[str, Any], evaluations: list[float], start: float) -> None:
+    """Adds the time to the results of a run. The results of a failed run mark it as finished, too."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.folder / RESULTS, json.dumps({"failure": f"{run.name}: {message}"}))
+    results = failure | {"evaluations": evaluations} if failure else read_json(run.folder / RESULTS)
+    results["seconds"] = round(time.monotonic() - start, 1)
+    write_atomically(run.folder / RESULTS, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def _is_out_of_time(hours: float | None, runs: list[FinishedRun], needed: int) -> bool:
+    """Whether `needed` more runs would exceed the budget, if they take as long as the others. The first one may.
+
+    The time of attempts that were interrupted does not count.
+    """
+    seconds = [run.results.get("seconds", run.results.get("training", {}).get("train_runtime", 0)) for run in runs]
+    return hours is not None and len(runs) > 0 and sum(seconds) + needed * np.mean(seconds) > 3600 * hours
 
 
 def _finish(
@@ -234,8 +318,8 @@ def _finish(
 ) -> None:
     """Moves the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
     output_dir = Path(str(args.output_dir))
-    best = _best(runs, prepared, args)
-    if best.failed:
+    best = best_run(runs, prepared, args)
+    if not best.is_complete:
         raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
     summary = summarize_sweep(runs, prepared, args)
     mean_intervals = {
@@ -244,16 +328,19 @@ def _finish(
     if summary["best_setting"]["seeds"] > 1:  # a single run gave its own warning
         for sentence in describe_wide_intervals(prepared, mean_intervals, "Add seeds (--seeds)."):
             logger.warning("mean over the seeds, %s", sentence)
-    tables = sweep_tables(summary, Setting._fields, prepared.task.perfect_score)
+    columns = list(best.setting)
+    tables = sweep_tables(summary, columns, prepared.task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
     _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
     _move_best_run(output_dir, best)
+    draw_sweep(summary, columns, prepared.task.perfect_score, output_dir / "sweep.png")
     repository = None
     if args.push_to_hub:
         name = args.hub_model_id or output_dir.resolve().name
         hub = HfApi(token=args.hub_token)
         repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
     results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
+    results.pop("seconds", None)  # type: ignore[typeddict-item]
     if compare is not None:
         results["comparison"] = compare(results)
     card_name, base_model = repository or args.hub_model_id, prepared.model_args.model_name_or_path
@@ -287,66 +374,3 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
             path.replace(output_dir / path.name)
         elif path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):
             shutil.copy2(path, output_dir / path.name)
-
-
-# --- results ----------------------------------------------------------------------------------------------------
-
-
-def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
-    """Returns mean and standard deviation over seeds: the score of each setting, all metrics of the best setting.
-
-    Returns:
-        `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
-        its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
-        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of diverged runs. The
-        interval of one seed is the run's own. It is None if there is none.
-    """
-    set_name, metric = _selection_metric(prepared, args)
-    settings = []
-    failures = [run.results["failure"] for run in runs if run.failed]
-    runs = [run for run in runs if not run.failed]
-    for setting in dict.fromkeys(run.setting for run in runs):
-        setting_runs = [run for run in runs if run.setting == setting]
-        scores = [run.score(metric, set_name) for run in setting_runs]
-        spread = _summarize_seeds(setting_runs, metric, set_name)
-        settings.append({**setting._asdict(), "seeds": len(scores), "scores": scores, **spread})
-    sign = 1 if args.greater_is_better else -1
-    best = max(settings, key=lambda row: np.nan_to_num(sign * row["mean"], nan=-np.inf))
-    best_runs = [run for run in runs if run.setting == Setting(*(best[name] for name in Setting._fields))]
-    metrics = {
-        name: {m: _summarize_seeds(best_runs, m, name) for m in values}
-        for name, values in best_runs[0].results["metrics"].items()
-    }
-    return {
-        "chosen_by": f"{set_name}_{metric}",
-        "settings": settings,
-        "best_setting": best,
-        "metrics": metrics,
-        "failures": failures,
-    }
-
-
-def _summarize_seeds(runs: list[FinishedRun], metric: str, set_name: str) -> dict[str, Any]:
-    values = [run.score(metric, set_name) for run in runs]
-    return {
-        "mean": float(np.mean(values)),
-        # The standard deviation of a sample, undefined for one seed.
-        "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
-        "interval": estimate_mean_interval(values) if len(values) > 1 else runs[0].interval(metric, set_name),
-    }
-
-
-def _selection_metric(prepared: PreparedTask, args: FineTuningArguments) -> tuple[str, str]:
-    """Returns the evaluation set and the metric by which the best run is selected."""
-    assert prepared.validation_set is not None  # see `choose_metric`
-    return prepared.validation_set.name, str(args.metric_for_best_model)
-
-
-def _best(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> FinishedRun:
-    set_name, metric = _selection_metric(prepared, args)
-    sign = 1 if args.greater_is_better else -1
-
-    def rank(run: FinishedRun) -> tuple[bool, float]:
-        return not run.failed, np.nan_to_num(sign * run.score(metric, set_name), nan=-np.inf)
-
-    return max(runs, key=rank)

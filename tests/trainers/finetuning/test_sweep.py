@@ -16,6 +16,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
+from snugbert.trainers.finetuning.suggestions import draw_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -25,21 +26,27 @@ class Interrupted(Exception):
 
 
 def test_the_papers_grid(tmp_path):
-    settings = sweep.list_settings(arguments(tmp_path, sweep="paper"))
-    rates = (5e-5, 4e-5, 3e-5, 2e-5)
-    assert settings == [(size, rate, epochs) for size in (16, 32) for rate in rates for epochs in (2, 3, 4)]
+    args = arguments(tmp_path, sweep="paper")
+    names = [sweep.plan_run(args, 60, draw_setting(args.search, 42, index), 7).name for index in range(24)]
+    rates = ("5e-05", "4e-05", "3e-05", "2e-05")
+    assert names == [
+        f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7"
+        for size in (16, 32)
+        for rate in rates
+        for epochs in (2, 3, 4)
+    ]
+    assert args.search.size == 24 and draw_setting(args.search, 42, 24) is None
 
 
 def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "BATCH_SIZES", (16, 32))
-    monkeypatch.setattr(sweep, "LEARNING_RATES", (1e-3, 1e-4))
-    monkeypatch.setattr(sweep, "EPOCHS", (1.0,))
-    settings = {"sweep": "paper", "seeds": 2}
+    grid = "settings: {batch_size: [16, 32], learning_rate: [1e-3, 1e-4], num_train_epochs: [1]}"
+    (tmp_path / "grid.yaml").write_text(grid)
+    settings = {"sweep": str(tmp_path / "grid.yaml"), "seeds": 2}
     calls = []
 
-    def counted(task, args):
+    def counted(task, args, callbacks):
         calls.append(args.output_dir)
-        return fine_tune(task, args)
+        return fine_tune(task, args, callbacks)
 
     training_step = FineTuningTrainer.training_step
 
@@ -90,7 +97,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
     failures: list[type[Exception]] = [Interrupted, DivergedError]
 
-    def run_of_a_seed(task, args):
+    def run_of_a_seed(task, args, callbacks):
         if args.seed == 45:
             raise failures.pop(0)("the loss is nan")
         task.evaluation_sets[0].score = lambda predictions: {"accuracy": scores[args.seed], "pearson": np.nan}

@@ -1,0 +1,166 @@
+"""Which settings a sweep tries, and which runs it stops early.
+
+Optuna is asked for each setting and told its score. Trainer's own hook for Optuna, `hyperparameter_search`, does not
+fit: its trials share one output folder and one seed, and an interrupted search cannot resume.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.sweep_file import SAMPLERS, Choices, Span, SweepFile
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+class PrunedError(Exception):
+    """A run was stopped because it is worse than the median of earlier runs."""
+
+
+def draw_setting(search: SweepFile, seed: int, index: int) -> dict[str, Any] | None:
+    """Returns the setting `index` of a grid or of a random search. None: the grid has no more.
+
+    A random setting depends only on `seed` and `index`, so a resumed sweep draws the same.
+    """
+    if search.method == "random":
+        generator = np.random.default_rng([seed, index])
+        return {flag: values.draw(generator) for flag, values in search.settings.items()}
+    grid = itertools.product(*(values.values for values in search.settings.values() if isinstance(values, Choices)))
+    values = next(itertools.islice(grid, index, None), None)
+    return None if values is None else dict(zip(search.settings, values, strict=True))
+
+
+class Suggestions:
+    """The settings of a sweep in order. The main process chooses them, and all processes get them.
+
+    A resumed sweep asks and tells the finished runs again. Optuna's samplers depend only on their seed and on what
+    they were told, so they suggest the same settings.
+
+    Args:
+        search: the file of the sweep.
+        args: `seed`, `greater_is_better` and the processes.
+    """
+
+    def __init__(self, search: SweepFile, args: FineTuningArguments):
+        self._search, self._seed, self._is_main = search, args.seed, args.process_index == 0
+        self._study = _make_study(search, args) if search.uses_optuna and self._is_main else None
+        self._trial: Any = None  # of the last setting
+        self._reported = 0  # number of its evaluations that Optuna has
+
+    def ask(self, index: int) -> dict[str, Any] | None:
+        """Returns the setting `index`. Call it once for each index, in order, in every process. None: no more."""
+        setting = None
+        if self._is_main and not (self._search.size is not None and index >= self._search.size):
+            settings = self._search.settings
+            sampled = settings if self._search.method in SAMPLERS else {}
+            if self._study is not None:
+                self._trial = self._study.ask({flag: _make_distribution(values) for flag, values in sampled.items()})
+                self._reported = 0
+            if sampled:
+                setting = _read_parameters(settings, self._trial.params)
+            else:
+                setting = draw_setting(self._search, self._seed, index)
+        (setting,) = broadcast_object_list([setting])
+        return setting
+
+    def is_bad(self, evaluations: Sequence[float]) -> bool:
+        """Returns whether to stop a run with the last setting. Every process must call this.
+
+        Args:
+            evaluations: its scores in training so far.
+        """
+        bad = False
+        if self._study is not None:
+            self._report(evaluations)
+            bad = self._trial.should_prune()
+        (bad,) = broadcast_object_list([bad])
+        return bad
+
+    def tell(self, score: float, evaluations: Sequence[float]) -> None:
+        """Tells Optuna the result of the last setting.
+
+        Args:
+            score: its score. NaN: it was stopped early, it diverged, or the score is undefined.
+            evaluations: its scores in training.
+        """
+        if self._study is None:
+            return
+        from optuna.trial import TrialState
+
+        self._report(evaluations)
+        if np.isfinite(score):
+            self._study.tell(self._trial, score)
+        else:  # TPE regards it as worse than all complete runs
+            self._study.tell(self._trial, state=TrialState.PRUNED)
+
+    def _report(self, evaluations: Sequence[float]) -> None:
+        for step in range(self._reported, len(evaluations)):
+            self._trial.report(evaluations[step], step)
+        self._reported = max(self._reported, len(evaluations))
+
+
+class StopBadRuns(TrainerCallback):
+    """Compares a run with earlier runs after each evaluation except the last, which would save nothing.
+
+    Args:
+        suggestions: the settings of the sweep.
+        metric: such as "eval_accuracy".
+
+    Attributes:
+        evaluations: the scores that were compared.
+    """
+
+    def __init__(self, suggestions: Suggestions, metric: str):
+        self._suggestions, self._metric = suggestions, metric
+        self.evaluations: list[float] = []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each evaluation. The log contains the ones before a resumed checkpoint, too.
+
+        Raises:
+            PrunedError: the run is worse than the median.
+        """
+        if state.global_step < state.max_steps:
+            self.evaluations = list_evaluations(state.log_history, self._metric)
+            if self._suggestions.is_bad(self.evaluations):
+                raise PrunedError
+
+
+def list_evaluations(log_history: Sequence[Mapping[str, float]], metric: str) -> list[float]:
+    """Returns the scores in the log of a run, in order."""
+    return [line[metric] for line in log_history if metric in line]
+
+
+def _make_study(search: SweepFile, args: FineTuningArguments) -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
+    sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=args.seed)
+    # Its defaults: the first five runs are never stopped.
+    pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
+    return optuna.create_study(
+        sampler=sampler, pruner=pruner, direction="maximize" if args.greater_is_better else "minimize"
+    )
+
+
+def _make_distribution(values: Choices | Span) -> "BaseDistribution":
+    """Choices are numbered. Their values may be of any type."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if isinstance(values, Span):
+        return FloatDistribution(values.low, values.high, log=values.log)
+    last = len(values.values) - 1
+    return IntDistribution(0, last) if values.ordered else CategoricalDistribution(range(last + 1))
+
+
+def _read_parameters(settings: Mapping[str, Choices | Span], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        flag: values.read(parameters[flag]) if isinstance(values, Span) else values.values[parameters[flag]]
+        for flag, values in settings.items()
+    }

@@ -1,0 +1,256 @@
+"""The YAML file of `--sweep`: which flags vary, how they are searched, and the budget.
+
+    method: tpe         # grid, random, tpe, gp or qmc
+    runs: 20            # settings to try
+    hours: 2            # the budget of time
+    prune: true         # stop runs that are worse than the median of earlier runs
+    winner_seeds: 3     # runs of the best setting
+    settings:
+      learning_rate: {low: 1e-5, high: 1e-4, log: true}
+      num_train_epochs: {low: 2, high: 4, step: 1}
+      per_device_train_batch_size: [16, 32]
+      weight_decay: 0.1
+
+`paper`, `fixed` and `stable` are files of the package.
+"""
+
+import dataclasses
+import json
+import math
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from snugbert.command_line import parse_arguments
+from snugbert.errors import InputError
+from snugbert_arguments import did_you_mean, explain_choice, suggest_path
+
+PRESETS = ("paper", "fixed", "stable")
+SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of Optuna
+METHODS = ("grid", "random", *SAMPLERS)
+KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
+BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
+# The flags that a sweep may vary: settings of the training that affect its result.
+VARIED = (
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "class_weights",
+    "distillation_temperature",
+    "distillation_weight",
+    "freeze_embeddings",
+    "freeze_layers",
+    "gradient_accumulation_steps",
+    "label_smoothing_factor",
+    "layerwise_lr_decay",
+    "learning_rate",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "max_steps",
+    "neftune_noise_alpha",
+    "num_train_epochs",
+    "optim",
+    "per_device_train_batch_size",
+    "reinit_layers",
+    "train_sampling_strategy",
+    "unfreeze_after_steps",
+    "warmup_steps",
+    "weight_decay",
+)
+
+
+class Choices(NamedTuple):
+    """The values of a list or of a range with steps."""
+
+    values: tuple[Any, ...]
+    ordered: bool = False  # whether close values are similar: a range with steps
+
+    def draw(self, generator: np.random.Generator) -> Any:
+        """Returns a random value."""
+        return self.values[generator.integers(len(self.values))]
+
+
+class Span(NamedTuple):
+    """A range without steps: a uniform distribution, or a log-uniform one."""
+
+    low: float
+    high: float
+    log: bool
+    is_integer: bool
+
+    def draw(self, generator: np.random.Generator) -> float:
+        """Returns a random value."""
+        if self.log:
+            return self.read(math.exp(generator.uniform(math.log(self.low), math.log(self.high))))
+        return self.read(generator.uniform(self.low, self.high))
+
+    def read(self, value: float) -> float:
+        """Rounds to a number that is short in tables and names of folders: four digits, or an integer."""
+        return round(value) if self.is_integer else min(max(float(f"{value:.4g}"), self.low), self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepFile:
+    """What a sweep runs.
+
+    Attributes:
+        content: the preset's name, or the content of the file without its budget, for the plan of the output folder.
+        settings: the flags that vary, and `BATCH_SIZE`.
+        defaults: values of flags that are the same in all runs. The command line may replace them.
+        method: one of `METHODS`.
+        runs: maximum number of settings. None: no limit.
+        hours: time budget. None: no limit.
+        prune: whether to stop bad runs early.
+        seeds: number of seeds of each setting, the default of `--seeds`.
+        winner_seeds: number of seeds of the best setting.
+        min_steps: minimum number of steps of a run, unless the user chose its length.
+    """
+
+    content: Any
+    settings: dict[str, Choices | Span]
+    defaults: dict[str, Any]
+    method: str = "grid"
+    runs: int | None = None
+    hours: float | None = None
+    prune: bool = False
+    seeds: int = 1
+    winner_seeds: int = 1
+    min_steps: int = 0
+
+    @property
+    def uses_optuna(self) -> bool:
+        """Whether Optuna suggests settings or stops runs."""
+        return self.prune or self.method in SAMPLERS
+
+    @property
+    def size(self) -> int | None:
+        """Maximum number of settings. None: the time limits it."""
+        if self.method != "grid":
+            return self.runs
+        grid = math.prod(len(values.values) for values in self.settings.values() if isinstance(values, Choices))
+        return grid if self.runs is None else min(grid, self.runs)
+
+
+def read_sweep_file(name: str, args_class: type) -> SweepFile:
+    """Reads a preset or a YAML file.
+
+    Args:
+        name: one of `PRESETS`, or the path of a file.
+        args_class: the dataclass of the flags.
+
+    Raises:
+        InputError: the file does not exist, or a part of it cannot be used.
+    """
+    file = Path(__file__).with_name(f"sweep_{name}.yaml") if name in PRESETS else Path(name)
+    if not file.is_file():
+        if file.suffix in (".yaml", ".yml"):
+            raise InputError(f"--sweep: the file {name} does not exist.{suggest_path(name)}")
+        raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or give a YAML file.")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        json.dumps(content)
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
+        raise InputError(f"--sweep: {name} cannot be read: {' '.join(str(error).split())}") from error
+    try:
+        return _check(content, name, args_class)
+    except InputError as error:
+        raise InputError(f"--sweep: {name}: {error}") from error
+
+
+def _check(content: Any, name: str, args_class: type) -> SweepFile:
+    if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
+        raise InputError("`settings` is missing. It lists the flags to vary, such as learning_rate: [1e-5, 3e-5].")
+    for key in content:
+        if key not in KEYS:
+            raise InputError(f"unknown key {key}.{did_you_mean(str(key), KEYS)} Keys: {', '.join(KEYS)}.")
+    method = content.get("method", "grid")
+    if method not in METHODS:
+        raise InputError(explain_choice("method", str(method), METHODS))
+    for key in ("runs", "seeds", "winner_seeds", "min_steps"):
+        if type(content.get(key, 1)) is not int or content.get(key, 1) < 1:
+            raise InputError(f"{key} {content[key]!r} must be a whole number, at least 1.")
+    hours, prune = content.get("hours", 1), content.get("prune", False)
+    if type(hours) not in (int, float) or not 0 < hours < math.inf:
+        raise InputError(f"hours {hours!r} must be a number above 0.")
+    if type(prune) is not bool:
+        raise InputError(f"prune {prune!r} must be true or false.")
+    if method != "grid" and not {"runs", "hours"} & content.keys():
+        raise InputError(f"method {method} needs a budget: `runs` or `hours`.")
+    settings, defaults = {}, {}
+    for flag, given in content["settings"].items():
+        if isinstance(given, list | dict) or flag == BATCH_SIZE:
+            settings[flag] = _read_values(flag, given, method, args_class)
+        else:
+            defaults[flag] = _convert(flag, given, args_class)
+    if BATCH_SIZE in settings and "per_device_train_batch_size" in settings:
+        raise InputError(f"{BATCH_SIZE} and per_device_train_batch_size exclude each other. Remove one.")
+    budget = ("runs", "hours", "seeds", "winner_seeds")
+    kept = {key: value for key, value in content.items() if key not in budget}
+    options = {key: value for key, value in content.items() if key != "settings"}
+    sweep = SweepFile(name if name in PRESETS else kept, settings, defaults, **options)
+    if sweep.uses_optuna and not find_spec("optuna"):
+        what = "prune" if method in ("grid", "random") else f"method {method}"
+        raise InputError(f"{what} needs another package. Run: pip install 'snugbert[optuna]'.")
+    return sweep
+
+
+def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choices | Span:
+    if not isinstance(given, dict):
+        values = given if isinstance(given, list) else [given]
+        if not values:
+            raise InputError(f"{flag}: the list is empty.")
+        return Choices(tuple(_convert(flag, value, args_class) for value in values))
+    if not {"low", "high"} <= given.keys() <= {"low", "high", "step", "log"}:
+        raise InputError(f"{flag}: a range has low and high, and step or log. Given: {', '.join(map(str, given))}.")
+    low, high = (_convert(flag, given[name], args_class) for name in ("low", "high"))
+    numbers = [value for value in (low, high) if isinstance(value, int | float) and not isinstance(value, bool)]
+    log, is_integer = given.get("log", False), all(isinstance(value, int) for value in numbers)
+    if len(numbers) < 2:
+        raise InputError(f"{flag} is not a number. Give a list.")
+    try:
+        step = float(given["step"]) if "step" in given else 1.0 if is_integer and not log else None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{flag}: step {given['step']!r} is not a number.") from error
+    if type(log) is not bool or low >= high or (step is not None and (step <= 0 or log)) or (log and low <= 0):
+        raise InputError(
+            f"{flag}: low must be below high. step must be above 0. log must be true or false, needs a low above 0, "
+            "and excludes step."
+        )
+    if step is None:
+        if method == "grid":
+            raise InputError(f"{flag}: a grid needs a list or a range with a step.")
+        return Span(low, high, log, is_integer)
+    count = math.floor((high - low) / step + 1e-9) + 1  # 0.3 / 0.1 is 2.9999999999999996
+    steps = [float(f"{low + i * step:.6g}") for i in range(count)]
+    return Choices(tuple(_convert(flag, f"{value:g}", args_class) for value in steps), ordered=True)
+
+
+def _convert(flag: str, value: Any, args_class: type) -> Any:
+    """Reads a value as the command line reads it, and checks it. YAML reads 1e-5 as text."""
+    if flag not in (*VARIED, BATCH_SIZE):
+        raise InputError(f"settings: {_explain_setting(str(flag), args_class)}")
+    name = "per_device_train_batch_size" if flag == BATCH_SIZE else flag
+    if value is None:  # a flag that is not given
+        return args_class.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    freeze = [] if flag.startswith("freeze") else ["--freeze_layers", "1"]  # unfreeze_after_steps needs it
+    try:
+        (args,) = parse_arguments([args_class], ["--output_dir", ".", *freeze, f"--{name}={text}"], "snugbert", "")
+    except InputError as error:
+        message = str(error).partition(" `snugbert")[0]  # without the hint to `--help`
+        raise InputError(re.sub(rf"^(argument )?--{name}(/--[\w-]+)?:? ", f"{flag}: ", message)) from error
+    return getattr(args, name)
+
+
+def _explain_setting(flag: str, args_class: type) -> str:
+    if flag in args_class.__dataclass_fields__:  # type: ignore[attr-defined]
+        return f"{flag} is the same in all runs of a sweep. Set it on the command line."
+    hint = did_you_mean(flag, (*VARIED, BATCH_SIZE))
+    return (
+        f"{flag} is not a flag of the training.{hint} Flags of data and model are the same in all runs. Run one sweep "
+        "per value."
+    )

@@ -1,0 +1,144 @@
+"""The results of a sweep: its finished runs, the best of them, and the summary of all settings."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from snugbert.files import read_json
+from snugbert.reports.intervals import Interval, estimate_mean_interval
+from snugbert.reports.results import RESULTS
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.plan import list_run_folders
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.suggestions import list_evaluations
+from snugbert.trainers.run_settings import read_state
+
+
+class FinishedRun(NamedTuple):
+    """A run that finished, diverged or was stopped early."""
+
+    setting: dict[str, Any]
+    seed: int
+    folder: Path
+    # [`RunResults`], or "evaluations" with either "failure" (the message of a diverged run) or "stopped_early". All
+    # have "seconds", the time that the run took.
+    results: dict[str, Any]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run neither diverged nor was stopped early."""
+        return "metrics" in self.results
+
+    def score(self, metric: str, set_name: str) -> float:
+        """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
+        value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
+        return np.nan if value is None else value
+
+    def interval(self, metric: str, set_name: str) -> Interval | None:
+        """Returns the interval of a metric. None: there is none."""
+        return self.results.get("intervals", {}).get(set_name, {}).get(metric)
+
+    def evaluations(self, metric: str, set_name: str) -> list[float]:
+        """Returns the metric after each evaluation in training."""
+        if self.is_complete:
+            return list_evaluations(read_state(self.folder).log_history, f"{set_name}_{metric}")
+        return self.results["evaluations"]
+
+
+def read_runs(output_dir: Path) -> list[FinishedRun]:
+    """Returns the finished runs in the output folder of a sweep, without their settings. The newest is the last."""
+    folders = [folder for folder in list_run_folders(output_dir) if (folder / RESULTS).exists()]
+    folders.sort(key=lambda folder: (folder / RESULTS).stat().st_mtime_ns)
+    return [FinishedRun({}, 0, folder, read_json(folder / RESULTS)) for folder in folders]
+
+
+def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
+    """Returns mean and standard deviation over seeds: the score of each setting, all metrics of the best setting.
+
+    Returns:
+        `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
+        its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
+        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of diverged runs;
+        `stopped`: the fields of each setting that was stopped early and its `scores` in training, if there are any.
+        The interval of one seed is the run's own. It is None if there is none.
+    """
+    set_name, metric = selection_metric(prepared, args)
+    settings = []
+    for setting in _list_settings(runs):
+        setting_runs = [run for run in runs if run.is_complete and run.setting == setting]
+        if setting_runs:
+            scores = [run.score(metric, set_name) for run in setting_runs]
+            spread = _summarize_seeds(setting_runs, metric, set_name)
+            settings.append({**setting, "seeds": len(scores), "scores": scores, **spread})
+    best = choose_setting(runs, prepared, args)
+    best_runs = [run for run in runs if run.is_complete and run.setting == best]
+    metrics = {
+        name: {m: _summarize_seeds(best_runs, m, name) for m in values}
+        for name, values in best_runs[0].results["metrics"].items()
+    }
+    stopped = [run for run in runs if "stopped_early" in run.results]
+    return {
+        "chosen_by": f"{set_name}_{metric}",
+        "settings": settings,
+        "best_setting": next(row for row in settings if best == {name: row[name] for name in best}),
+        "metrics": metrics,
+        "failures": [run.results["failure"] for run in runs if "failure" in run.results],
+        **({"stopped": [{**run.setting, "scores": run.results["evaluations"]} for run in stopped]} if stopped else {}),
+    }
+
+
+def choose_setting(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
+    """Returns the setting with the best mean over the seeds that every setting has. Empty: no run is complete."""
+    set_name, metric = selection_metric(prepared, args)
+    compared = [run for run in runs if run.is_complete and run.seed < args.seed + args.seeds]
+    sign = 1 if args.greater_is_better else -1
+
+    def rank(setting: Mapping[str, Any]) -> float:
+        score = mean_score([run for run in compared if run.setting == setting], metric, set_name)
+        return float(np.nan_to_num(sign * score, nan=-np.inf))
+
+    return max(_list_settings(compared), key=rank, default={})
+
+
+def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> FinishedRun:
+    """Returns the best run. If several are equal, returns the first of those whose weights were kept.
+
+    If no run is complete, returns any.
+    """
+    set_name, metric = selection_metric(prepared, args)
+    sign = 1 if args.greater_is_better else -1
+
+    def rank(run: FinishedRun) -> tuple[bool, float, bool]:
+        score = float(np.nan_to_num(sign * run.score(metric, set_name), nan=-np.inf))
+        return run.is_complete, score, any(run.folder.glob("model*.safetensors"))
+
+    return max(runs, key=rank)
+
+
+def mean_score(runs: Sequence[FinishedRun], metric: str, set_name: str) -> float:
+    """Returns the mean over complete runs. NaN if there are none, or if the metric of one is undefined."""
+    scores = [run.score(metric, set_name) for run in runs if run.is_complete]
+    return float(np.mean(scores)) if scores else np.nan
+
+
+def selection_metric(prepared: PreparedTask, args: FineTuningArguments) -> tuple[str, str]:
+    """Returns the evaluation set and the metric by which the best run is selected."""
+    assert prepared.validation_set is not None  # see `choose_metric`
+    return prepared.validation_set.name, str(args.metric_for_best_model)
+
+
+def _list_settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
+    """Returns the different settings, in order."""
+    return [run.setting for index, run in enumerate(runs) if run.setting not in [r.setting for r in runs[:index]]]
+
+
+def _summarize_seeds(runs: list[FinishedRun], metric: str, set_name: str) -> dict[str, Any]:
+    values = [run.score(metric, set_name) for run in runs]
+    return {
+        "mean": float(np.mean(values)),
+        # The standard deviation of a sample, undefined for one seed.
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
+        "interval": estimate_mean_interval(values) if len(values) > 1 else runs[0].interval(metric, set_name),
+    }

@@ -1,0 +1,197 @@
+"""Suggested settings: next to Optuna's own loop, to SciPy's distributions, and after an interruption."""
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import yaml
+from finetuning_examples import arguments, make_tokenizer, prepare_counting
+from forked import run as run_forked
+from scipy.stats import kstest, loguniform
+
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning import sweep
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.suggestions import StopBadRuns, Suggestions, draw_setting
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+SETTINGS = {
+    "learning_rate": {"low": 1e-5, "high": 1e-3, "log": True},
+    "num_train_epochs": {"low": 2, "high": 4, "step": 1},
+    "lr_scheduler_type": ["linear", "cosine", "constant"],
+}
+
+
+def search_arguments(folder: Path, settings=None, flags=None, **content):
+    """Arguments with a file of a sweep."""
+    file = folder.parent / f"{folder.name}.yaml"
+    file.write_text(yaml.safe_dump({"settings": settings or SETTINGS, **content}, sort_keys=False))
+    return arguments(folder, sweep=str(file), **{"metric_for_best_model": "accuracy", **(flags or {})})
+
+
+def evaluate(rate: float, epochs: float, schedule: str) -> list[float]:
+    """A learning curve: one score per epoch."""
+    peak = {"linear": 3e-4, "cosine": 1e-4, "constant": 3e-5}[schedule]
+    best = math.exp(-abs(math.log(rate / peak))) + 0.01 * epochs
+    return [(1 - 0.5 ** (epoch + 1)) * best for epoch in range(int(epochs))]
+
+
+def own_loop(method: str, prune: bool, runs: int) -> list[tuple]:
+    """Optuna's loop: `optimize`, with an objective that defines its parameters."""
+
+    def objective(trial: optuna.Trial) -> float:
+        rate = trial.suggest_float("learning_rate", 1e-5, 1e-3, log=True)
+        epochs = 2.0 + trial.suggest_int("num_train_epochs", 0, 2)
+        schedule = ("linear", "cosine", "constant")[trial.suggest_categorical("lr_scheduler_type", range(3))]
+        rate = float(f"{rate:.4g}")
+        scores = evaluate(rate, epochs, schedule)
+        for step, score in enumerate(scores):
+            trial.report(score, step)
+            if prune and step + 1 < len(scores) and trial.should_prune():
+                found.append((rate, epochs, schedule, step + 1))
+                raise optuna.TrialPruned
+        found.append((rate, epochs, schedule, len(scores)))
+        return scores[-1]
+
+    found: list[tuple] = []
+    sampler = {"tpe": optuna.samplers.TPESampler, "qmc": optuna.samplers.QMCSampler}[method](seed=7)
+    pruner = optuna.pruners.MedianPruner() if prune else optuna.pruners.NopPruner()
+    optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner).optimize(objective, n_trials=runs)
+    return found
+
+
+@pytest.mark.parametrize(("method", "prune"), [("tpe", True), ("qmc", False)])
+def test_suggestions_equal_optunas_own_loop(method, prune, tmp_path):
+    args = search_arguments(tmp_path / "run", method=method, prune=prune, runs=30, flags={"seed": 7})
+    args.greater_is_better = True
+    suggestions, found = Suggestions(args.search, args), []
+    for index in itertools.count():
+        setting = suggestions.ask(index)
+        if setting is None:
+            break
+        values = (setting["learning_rate"], setting["num_train_epochs"], setting["lr_scheduler_type"].value)
+        scores = evaluate(*values)
+        ended = next((n for n in range(1, len(scores)) if prune and suggestions.is_bad(scores[:n])), len(scores))
+        found.append((*values, ended))
+        suggestions.tell(scores[-1] if ended == len(scores) else math.nan, scores[:ended])
+    assert found == own_loop(method, prune, 30) and len(found) == 30
+    assert any(ended < epochs for _, epochs, _, ended in found) == prune
+
+
+def test_random_settings_depend_on_the_seed_and_the_index(tmp_path):
+    search = search_arguments(tmp_path / "run", method="random", runs=3).search
+    drawn = [draw_setting(search, 1, index) for index in range(400)]
+    assert (
+        drawn[:5] == [draw_setting(search, 1, index) for index in range(5)] and draw_setting(search, 2, 0) != drawn[0]
+    )
+    rates = [setting["learning_rate"] for setting in drawn]
+    assert kstest(rates, loguniform(1e-5, 1e-3).cdf).pvalue > 0.01
+    for flag, count in (("num_train_epochs", 3), ("lr_scheduler_type", 3)):
+        values = [setting[flag] for setting in drawn]
+        assert len(set(values)) == count and min(map(values.count, set(values))) > 100
+    whole = search_arguments(
+        tmp_path / "a", {"freeze_layers": {"low": 1, "high": 9, "log": True}}, method="random", runs=1
+    )
+    assert {type(draw_setting(whole.search, 0, index)["freeze_layers"]) for index in range(20)} == {int}
+
+
+# --- real runs --------------------------------------------------------------------------------------------------
+
+RATES = {"learning_rate": {"low": 1e-3, "high": 3e-2, "log": True}, "batch_size": [12, 30]}
+
+
+def read_sweep(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())["sweep"]
+
+
+def run_search(folder: Path, settings=None, **content) -> None:
+    """Runs a sweep. The score is the mean logit of the correct label, so that no two runs are equal."""
+    prepared = prepare_counting(make_tokenizer())
+    task: Any = prepared.task
+    task.decode = lambda logits, split, features: logits
+    task.measure = lambda split, logits: np.take_along_axis(logits, np.array(split.inputs["label"])[:, None], 1)
+    sweep.run_task(prepared, search_arguments(folder, settings or RATES, **content))
+
+
+def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+    """Optuna is told the finished runs again, also the ones that were stopped early. Budgets may grow."""
+    content = {"method": "tpe", "prune": True, "runs": 13, "winner_seeds": 2, "flags": {"num_train_epochs": 2.0}}
+    run_search(tmp_path / "a", **content)
+    expected, names = read_sweep(tmp_path / "a"), sorted(path.name for path in (tmp_path / "a/runs").iterdir())
+    assert len(expected["settings"]) + len(expected["stopped"]) == 13 and len(names) == 14
+    assert expected["best_setting"]["seeds"] == 2 and expected["best_setting"]["std"] is not None
+    assert expected["best_setting"]["scores"][0] == max(row["scores"][0] for row in expected["settings"])
+    assert (tmp_path / "a/sweep.png").exists() and "stopped early at" in (tmp_path / "a/README.md").read_text()
+
+    steps, training_step = itertools.count(), FineTuningTrainer.training_step
+
+    def interrupted(self, *args):
+        if next(steps) == 47:
+            raise KeyboardInterrupt
+        return training_step(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FineTuningTrainer, "training_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_search(tmp_path / "b", **content | {"runs": 9})
+    assert 3 <= len(list((tmp_path / "b/runs").glob("*/results.json"))) < 9
+    run_search(tmp_path / "b", **content)
+    assert read_sweep(tmp_path / "b") == expected
+    with pytest.raises(InputError, match=r"--sweep: .* contains runs with 13 runs\. Use at least as many\."):
+        run_search(tmp_path / "b", **content | {"runs": 9})
+    with pytest.raises(InputError, match=r"contains a run with different --sweep\."):
+        run_search(tmp_path / "b", SETTINGS, **content)
+
+
+PROCESSES = {"method": "tpe", "prune": True, "runs": 7, "flags": {"num_train_epochs": 2.0}}
+
+
+def search_in_processes(folder: Path) -> None:
+    run_search(folder, **PROCESSES)
+
+
+def test_processes_get_the_same_settings_and_stop_together(tmp_path):
+    assert run_forked(search_in_processes, tmp_path / "two", processes=2).returncode == 0
+    run_search(tmp_path / "one", **PROCESSES)
+    one, two = (read_sweep(tmp_path / name) for name in ("one", "two"))
+    assert len(one["stopped"]) > 0
+    columns = ("batch_size", "learning_rate", "epochs")
+    for part in ("settings", "stopped"):
+        settings = [[[row[name] for name in columns] for row in found[part]] for found in (one, two)]
+        assert settings[0] == settings[1]
+
+
+def test_a_budget_of_time(tmp_path, monkeypatch):
+    """Runs take an hour. The seeds of the best setting have to fit, too. Finished runs always count."""
+    clock = itertools.count(step=3600)  # read before and after each run
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    content = {"method": "random", "winner_seeds": 3, "flags": {"max_steps": 1}}
+    for hours, settings in ((6.5, 4), (7.0, 5), (1.0, 5)):
+        run_search(tmp_path / "run", hours=hours, **content)
+        rows = read_sweep(tmp_path / "run")["settings"]
+        assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
+    first = json.loads(next((tmp_path / "run/runs").glob("*/results.json")).read_text())
+    assert first["seconds"] == 3600
+
+
+def test_diverged_runs_are_counted(tmp_path, monkeypatch):
+    fine_tune = sweep.fine_tune
+
+    def diverge(task, args, callbacks: Sequence[StopBadRuns]):
+        if args.learning_rate > 5e-3:
+            raise sweep.DivergedError("the loss is nan")
+        return fine_tune(task, args, callbacks)
+
+    monkeypatch.setattr(sweep, "fine_tune", diverge)
+    run_search(tmp_path / "run", method="tpe", runs=4, flags={"max_steps": 2})
+    found = read_sweep(tmp_path / "run")
+    assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
+    assert all(row["learning_rate"] <= 5e-3 for row in found["settings"])

@@ -1,0 +1,106 @@
+"""Files of sweeps: how values are read, and what is refused."""
+
+import pytest
+from finetuning_examples import arguments
+from transformers import SchedulerType
+
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS
+from snugbert.trainers.finetuning.sweep_file import VARIED, Choices, Span, read_sweep_file
+
+# They affect the outcome, and are the same in all runs: what is measured, how the model is chosen, and the precision.
+SHARED = {"seed", "data_seed", "sweep", "do_train", "do_eval", "do_predict", "pad_to_max_length"}
+SHARED |= {"metric_for_best_model", "greater_is_better", "eval_strategy", "eval_steps", "load_best_model_at_end"}
+SHARED |= {"early_stopping_patience", "early_stopping_threshold", "precision", "bf16", "fp16"}
+SHARED |= {"optim_args", "lr_scheduler_kwargs"}  # mappings would look like ranges
+
+
+def test_every_setting_of_the_training_can_vary():
+    distillation = {"distillation_temperature", "distillation_weight"}
+    assert set(VARIED) == {*OUTCOME_SETTINGS, *distillation} - SHARED
+    assert set(VARIED) <= FineTuningArguments.__dataclass_fields__.keys()
+
+
+def test_values_are_read_as_on_the_command_line(tmp_path):
+    file = tmp_path / "search.yaml"
+    file.write_text(
+        "method: random\nruns: 4\nsettings:\n"
+        "  learning_rate: {low: 1e-5, high: 1e-4, log: true}\n"  # YAML reads 1e-5 as text
+        "  num_train_epochs: {low: 2, high: 4, step: 0.5}\n"
+        "  freeze_layers: {low: 0, high: 2}\n"
+        "  lr_scheduler_type: [linear, cosine]\n"
+        "  class_weights: [null, balanced]\n"
+        "  freeze_embeddings: [true, false]\n"
+        "  unfreeze_after_steps: [10]\n"
+        "  weight_decay: 0.1\n"
+        "  warmup_steps: 0.2\n"
+    )
+    args = arguments(tmp_path, sweep=str(file), warmup_steps=0.3)
+    assert args.search.settings == {
+        "learning_rate": Span(1e-5, 1e-4, log=True, is_integer=False),
+        "num_train_epochs": Choices((2.0, 2.5, 3.0, 3.5, 4.0), ordered=True),
+        "freeze_layers": Choices((0, 1, 2), ordered=True),
+        "lr_scheduler_type": Choices((SchedulerType.LINEAR, SchedulerType.COSINE)),
+        "class_weights": Choices((None, "balanced")),
+        "freeze_embeddings": Choices((True, False)),
+        "unfreeze_after_steps": Choices((10,)),
+    }
+    assert (args.weight_decay, args.warmup_steps) == (0.1, 0.3)  # the command line replaces single values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "settings: {learning_rat: [1]}",
+            "learning_rat is not a flag of the training. Did you mean learni",
+        ),
+        (
+            "settings: {output_dir: [a]}",
+            "output_dir is the same in all runs of a sweep. Set it on the comma",
+        ),
+        (
+            "settings: {max_seq_length: [64]}",
+            "data and model are the same in all runs. Run one sweep",
+        ),
+        ("settings: {learning_rate: [1e-5, fast]}", "learning_rate: invalid float value: 'fast'"),
+        ("settings: {learning_rate: [-1]}", "learning_rate: -1.0 must be at least 0"),
+        ("settings: {freeze_layers: [0.5]}", "freeze_layers: invalid int value: '0.5'"),
+        ("settings: {lr_scheduler_type: [lineer]}", "lr_scheduler_type: unknown value 'lineer'. Did you mean linear"),
+        ("settings: {learning_rate: []}", "learning_rate: the list is empty."),
+        ("settings: {weight_decay: {low: 0}}", "weight_decay: a range has low and high, and step or log. Given: low."),
+        ("settings: {weight_decay: {low: 0, high: 1, log: true}}", "log must be true or false, needs a low above 0"),
+        ("settings: {weight_decay: {low: 1, high: 0, step: 1}}", "weight_decay: low must be below high."),
+        ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: a grid needs a list or a range with a step."),
+        ("settings: {optim: {low: lamb, high: sgd}}", "optim: unknown value 'lamb'"),
+        ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type is not a number. Give a l"),
+        ("settings: {batch_size: [8], per_device_train_batch_size: [8]}", "exclude each other"),
+        ("setting: {}", "`settings` is missing. It lists the flags to vary"),
+        ("{settings: {}, run: 3}", "unknown key run. Did you mean runs?"),
+        ("{settings: {}, method: bayes}", "method: unknown value 'bayes'. Choose one of grid, random, tpe"),
+        ("{settings: {}, method: random}", "method random needs a budget: `runs` or `hours`."),
+        ("{settings: {}, runs: many}", "runs 'many' must be a whole number, at least 1."),
+        ("{settings: {}, hours: 0}", "hours 0 must be a number above 0."),
+        ("{settings: {}, prune: median}", "prune 'median' must be true or false."),
+        ("settings: {a: 2024-01-01}", "cannot be read"),
+        ("settings: [", "cannot be read"),
+    ],
+)
+def test_errors_name_the_file_and_the_key(text, message, tmp_path):
+    file = tmp_path / "search.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message) as error:
+        read_sweep_file(str(file), FineTuningArguments)
+    assert str(error.value).startswith(f"--sweep: {file}") and "`snugbert" not in str(error.value)
+
+
+def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
+    (tmp_path / "search.yaml").write_text("settings: {}\nprune: true")
+    with pytest.raises(InputError, match=r"--sweep: the file .*serch.yaml does not exist. Did you mean .*search.yaml"):
+        arguments(tmp_path, sweep=str(tmp_path / "serch.yaml"))
+    with pytest.raises(InputError, match=r"unknown value 'papr'. Did you mean paper\? .* or give a YAML file\."):
+        arguments(tmp_path, sweep="papr")
+    monkeypatch.setattr("snugbert.trainers.finetuning.sweep_file.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"prune needs another package. Run: pip install 'snugbert\[optuna\]'"):
+        arguments(tmp_path, sweep=str(tmp_path / "search.yaml"))
