@@ -205,6 +205,9 @@ class ConversionArguments:
             "help": "Dtype of the weights. Default: the dtype of the input.",
         },
     )
+    max_position_embeddings: int | None = field(
+        default=None, metadata={"help": "Extend learned positions to this many tokens. Default: as in the input."}
+    )
     max_shard_size: str = field(default="5GB", metadata={"help": "Maximum weight file size. Default: 5GB."})
     do_lower_case: bool | None = field(
         default=None,
