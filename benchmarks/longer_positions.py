@@ -53,6 +53,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataA
 
 FACTOR = 4  # new positions / old positions
 VOCABULARY = 8192
+BASE_TOKENS = 8192  # per step
 LAYERS, HIDDEN_SIZE, HEADS = 4, 128, 2
 # examples/pretrain_small_corpus.yaml, without its lengths.
 SETTINGS: dict[str, Any] = {
@@ -122,9 +123,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
     parser.add_argument("--validation_file", help="held-out documents")
     parser.add_argument("--positions", type=positive, default=128, help="of the first model; default: 128")
-    parser.add_argument("--base_steps", type=positive, default=500, help="steps of the first model; default: 500")
+    parser.add_argument("--base_steps", type=positive, default=300, help="steps of the first model; default: 300")
     parser.add_argument("--steps", type=positive, default=200, help="steps after the extension; default: 200")
-    parser.add_argument("--tokens_per_step", type=positive, default=4096, help="after the extension; default: 4,096")
+    parser.add_argument("--tokens_per_step", type=positive, default=2048, help="after the extension; default: 2,048")
     parser.add_argument("--eval_tokens", type=positive, default=2**17, help="default: 131,072")
     parser.add_argument("--methods", nargs="+", default=["original", *METHODS], choices=["original", *METHODS])
     parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3])
@@ -168,7 +169,7 @@ def pretrain_base(seed: int, args: argparse.Namespace) -> Path:
         bigram_init=True,
         max_steps=args.base_steps,
         learning_rate=LEARNING_RATES["base"],
-        per_device_train_batch_size=2 * args.tokens_per_step // args.positions,
+        per_device_train_batch_size=BASE_TOKENS // args.positions,
     )
     return folder
 
