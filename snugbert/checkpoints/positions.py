@@ -41,6 +41,8 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
             f"--max_position_embeddings {positions}: {folder} already has {before} positions. Give a larger number. "
             "For shorter inputs, set --max_seq_length in training."
         )
+    if positions == before:
+        return
     config.max_position_embeddings = positions
     if config.position_embedding_type == "sinusoidal":
         checkpoint.notes.append(f"Positions are computed, so the limit is now {positions} tokens.")

@@ -23,6 +23,7 @@ from snugbert_cli import main
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BEFORE, AFTER = 40, 100
+ROBERTA_POSITIONS = "roberta.embeddings.position_embeddings.weight"
 PADDING_ROWS = {"roberta": 2}  # rows for padding, which precede the positions
 
 
@@ -143,8 +144,11 @@ def test_refused_requests(tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             convert_model(source, tmp_path / "out", "snugbert", max_position_embeddings=positions)
+    done = convert_model(roberta, tmp_path / "equal", "roberta", max_position_embeddings=BEFORE)
+    assert done.notes == []
     weights = load_file(roberta / "model.safetensors")
-    weights["roberta.embeddings.position_embeddings.weight"][7, 0] = float("nan")
+    assert torch.equal(weights[ROBERTA_POSITIONS], load_file(tmp_path / "equal/model.safetensors")[ROBERTA_POSITIONS])
+    weights[ROBERTA_POSITIONS][7, 0] = float("nan")
     save_file(weights, roberta / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match="position embeddings contain values that are not finite"):
         convert_model(roberta, tmp_path / "out", "snugbert", max_position_embeddings=AFTER)
