@@ -214,7 +214,7 @@ class ConversionArguments:
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if it is lowercase.",
+            "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if lowercase.",
         },
     )
     no_do_lower_case: bool = field(
