@@ -30,6 +30,7 @@ from snugbert.checkpoints.model_arguments import (
     HubArguments,
     get_hub_arguments,
 )
+from snugbert.checkpoints.positions import extend_positions
 from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.checkpoints.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -37,6 +38,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     find_model_folder,
     has_pooling,
     read_modules,
+    set_max_length,
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
 from snugbert.errors import InputError, format_count
@@ -128,6 +130,7 @@ def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
         args.output,
         args.to,
         dtype=args.dtype,
+        max_position_embeddings=args.max_position_embeddings,
         max_shard_size=args.max_shard_size,
         do_lower_case=args.do_lower_case,
         overwrite_output_dir=args.overwrite_output_dir,
@@ -148,6 +151,7 @@ def convert_model(
     to: str,
     *,
     dtype: str | torch.dtype | None = None,
+    max_position_embeddings: int | None = None,
     max_shard_size: str = "5GB",
     do_lower_case: bool | None = None,
     overwrite_output_dir: bool = False,
@@ -164,6 +168,8 @@ def convert_model(
         to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
             `trust_remote_code=True`. The others need transformers only.
         dtype: dtype of the weights: "float32", "float16" or "bfloat16". None: the widest dtype in the source.
+        max_position_embeddings: maximum number of tokens of the new model, see [`extend_positions`]. The tokenizer and
+            sentence-transformers get the same limit. None: as in the source.
         max_shard_size: largest size of a weight file, for example `"5GB"`.
         do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
             `vocab.txt`, text is lowercased if all tokens are lowercase.
@@ -186,6 +192,9 @@ def convert_model(
     dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
+    inputs = _example_batch(checkpoint)
+    if max_position_embeddings is not None:
+        extend_positions(checkpoint, max_position_embeddings)
     if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
         del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
@@ -206,8 +215,10 @@ def convert_model(
         written = Path(temporary.name)
         model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)
-        tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case)
+        tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case, max_position_embeddings)
         checkpoint.notes += copy_files(source, written)
+        if max_position_embeddings is not None:
+            set_max_length(written, max_position_embeddings)
         done = Conversion(
             source=checkpoint.kind,
             model_class=model_class.__name__,
@@ -216,7 +227,7 @@ def convert_model(
             size=sum(file.stat().st_size for file in written.glob("*.safetensors")),
             files=len(list(written.glob("*.safetensors"))),
             tokenizer=tokenizer,
-            difference=_difference(checkpoint, to, written, dtype),
+            difference=_difference(checkpoint, to, written, dtype, inputs),
             notes=checkpoint.notes,
         )
         put_in_place(written, output_dir)
@@ -264,8 +275,8 @@ def put_in_place(written: Path, output_dir: Path) -> None:
 # --- the check --------------------------------------------------------------------------------------------------
 
 
-def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype) -> float:
-    """Computes the largest difference of any output between source and result, both in float64.
+def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype, inputs: Batch) -> float:
+    """Computes the largest difference of any output between source and result on a batch, both in float64.
 
     The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
     TensorFlow checkpoints, stock BERT runs the weights that were read.
@@ -283,7 +294,6 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
         if checkpoint.prefix:
             options["key_mapping"] = {f"^{re.escape(checkpoint.prefix)}": ""}
         source = source_class.from_pretrained(checkpoint.folder, config=config, dtype=dtype, **options)
-    inputs = _example_batch(checkpoint)
     expected = run_in_torch(source.double().eval())(_adapt(inputs, checkpoint, kind))
     del source  # saves memory: float64 doubles the size
     model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
@@ -329,10 +339,13 @@ def _adapt(inputs: Batch, checkpoint: Checkpoint, kind: str) -> Batch:
 # --- the tokenizer ----------------------------------------------------------------------------------------------
 
 
-def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None) -> str | None:
+def _convert_tokenizer(
+    checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None, max_length: int | None
+) -> str | None:
     """Converts the tokenizer to a `tokenizer.json`.
 
-    A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class.
+    A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. Its
+    limit is `max_length`. None: the smaller one of its own limit and the model's.
 
     Returns:
         The tokenizer's class name; None if the source has no tokenizer.
@@ -372,7 +385,11 @@ def _convert_tokenizer(checkpoint: Checkpoint, written: Path, to: str, do_lower_
         raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
-    if checkpoint.config.position_embedding_type != "relative":  # these have no limit
+    if max_length is not None:
+        tokenizer.model_max_length = max_length
+        if tokenizer.is_fast:
+            tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may store a limit of its own
+    elif checkpoint.config.position_embedding_type != "relative":  # these have no limit
         tokenizer.model_max_length = min(tokenizer.model_max_length, checkpoint.config.max_position_embeddings)
     tokenizer.save_pretrained(written)
     if is_wordpiece:

@@ -205,13 +205,16 @@ class ConversionArguments:
             "help": "Dtype of the weights. Default: the dtype of the input.",
         },
     )
+    max_position_embeddings: int | None = field(
+        default=None, metadata={"help": "Extend learned positions to this many tokens. Default: as in the input."}
+    )
     max_shard_size: str = field(default="5GB", metadata={"help": "Maximum weight file size. Default: 5GB."})
     do_lower_case: bool | None = field(
         default=None,
         metadata={
             "nargs": "?",
             "const": True,
-            "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if it is lowercase.",
+            "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if lowercase.",
         },
     )
     no_do_lower_case: bool = field(

@@ -157,6 +157,13 @@ def _write_transformer(folder: Path, written: Path) -> None:
         write_json(written / TRANSFORMER, {"max_seq_length": limit, "do_lower_case": lowercase})
 
 
+def set_max_length(folder: Path, max_length: int) -> None:
+    """Sets the maximum number of tokens of a converted model, if sentence-transformers stores one."""
+    for file in (folder / name for name in TRANSFORMER_NAMES):
+        if file.is_file():
+            write_json(file, {**read_json(file), "max_seq_length": max_length})
+
+
 def _write_activation(source: Path, written: Path) -> None:
     """Writes the activation of a reranker where versions before 5.4 and servers read it."""
     activation = read_json(source / SETTINGS_FILE).get("activation_fn")

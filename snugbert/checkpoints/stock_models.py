@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from snugbert.checkpoints.positions import POSITIONS
 from snugbert.checkpoints.reading import BIAS, CLASSES, WITHOUT_POOLER, Checkpoint
 from snugbert.configuration_snugbert import compute_embedding_size
 from snugbert.errors import InputError, format_count
@@ -25,7 +26,6 @@ from snugbert.families_snugbert import (
 )
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 
-POSITIONS = "bert.embeddings.position_embeddings.weight"
 BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler, and one activation in layers and token head
 # The masked token head gets BERT's names, as in transformers. Released files have other ones, which are read.
 DEBERTA_STOCK_NAMES = {"pooler.": "bert.pooler.", "deberta.": "bert."}

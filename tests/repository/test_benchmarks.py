@@ -633,6 +633,36 @@ def test_adaptation(minilm, steps, tmp_path, capsys, monkeypatch):
     assert len(steps) == before
 
 
+def test_longer_positions(data_dir, minilm, steps, tmp_path, capsys, monkeypatch):
+    """Every method is scored by position. Finished steps are not repeated."""
+    import longer_positions
+
+    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 500, tmp_path)
+    monkeypatch.setattr(longer_positions, "VOCABULARY", 500)
+    monkeypatch.setattr(longer_positions, "BASE_TOKENS", 512)
+    argv = ["--train_file", text, "--validation_file", text, "--positions", "32", "--base_steps", "2", "--steps", "2"]
+    argv += [
+        "--tokens_per_step",
+        "512",
+        "--eval_tokens",
+        "1024",
+        "--seeds",
+        "1",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    longer_positions.main(argv)
+    table = capsys.readouterr().out
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    assert [row[0].strip("| ") for row in rows[::2]] == ["original", *longer_positions.METHODS]
+    before = {row[0].strip("| "): row for row in rows[::2]}
+    assert len({row[3] for row in before.values()}) == 5  # other rows, or other windows
+    assert all(float(row[-1].strip(" |")) > 0 for row in rows)
+    assert len(steps) == 2 + 5
+    longer_positions.main(argv)
+    assert len(steps) == 7 and table.endswith(capsys.readouterr().out)
+
+
 def test_distilling_a_masked_model(data_dir, steps, tmp_path, capsys, monkeypatch):
     """All recipes start from the same layers. Finished steps are not repeated, and other settings are refused."""
     import distill_masked_model
