@@ -205,6 +205,8 @@ class PretrainingDataArguments(PreparationArguments):
         super().__post_init__()
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
             raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
+        if self.corpus is not None and self.deduplicate is not None:
+            raise InputError("--deduplicate cannot change a prepared corpus. Give it to `snugbert prepare`.")
         self.objective = self._choose_objective()
         if self.bigram_init and self.objective == "electra":
             raise InputError("--bigram_init does not support --objective electra. Remove one of them.")
