@@ -103,8 +103,10 @@ def read_report(folder: Path) -> RepeatedText | None:
     """Reads the report of a corpus. None: it has none, because its shards were prepared by different commands."""
     try:
         values = json.loads((folder / REPORT_NAME).read_text(encoding="utf-8"))
-        copies = {name: Copies(**values.pop(name)) for name in ("lines", "documents")}
-        return RepeatedText(**copies, **values)
+        for name in ("lines", "documents"):
+            copies = values[name]
+            values[name] = Copies(copies["total"], copies["copies"], [tuple(entry) for entry in copies["frequent"]])
+        return RepeatedText(**values)
     except (OSError, ValueError, TypeError, LookupError):
         return None
 
