@@ -162,7 +162,8 @@ class PretrainingDataArguments(PreparationArguments):
         metadata={"help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%."},
     )
     short_seq_prob: float = field(
-        default=0.1, metadata={"help": "Share of sentence pairs with a random shorter target length."}
+        default=0.1,
+        metadata={"advanced": True, "help": "Share of sentence pairs with a random shorter target length."},
     )
     objective: str | None = field(
         default=None,
