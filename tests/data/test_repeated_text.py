@@ -1,9 +1,12 @@
 """Repeated text: the report equals a plain count, and leaving copies out equals preparing a text without them."""
 
+import gzip
+import json
 import logging
 import random
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,3 +193,22 @@ def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer,
     assert ", unique lines, tokenizer " in capsys.readouterr().out
     with pytest.raises(InputError, match=r"Give it to `snugbert prepare`\."):
         PretrainingDataArguments(corpus="prepared", deduplicate="lines")
+
+
+def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):
+    """Copies with one word in a hundred left out. No other document is removed."""
+    pytest.importorskip("datasketch")
+    monkeypatch.chdir(tmp_path)
+    documents = list(read_documents([data_dir / "wiki_en/train.txt.gz"]))[:25]
+    rng = random.Random(0)
+    for document in documents[:10]:
+        documents.append([" ".join(word for word in line.split() if rng.random() > 0.01) for line in document])
+    (tmp_path / "corpus").mkdir()
+    with gzip.open("corpus/text.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\n\n".join("\n".join(document) for document in documents))
+    guide = (Path(__file__).parents[2] / "docs/how-to/pretrain.md").read_text(encoding="utf-8")
+    code = guide.partition("```python\nimport json\n")[2].partition("```")[0]
+    exec(f"import json\n{code}", {})
+    rows = Path("unique.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [json.loads(row)["text"].split("\n") for row in rows]
+    assert kept[:25] == documents[:25] and len(kept) <= 27
