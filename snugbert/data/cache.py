@@ -17,7 +17,7 @@ from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import Corpus, open_corpus, read_origin
-from snugbert.data.data_arguments import TextArguments
+from snugbert.data.data_arguments import Deduplication, TextArguments
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
@@ -43,6 +43,7 @@ def prepare_in_cache(
     num_workers: int | None = None,
     keeps: Callable[[int], bool] = keep_all,
     documents: str = "all",
+    deduplicate: Deduplication | None = None,
     show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
     """Prepares a text in the cache, or reuses it from there if the text has not changed.
@@ -51,7 +52,7 @@ def prepare_in_cache(
         text: files or a dataset.
         tokenizer, language, num_workers, documents, show_progress: see [`prepare_parts`].
         cache_dir: the folder of the cache. Default: `HF_HOME`.
-        keeps: see [`plan_parts`].
+        keeps, deduplicate: see [`plan_parts`].
 
     Returns:
         The folder in the cache, and the corpus in it. The folder's name is a digest of the file names or dataset, the
@@ -60,13 +61,13 @@ def prepare_in_cache(
     Raises:
         InputError: see [`plan_parts`] and [`prepare_parts`].
     """
-    parts = plan_parts(text, keeps=keeps)
+    parts = plan_parts(text, keeps=keeps, deduplicate=deduplicate)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
-    on_bad_text = [] if text.on_bad_text == "error" else [text.on_bad_text]
-    key = hash_json(
-        [dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents, *on_bad_text]
-    )
+    # Only what differs from the default, so that texts from before these settings are found.
+    changed = [] if text.on_bad_text == "error" else [text.on_bad_text]
+    changed += [] if deduplicate is None else [deduplicate]
+    key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents, *changed])
     folder = cache_folder(cache_dir) / key
     prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
     with suppress(OSError):  # the cache may be read-only
@@ -162,7 +163,9 @@ def _describe(folder: Path) -> tuple[str, str, str]:
         else:
             sources += [Path(source["name"]).name for source in origin["sources"]]
             used = origin["settings"]
-            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}, tokenizer {used['tokenizer'][:8]}"
+            unique = f", unique {used['deduplicate']}" if "deduplicate" in used else ""
+            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}{unique}, "
+            settings += f"tokenizer {used['tokenizer'][:8]}"
     text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
     return state, text, settings
 

@@ -12,6 +12,7 @@ from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 
 OnBadText = Literal["error", "skip", "replace"]
+Deduplication = Literal["documents", "lines"]
 Names = list[str]  # `list` is a field of CacheArguments
 
 
@@ -64,6 +65,10 @@ class PreparationArguments(TextArguments):
     )
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Number of processes for tokenizing. Default: one per core."}
+    )
+
+    deduplicate: Deduplication | None = field(
+        default=None, metadata={"help": "Leave out later copies of documents or of lines. Default: only report them."}
     )
 
     def __post_init__(self):

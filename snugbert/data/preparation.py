@@ -2,7 +2,8 @@
 
 Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
 killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
-batches of text and one block of about 4 million tokens. It does not grow with the corpus.
+batches of text, one block of about 4 million tokens, and 12 bytes for each different line, by which repeated text is
+found (see `repeated_text.py`, which has the limit). It does not grow with the corpus otherwise.
 """
 
 import os
@@ -33,7 +34,7 @@ from snugbert.data.corpus import (
     read_origin,
     validate_block,
 )
-from snugbert.data.data_arguments import OnBadText, TextArguments
+from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
 from snugbert.data.documents import (
     count_dataset_rows,
     dataset_version,
@@ -42,6 +43,7 @@ from snugbert.data.documents import (
     read_documents,
 )
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
+from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import DocumentTokenizer, TokenizedDocuments, hash_tokenizer, map_in_order
 from snugbert.errors import InputError, format_count
@@ -66,13 +68,15 @@ def keep_all(number: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The text of one file of a corpus: some of the text files, or a share of a dataset.
+    """The text of one file of a corpus: some of the text files, or every nth document of a dataset.
 
     Attributes:
         number, num_parts: index of the part, and the number of parts.
         text: where the text is.
         files: the text files of this part. Empty for a dataset.
         keeps: returns whether to keep a document, by its index in the part's text.
+        deduplicate: which copies to leave out. Then each part has every nth document of all files, because a copy is
+            found by reading all text before it.
     """
 
     number: int
@@ -80,6 +84,7 @@ class Part:
     text: TextArguments
     files: tuple[Path, ...]
     keeps: Callable[[int], bool]
+    deduplicate: Deduplication | None = None
 
     @property
     def name(self) -> str:
@@ -88,7 +93,7 @@ class Part:
 
     @property
     def size(self) -> int | None:
-        """Bytes of the text files, or rows of the dataset, which each part reads. None if it is unknown."""
+        """Bytes of the text files, or rows of the dataset, which the part reads. None if it is unknown."""
         return sum(file.stat().st_size for file in self.files) if self.files else count_dataset_rows(self.text)
 
     @property
@@ -96,15 +101,26 @@ class Part:
         """Paths of the text files, or `dataset` and its name."""
         return [str(file.resolve()) for file in self.files] or [f"dataset {self.text.dataset_name}"]
 
-    def read_documents(self, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
-        """Reads the documents of the part, each with its index in the part's text."""
-        documents: Iterable[tuple[int, list[str]]]
+    @property
+    def reads_everything(self) -> bool:
+        """Whether the part reads all of the corpus's text and keeps every nth document of it."""
+        return not self.files or self.deduplicate is not None
+
+    def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
+        """Reads the documents of the part, each with its index in the part's text.
+
+        Args:
+            log: follows the reading.
+            counter: follows the text, also the documents that are not kept, and leaves out copies.
+        """
         if self.files:
-            documents = enumerate(read_documents(self.files, self.text.text_column_name, log))
-        else:  # each machine streams the whole dataset
-            everything = enumerate(read_dataset_documents(self.text, log))
-            documents = (document for document in everything if document[0] % self.num_parts == self.number)
-        return ((number, document) for number, document in documents if self.keeps(number))
+            documents = read_documents(self.files, self.text.text_column_name, log)
+        else:
+            documents = read_dataset_documents(self.text, log)
+        step = self.num_parts if self.reads_everything else 1
+        for number, document in counter.follow(enumerate(documents)):
+            if number % step == self.number % step and self.keeps(number):
+                yield number, document
 
     def describe_sources(self, known: Sequence[Source]) -> list[Source]:
         """Returns the names and digests of the part's text files, or of the dataset.
@@ -127,22 +143,28 @@ def _describe_file(file: Path, digests: Mapping[tuple[int, ...], str]) -> Source
     return {"name": str(file.resolve()), "digest": digest, "identity": identity}
 
 
-def plan_parts(text: TextArguments, num_shards: int = 1, keeps: Callable[[int], bool] = keep_all) -> list[Part]:
+def plan_parts(
+    text: TextArguments,
+    num_shards: int = 1,
+    keeps: Callable[[int], bool] = keep_all,
+    deduplicate: Deduplication | None = None,
+) -> list[Part]:
     """Divides text into parts of consecutive files, at least one part per shard.
 
     Args:
         text: files or a dataset.
         num_shards: number of machines that share the work.
         keeps: returns whether to keep a document, by its index in its part's text.
+        deduplicate: which copies to leave out. Then there is one part per shard, see [`Part`].
 
     Raises:
         InputError: there is no text, or there are fewer files than shards.
     """
-    if text.dataset_name is not None:
-        return [Part(number, num_shards, text, (), keeps) for number in range(num_shards)]
-    files = find_files(text.train_file)
-    if not files:
+    files = [] if text.dataset_name is not None else find_files(text.train_file)
+    if not files and text.dataset_name is None:
         raise InputError("no text. Give --train_file or --dataset_name.")
+    if not files or deduplicate is not None:
+        return [Part(number, num_shards, text, tuple(files), keeps, deduplicate) for number in range(num_shards)]
     if len(files) < num_shards:
         raise InputError(f"--shard: more shards ({num_shards}) than text files ({len(files)}). Use fewer shards.")
     sizes = [file.stat().st_size for file in files]
@@ -169,6 +191,7 @@ def prepare_corpus(
     lines_are_sentences: bool = False,
     language: str | None = None,
     on_bad_text: OnBadText = "error",
+    deduplicate: Deduplication | None = None,
     preprocessing_num_workers: int | None = None,
     overwrite_output_dir: bool = False,
     show_progress: bool = True,
@@ -192,6 +215,7 @@ def prepare_corpus(
             that the tokenizer stores, or "en".
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
+        deduplicate: "lines" leaves out lines that are equal to an earlier one, and "documents" documents that are.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
         overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
         show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
@@ -214,7 +238,7 @@ def prepare_corpus(
     folder = Path(folder)
     prepare_parts(
         folder,
-        plan_parts(text),
+        plan_parts(text, deduplicate=deduplicate),
         tokenizer,
         None if lines_are_sentences else language or DEFAULT,
         lines_language=language if lines_are_sentences else None,
@@ -235,7 +259,7 @@ def prepare_parts(
     replace: bool = False,
     show_progress: bool = True,
     lines_language: str | None = None,
-) -> None:
+) -> RepeatedText | None:
     """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
 
     Several processes may call this at the same time. Each part is written by one of them, and the others wait. If all
@@ -248,6 +272,10 @@ def prepare_parts(
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
         lines_language: the language of the text if each line is a sentence. None: unknown.
+
+    Returns:
+        How much of the text is repeated. If parts are missing, it is about the text that these parts read. None if no
+        text was read and the corpus has no report.
 
     Raises:
         InputError: as in [`prepare_corpus`].
@@ -265,12 +293,17 @@ def prepare_parts(
         settings["on_bad_text"] = on_bad_text
     if lines_language is not None:
         settings["lines_language"] = lines_language
+    if parts[0].deduplicate is not None:
+        settings["deduplicate"] = parts[0].deduplicate
     try:
-        if not _is_complete(folder, parts, settings):
+        if _is_complete(folder, parts, settings):
+            report = read_report(folder)
+        else:
             worker = DocumentTokenizer(tokenizer, language)
-            _write_missing_parts(folder, parts, settings, worker, num_workers, replace, show_progress)
+            report = _write_missing_parts(folder, parts, settings, worker, num_workers, replace, show_progress)
         if documents == "all":
             _check_not_empty(folder, parts)
+        return report
     except BrokenProcessPool as error:
         raise InputError(
             "a tokenizing process was killed, probably because memory ran out. Run the same command again with fewer "
@@ -326,9 +359,10 @@ def _write_missing_parts(
     num_workers: int | None,
     replace: bool,
     show_progress: bool,
-) -> None:
+) -> RepeatedText:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
+        (folder / REPORT_NAME).unlink(missing_ok=True)
         for file in _find_foreign_parts(folder, parts, settings):
             if not replace:
                 raise InputError(
@@ -338,23 +372,35 @@ def _write_missing_parts(
             file.unlink()
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
-    log = ReadingLog(parts[0].text.on_bad_text)
+    log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
+            if part.reads_everything:
+                counter = RepeatCounter(part.deduplicate)
             with lock_file(folder / f".{part.name}.lock"):  # other machines may work on other parts
                 known = _read_sources(folder / part.name, settings)
                 sources = part.describe_sources(known)
                 if known and _have_same_text(known, sources):
+                    for _ in part.read_documents(ReadingLog(log.on_bad_text), counter):  # not tokenized, only counted
+                        pass
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                     continue
                 origin: Origin = {"settings": settings, "sources": sources}
-                _write_part(folder, part, origin, worker, num_workers or joblib.cpu_count(), log, progress)
+                documents = part.read_documents(log, counter)
+                _write_part(
+                    folder, part.name, documents, origin, worker, num_workers or joblib.cpu_count(), log, progress
+                )
                 if part.describe_sources(sources) != sources:
                     (folder / part.name).unlink()
                     raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
     if summary := log.summarize():
         print(summary, file=sys.stderr)
+    report = counter.summarize()
+    if parts[0].reads_everything or len(parts) == parts[0].num_parts:
+        with lock_file(folder / ".lock"):
+            write_report(folder, report)
+    return report
 
 
 def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
@@ -371,7 +417,8 @@ def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
 
 def _write_part(
     folder: Path,
-    part: Part,
+    name: str,
+    documents: Iterator[tuple[int, list[str]]],
     origin: Origin,
     worker: DocumentTokenizer,
     num_workers: int,
@@ -380,12 +427,12 @@ def _write_part(
 ) -> None:
     """Writes the Arrow stream of a part, from where an earlier attempt stopped."""
     schema = corpus_schema(worker.dtype, origin)
-    partial = folder / f"{part.name}.partial"
+    partial = folder / f"{name}.partial"
     last_document = _cut_to_whole_blocks(partial, schema, worker.vocab_size)
     positions: deque[int] = deque()  # in the text, after each batch that is being tokenized
 
     def read_batches() -> Iterator[list[tuple[int, list[str]]]]:
-        for batch in _make_batches(part.read_documents(log)):
+        for batch in _make_batches(documents):
             if batch[0][0] > last_document:
                 positions.append(log.position)
                 yield batch
@@ -410,7 +457,7 @@ def _write_part(
         stream.write(END_OF_STREAM)
         stream.flush()
         os.fsync(stream.fileno())
-    partial.replace(folder / part.name)
+    partial.replace(folder / name)
 
 
 def _cut_to_whole_blocks(partial: Path, schema: pa.Schema, vocab_size: int) -> int:

@@ -12,6 +12,7 @@ from snugbert.data.cache import prepare_in_cache
 from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
+from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
@@ -70,12 +71,13 @@ def load_corpora(
             on_bad_text=data_args.on_bad_text,
         )
         validation = prepare(data_args.dataset_objective, "validation text", text)
+        _log_repeated_text("validation text", validation)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)
     elif hold_out:
-        percentage = data_args.validation_split_percentage
+        percentage, deduplicate = data_args.validation_split_percentage, data_args.deduplicate
 
         def is_held_out(number: int) -> bool:
             """Whether a document is for validation: they are spread evenly over the text, the same in every run."""
@@ -85,13 +87,28 @@ def load_corpora(
             return not is_held_out(number)
 
         part = f"all but {percentage} %"
-        train = prepare(train_objective, "training text", data_args, documents=part, keeps=is_kept)
+        train = prepare(
+            train_objective, "training text", data_args, documents=part, keeps=is_kept, deduplicate=deduplicate
+        )
         name = f"held-out text ({percentage} % of the documents, --validation_split_percentage)"
         part = f"{percentage} %"
-        validation = prepare(data_args.dataset_objective, name, data_args, documents=part, keeps=is_held_out)
+        validation = prepare(
+            data_args.dataset_objective, name, data_args, documents=part, keeps=is_held_out, deduplicate=deduplicate
+        )
     elif has_text:
-        train = prepare(train_objective, "training text", data_args)
+        train = prepare(train_objective, "training text", data_args, deduplicate=data_args.deduplicate)
+    if train is not None:
+        _log_repeated_text("training text" + (" and held-out text" if hold_out else ""), train)
     return train, validation
+
+
+def _log_repeated_text(name: str, corpus: Corpus) -> None:
+    """Logs how much of a text is repeated, and warns if it is much."""
+    report = None if corpus.folder is None else read_report(corpus.folder)
+    if report is not None:
+        logger.info("%s: %s", name, report)
+        if report.warning:
+            logger.warning("%s: %s", name, report.warning)
 
 
 def _check_files(data_args: PretrainingDataArguments) -> None:

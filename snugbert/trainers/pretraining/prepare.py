@@ -12,6 +12,7 @@ It also lists and cleans the cache:
     snugbert prepare --clean all
 """
 
+import sys
 from pathlib import Path
 
 from snugbert.checkpoints.loading import check_ids, load_tokenizer
@@ -56,9 +57,9 @@ def run_preparation(
     text_args.language = choose_language(
         text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)]
     )
-    parts = plan_parts(text_args, output_args.num_shards)
+    parts = plan_parts(text_args, output_args.num_shards, deduplicate=text_args.deduplicate)
     folder = Path(output_args.output_dir)
-    prepare_parts(
+    report = prepare_parts(
         folder,
         parts[output_args.shard_number - 1 :: output_args.num_shards],
         tokenizer,
@@ -67,6 +68,10 @@ def run_preparation(
         replace=output_args.overwrite_output_dir,
         lines_language=text_args.language if text_args.lines_are_sentences else None,
     )
+    if report is not None:
+        print(f"Repeated text: {report}")
+        if report.warning:
+            print(f"Warning: {report.warning}", file=sys.stderr)
     missing = [part.name for part in parts if not (folder / part.name).exists()]
     if missing:
         print(

@@ -162,7 +162,8 @@ class PretrainingDataArguments(PreparationArguments):
         metadata={"help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%."},
     )
     short_seq_prob: float = field(
-        default=0.1, metadata={"help": "Share of sentence pairs with a random shorter target length."}
+        default=0.1,
+        metadata={"advanced": True, "help": "Share of sentence pairs with a random shorter target length."},
     )
     objective: str | None = field(
         default=None,
@@ -205,6 +206,8 @@ class PretrainingDataArguments(PreparationArguments):
         super().__post_init__()
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
             raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
+        if self.corpus is not None and self.deduplicate is not None:
+            raise InputError("--deduplicate cannot change a prepared corpus. Give it to `snugbert prepare`.")
         self.objective = self._choose_objective()
         if self.bigram_init and self.objective == "electra":
             raise InputError("--bigram_init does not support --objective electra. Remove one of them.")

@@ -1,0 +1,214 @@
+"""Repeated text: the report equals a plain count, and leaving copies out equals preparing a text without them."""
+
+import gzip
+import json
+import logging
+import random
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared import content, prepare, text_arguments
+
+from snugbert.data import preparation, repeated_text
+from snugbert.data.corpus import open_corpus
+from snugbert.data.documents import read_documents
+from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.data.repeated_text import HashCounts, RepeatCounter, read_report
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.corpora import load_corpora
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
+from snugbert_cli import main as snugbert_command
+
+
+@pytest.fixture
+def documents(data_dir, monkeypatch):
+    """Articles of WikiText-2 with copies of lines and documents, near and far. Lines are looked up in small chunks."""
+    monkeypatch.setattr(repeated_text, "CHUNK_CHARACTERS", 3_000)
+    rng = random.Random(0)
+    articles = list(read_documents([data_dir / "wikitext2/valid.docs.txt.gz"]))[:12]
+    lines = list(chain.from_iterable(articles))
+    for line, times in ((lines[3], 40), ("Yes .", 30), (lines[50], 20), (lines[51], 2)):
+        for _ in range(times):
+            rng.choice(articles).insert(rng.randrange(1, 4), line)
+    documents = [*articles]
+    for number, times in ((2, 4), (5, 3), (7, 2), (8, 1)):
+        for _ in range(times):
+            documents.insert(rng.randrange(len(documents)), articles[number])
+    return [*documents, [lines[3]], [lines[3], lines[3]], articles[0][:2]]
+
+
+def write(file, documents):
+    file.write_text("\n\n".join("\n".join(document) for document in documents) + "\n", encoding="utf-8")
+    return file
+
+
+def leave_out(documents, what):
+    """A plain loop."""
+    seen, kept = set(), []
+    for document in documents:
+        if what == "documents":
+            unique = [] if tuple(document) in seen else document
+            seen.add(tuple(document))
+        else:
+            unique = [line for line in document if line not in seen and not seen.add(line)]
+        kept += [unique] if unique else []
+    return kept
+
+
+def assert_equal_blocks(corpus, other):
+    assert len(corpus.blocks) == len(other.blocks) > 1
+    for block, expected in zip(corpus.blocks, other.blocks, strict=True):
+        for name in ("tokens", "sentences", "documents"):
+            assert np.array_equal(getattr(block, name), getattr(expected, name))
+
+
+def test_hashes_are_counted_as_by_a_counter():
+    rng = np.random.default_rng(0)
+    counts, plain = HashCounts(), Counter()
+    for size in (1, 500, 3, 3000, 1, 800, 40, 2000):
+        hashes = rng.geometric(1e-3, size) * rng.choice([-(2**50), 2**50], size)
+        before = counts.add(hashes)
+        assert before.tolist() == [(plain[value], plain.update([value]))[0] for value in hashes.tolist()]
+    assert counts.num_distinct == len(plain) > 2000
+
+
+def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_blocks):
+    file = write(tmp_path / "text.txt", [[f"  {line}\t" for line in document] for document in documents])
+    prepare(tmp_path / "corpus", tokenizer, file)
+    report = read_report(tmp_path / "corpus")
+    lines = Counter(chain.from_iterable(documents))
+    whole = Counter(map(tuple, documents))
+    assert (report.lines.total, report.lines.copies) == (lines.total(), lines.total() - len(lines))
+    assert (report.documents.total, report.documents.copies) == (whole.total(), whole.total() - len(whole))
+    assert report.characters == sum(len(line) * times for line, times in lines.items())
+    assert report.copied_characters == sum(len(line) * (times - 1) for line, times in lines.items())
+    assert [count for count, _ in report.lines.frequent] == [count for _, count in lines.most_common(3)]
+    for listed, counter in ((report.lines.frequent, lines), (report.documents.frequent, whole)):
+        texts = [text if isinstance(text, str) else text[0] for text, _ in counter.most_common(3)]
+        assert [text.removesuffix("...") for _, text in listed] == [
+            text if len(text) <= 60 else text[:57] for text in texts
+        ]
+    assert report.lines.copies > 100 and report.documents.copies == 10
+    assert report.warning.startswith(f"{report.copied_share:.0%} of the text are copies")
+    assert report.left_out is None and report.is_complete
+
+
+@pytest.mark.parametrize("what", ["lines", "documents"])
+def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, tokenizer, small_blocks, what):
+    """Bit for bit, with one and two processes, and after a kill."""
+    text = text_arguments(write(tmp_path / "text.txt", documents))
+    expected = prepare(tmp_path / "expected", tokenizer, write(tmp_path / "unique.txt", leave_out(documents, what)))
+    parts = plan_parts(text, deduplicate=what)
+    for workers in (1, 2):
+        prepare_parts(tmp_path / f"{workers}", parts, tokenizer, num_workers=workers, show_progress=False)
+        assert_equal_blocks(open_corpus(tmp_path / f"{workers}", tokenizer), expected)
+    whole = (tmp_path / "1" / parts[0].name).read_bytes()
+    assert whole == (tmp_path / "2" / parts[0].name).read_bytes()
+    killed = tmp_path / "2" / f"{parts[0].name}.partial"
+    killed.write_bytes(whole[: len(whole) * 2 // 3])
+    killed.with_suffix("").unlink()
+    report = prepare_parts(tmp_path / "2", parts, tokenizer, num_workers=1, show_progress=False)
+    assert killed.with_suffix("").read_bytes() == whole
+    assert report == read_report(tmp_path / "1") == read_report(tmp_path / "2") and not report.warning
+
+
+def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer, capsys):
+    """Each machine reads everything. A change in the first file changes what follows."""
+    halves = [documents[:9], documents[9:]]
+    for number, half in enumerate(halves):
+        write(tmp_path / f"{number}.txt", half)
+    tokenizer.save_pretrained(tmp_path / "tok")
+    command = ["prepare", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(tmp_path / "[01].txt")]
+    command += ["--deduplicate", "lines", "--output_dir"]
+    assert snugbert_command([*command, str(tmp_path / "whole")]) == 0
+    for shard in ("2/3", "1/3", "3/3"):  # more shards than files
+        assert snugbert_command([*command, str(tmp_path / "shards"), "--shard", shard]) == 0
+    whole, shards = (content(open_corpus(tmp_path / name, tokenizer)) for name in ("whole", "shards"))
+    assert whole == content(
+        prepare(tmp_path / "a", tokenizer, write(tmp_path / "u.txt", leave_out(documents, "lines")))
+    )
+    assert sorted(whole) == sorted(shards)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Repeated text: ")]
+    assert len(printed) == 4 and len(set(printed)) == 1
+    assert printed[0].startswith("Repeated text: ") and printed[0].endswith(". Copies of lines are left out")
+    write(tmp_path / "0.txt", halves[0][1:])
+    assert snugbert_command([*command, str(tmp_path / "whole"), "--overwrite_output_dir"]) == 0
+    changed = content(open_corpus(tmp_path / "whole", tokenizer))
+    assert changed == content(
+        prepare(tmp_path / "b", tokenizer, write(tmp_path / "u.txt", leave_out(documents[1:], "lines")))
+    )
+
+
+def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer, monkeypatch):
+    """Without --deduplicate, after an interruption between two parts. Machines report the text that they read."""
+    files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate((documents[:9], documents[9:]))]
+    parts = plan_parts(text_arguments(*files), num_shards=2)
+    first = prepare_parts(tmp_path / "resumed", parts[:1], tokenizer, show_progress=False)
+    assert first.lines.total == sum(map(len, documents[:9])) and read_report(tmp_path / "resumed") is None
+    report = prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
+    assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
+    assert report == read_report(tmp_path / "resumed")
+    assert report.lines.total == sum(map(len, documents))
+    monkeypatch.setattr(preparation, "RepeatCounter", None)  # a prepared text is not read
+    assert report == prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
+
+
+def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
+    monkeypatch.setattr(repeated_text, "MOST_COUNTED", 50)
+    for what in (None, "lines"):
+        counter = RepeatCounter(what)
+        followed = [document for _, document in counter.follow(enumerate(documents))]
+        assert followed == (leave_out(documents, what) if what else documents)
+        report = counter.summarize()
+        assert report.is_complete == bool(what)
+        assert ("Only the text up to 50 different lines was counted" in str(report)) != bool(what)
+
+
+def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer, caplog, capsys):
+    """Held-out text has no line in common with the training text."""
+    file = write(tmp_path / "text.txt", documents)
+    caplog.set_level(logging.INFO)
+
+    def load(**options):
+        caplog.clear()
+        arguments = PretrainingDataArguments(train_file=[str(file)], objective="mlm", **options)
+        corpora = load_corpora(arguments, True, True, str(tmp_path / "cache"), tokenizer)
+        name = "training text and held-out text: "
+        return corpora, [record for record in caplog.records if record.message.startswith(name)]
+
+    for _ in range(2):
+        (train, _), (line, warning) = load(validation_split_percentage=30)
+        assert str(read_report(train.folder)) in line.message
+        assert warning.levelname == "WARNING" and "--deduplicate lines leaves them out" in warning.message
+    corpora, (line,) = load(validation_split_percentage=30, deduplicate="lines")
+    assert "Copies of lines are left out" in line.message
+    train, held_out = (
+        {tuple(sentence) for document in content(corpus) for sentence in document} for corpus in corpora
+    )
+    assert len(held_out) > 10 and sum(map(len, train & held_out)) < 100  # only short sentences
+    assert snugbert_command(["prepare", "--list", "--cache_dir", str(tmp_path / "cache")]) == 0
+    assert ", unique lines, tokenizer " in capsys.readouterr().out
+    with pytest.raises(InputError, match=r"Give it to `snugbert prepare`\."):
+        PretrainingDataArguments(corpus="prepared", deduplicate="lines")
+
+
+def test_the_guide_finds_near_duplicates(data_dir, tmp_path, monkeypatch):
+    """Copies with one word in a hundred left out. No other document is removed."""
+    pytest.importorskip("datasketch")
+    monkeypatch.chdir(tmp_path)
+    documents = list(read_documents([data_dir / "wiki_en/train.txt.gz"]))[:25]
+    rng = random.Random(0)
+    for document in documents[:10]:
+        documents.append([" ".join(word for word in line.split() if rng.random() > 0.01) for line in document])
+    (tmp_path / "corpus").mkdir()
+    with gzip.open("corpus/text.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\n\n".join("\n".join(document) for document in documents))
+    guide = (Path(__file__).parents[2] / "docs/how-to/pretrain.md").read_text(encoding="utf-8")
+    code = guide.partition("```python\nimport json\n")[2].partition("```")[0]
+    exec(f"import json\n{code}", {})
+    rows = Path("unique.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [json.loads(row)["text"].split("\n") for row in rows]
+    assert kept[:25] == documents[:25] and len(kept) <= 27
