@@ -24,6 +24,7 @@ from snugbert.data.corpus import (
     ARROW_ERRORS,
     END_OF_STREAM,
     FORMAT,
+    WORDS,
     Corpus,
     Origin,
     Source,
@@ -43,7 +44,13 @@ from snugbert.data.documents import (
 )
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
-from snugbert.data.tokenizing import DocumentTokenizer, TokenizedDocuments, hash_tokenizer, map_in_order
+from snugbert.data.tokenizing import (
+    DocumentTokenizer,
+    TokenizedDocuments,
+    hash_tokenizer,
+    map_in_order,
+    stores_words,
+)
 from snugbert.errors import InputError, format_count
 from snugbert.files import hash_file, lock_file
 from snugbert.progress import Progress
@@ -265,6 +272,8 @@ def prepare_parts(
         settings["on_bad_text"] = on_bad_text
     if lines_language is not None:
         settings["lines_language"] = lines_language
+    if stores_words(tokenizer):
+        settings[WORDS] = True
     try:
         if not _is_complete(folder, parts, settings):
             worker = DocumentTokenizer(tokenizer, language)
@@ -441,8 +450,12 @@ def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema:
         pa.array(np.concatenate([batch.tokens for batch in block])),
     )
     documents = pa.ListArray.from_arrays(_offsets([batch.document_lengths for batch in block]), sentences)
-    numbers = pa.array(np.concatenate([batch.numbers for batch in block]))
-    stream.write(pa.record_batch([numbers, documents], schema=schema).serialize())
+    columns = [pa.array(np.concatenate([batch.numbers for batch in block])), documents]
+    if WORDS in schema.names:
+        starts = sentences.offsets.take(documents.offsets)  # of documents, in tokens
+        bits = np.concatenate([batch.continues_word for batch in block])
+        columns.append(pa.ListArray.from_arrays(starts, pa.array(bits)))
+    stream.write(pa.record_batch(columns, schema=schema).serialize())
     stream.flush()
 
 

@@ -14,6 +14,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
 from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
+from snugbert.data.tokenizing import stores_words
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
@@ -72,6 +73,11 @@ def load_corpora(
         validation = prepare(data_args.dataset_objective, "validation text", text)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
+        if data_args.masking != "tokens" and stores_words(tokenizer) and not train.has_words:
+            raise InputError(
+                f"--corpus: {data_args.corpus} was prepared without the words that --masking {data_args.masking} "
+                "needs. Run `snugbert prepare` again, with --overwrite_output_dir."
+            )
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)
     elif hold_out:
