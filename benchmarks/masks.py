@@ -2,18 +2,20 @@ r"""Measures the masks of each tokenizer on real text: shares, word boundaries, 
 
     python benchmarks/masks.py shares --train_file books_en/train-00.txt.gz --output_dir masks
     python benchmarks/masks.py speed --train_file books_en/train-00.txt.gz --output_dir masks
-    python benchmarks/masks.py train --train_file books_en/train-00.txt.gz --validation_file books_en/validation.txt.gz \
-        --output_dir masks
+    python benchmarks/masks.py train --train_file books_en/train-00.txt.gz \
+        --validation_file books_en/validation.txt.gz --output_dir masks
 
-`shares` trains WordPiece, BPE and byte-level BPE (`snugbert vocabulary`) and Unigram (the tokenizers library), prepares
-the text with each, masks full sentences, and counts:
+`shares` trains WordPiece, BPE and byte-level BPE (`snugbert vocabulary`) and Unigram (the tokenizers library),
+prepares the text with each, masks full sentences, with new masks in every epoch, and counts:
 
 - chosen: tokens to predict, as a share of all tokens except special ones; and of the number that each example should
   have, which is rounded
-- [MASK], random, unchanged: shares of the chosen tokens. A random token can be the original one. It counts as unchanged
+- [MASK], random, unchanged: shares of the chosen tokens. A random token can be the original one, and then counts as
+  unchanged
 - cut words: words of which some tokens are chosen and others are not
-- words per span, for spans: the mean, and the largest difference of a share of a length from the clipped geometric
-  distribution, over all spans, and over spans that the end of the budget did not cut (all but the last two)
+- words per span: the mean, and the largest difference of a share of a length from the clipped geometric distribution.
+  The last span of an example is cut, so the lengths depend on the number of tokens to choose. The same numbers for the
+  algorithm of SpanBERT's original release, which also cuts the last span, but within a word
 
 `speed` times the collator and the preparation of text, with and without words. `train` pretrains with each kind of
 masks and scores the models with the same masks: single tokens and whole words, 15 %. A finished run is skipped.
@@ -25,7 +27,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,7 +84,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--train_file", required=True)
     parser.add_argument("--validation_file")
     parser.add_argument("--max_seq_length", type=int, nargs="+", default=[128, 512], help="for `shares`")
-    parser.add_argument("--examples", type=int, default=10_000, help="for `shares`: maximum for each row of the table")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="tokenizers")
+    parser.add_argument("--tokens", type=int, default=10**7, help="for `shares`: tokens for each row of the table")
     parser.add_argument("--max_steps", type=int, default=400, help="for `train`")
     parser.add_argument("--output_dir", type=Path, required=True)
     args = parser.parse_args(argv)
@@ -137,7 +139,7 @@ def count_masks(kind: str, masking: str, length: int, args: argparse.Namespace) 
     tokenizer, dataset = make_examples(kind, length, args)
     collate = snugbert.SnugBertDataCollatorForPretraining(tokenizer, masking=masking)
     counts: dict[str, float] = dict.fromkeys(("tokens", "budget", "chosen", "mask", "unchanged", "words", "cut"), 0)
-    for example in islice(map(dataset.__getitem__, range(len(dataset))), args.examples):
+    for example in list_examples(dataset, args.tokens):
         batch = collate([example])
         original, seen, labels = example["input_ids"], batch["input_ids"][0].numpy(), batch["labels"][0].numpy()
         ordinary, chosen = ~np.isin(original, tokenizer.all_special_ids), labels != -100
@@ -168,26 +170,54 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, str]]:
     return zip(["[CLS]", *tokens], tokens, strict=False)
 
 
-def measure_spans(kind: str, length: int, args: argparse.Namespace) -> dict[str, list[int]]:
-    """Returns how many spans have 1, 2, ... words: all spans, and all but the last two of each example."""
+def list_examples(dataset: PretrainingDataset, tokens: int) -> Iterator[dict[str, Any]]:
+    """Yields examples with about so many tokens, from as many epochs as necessary."""
+    for number in range(tokens // dataset.max_seq_length):
+        yield dataset.get_example(*divmod(number, len(dataset)))
+
+
+def measure_spans(kind: str, length: int, args: argparse.Namespace) -> list[np.ndarray]:
+    """Returns how many spans have 1, 2, ... words: our spans, and the spans of SpanBERT's original algorithm."""
     tokenizer, dataset = make_examples(kind, length, args)
     rng = np.random.default_rng(0)
-    whole, early = np.zeros((2, len(SPAN_SHARES) + 1), dtype=int)
-    for example in islice(map(dataset.__getitem__, range(len(dataset))), args.examples):
+    ours, original = np.zeros((2, len(SPAN_SHARES) + 1), dtype=int)
+    for example in list_examples(dataset, args.tokens // 10):
         indices = np.flatnonzero(~np.isin(example["input_ids"], tokenizer.all_special_ids))
         continues = find_continuations(example, tokenizer)
-        chosen, spans = choose_spans(indices, continues, round(0.15 * len(indices)), rng)
-        sizes = np.bincount(spans[~continues[chosen]])
-        whole += np.bincount(sizes, minlength=len(whole))
-        early += np.bincount(sizes[:-2], minlength=len(whole))
-    return {"all": whole[1:].tolist(), "early": early[1:].tolist()}
+        budget = max(1, round(0.15 * len(indices)))
+        chosen, spans = choose_spans(indices, continues, budget, rng)
+        ours += np.bincount(np.bincount(spans[~continues[chosen]]), minlength=len(ours))
+        original += np.bincount(draw_original_spans(continues[indices], budget, rng), minlength=len(original))
+    return [ours[1:], original[1:]]
+
+
+def draw_original_spans(continues: np.ndarray, budget: int, rng: np.random.Generator) -> list[int]:
+    """Returns the number of words of each span, as `PairWithSpanMaskingScheme` of SpanBERT's release chooses them."""
+    masked: set[int] = set()
+    lengths = []
+    while len(masked) < budget:
+        length, anchor = 1 + rng.choice(len(SPAN_SHARES), p=SPAN_SHARES), rng.integers(len(continues))
+        if anchor in masked:
+            continue
+        while anchor and continues[anchor]:
+            anchor -= 1
+        words = 0
+        while words < length and anchor < len(continues) and len(masked) < budget:
+            words += 1
+            masked.add(int(anchor))
+            anchor += 1
+            while anchor < len(continues) and continues[anchor] and len(masked) < budget:
+                masked.add(int(anchor))
+                anchor += 1
+        lengths.append(words)
+    return lengths
 
 
 def describe_shares(args: argparse.Namespace) -> str:
     """Returns a table with a row for each tokenizer, length and kind of masks."""
     rows = [["tokenizer", "tokens", "masks", "chosen", "of the rounded number", "[MASK]", "random", "unchanged"]]
-    rows[0] += ["cut words", "words per span: mean; largest difference", "without the last two"]
-    for kind in KINDS:
+    rows[0] += ["cut words", "words per span: mean, largest difference", "the same, SpanBERT's release"]
+    for kind in args.kinds:
         for length in args.max_seq_length:
             spans = measure_spans(kind, length, args)
             for masking in MASKINGS:
@@ -195,18 +225,18 @@ def describe_shares(args: argparse.Namespace) -> str:
                 chosen = counts["chosen"]
                 shares = [chosen / counts["tokens"], chosen / counts["budget"], counts["mask"] / chosen]
                 shares += [1 - (counts["mask"] + counts["unchanged"]) / chosen, counts["unchanged"] / chosen]
-                lengths = [_describe_lengths(spans[name]) for name in ("all", "early")] if masking == "spans" else []
+                lengths = [_describe_lengths(counted) for counted in spans] if masking == "spans" else ["", ""]
                 percent = [f"{100 * share:.2f} %" for share in shares]
                 cut = f"{100 * counts['cut'] / counts['words']:.2f} %"
-                rows.append([KINDS[kind], f"{length}", masking, *percent, cut, *(lengths or ["", ""])])
+                rows.append([KINDS[kind], f"{length}", masking, *percent, cut, *lengths])
                 print(*rows[-1], file=sys.stderr, flush=True)
     return format_table(rows)
 
 
-def _describe_lengths(counts: list[int]) -> str:
-    shares = np.array(counts) / sum(counts)
+def _describe_lengths(counts: np.ndarray) -> str:
+    shares = counts / counts.sum()
     mean = shares @ (1 + np.arange(len(shares)))
-    return f"{mean:.2f}; {100 * np.abs(shares - SPAN_SHARES).max():.1f} points"
+    return f"{mean:.2f}, {100 * np.abs(shares - SPAN_SHARES).max():.1f} points"
 
 
 # --- speed and size -------------------------------------------------------------------------------------------------
@@ -217,14 +247,12 @@ def describe_speed(args: argparse.Namespace) -> str:
     rows = [["tokenizer", *(f"{masking}, microseconds per example of 128 tokens" for masking in MASKINGS)]]
     for kind in KINDS:
         tokenizer, dataset = make_examples(kind, 128, args)
-        examples = [dataset[index] for index in range(2000)]
+        batches = [[dataset[start + index] for index in range(32)] for start in range(0, 2016, 32)]
         cells = []
         for masking in MASKINGS:
             collate = snugbert.SnugBertDataCollatorForPretraining(tokenizer, masking=masking)
-            seconds = [
-                _time(lambda c=collate: [c(examples[at : at + 32]) for at in range(0, 1984, 32)]) for _ in range(5)
-            ]
-            cells.append(f"{1e6 * median(seconds) / 1984:.0f}")
+            seconds = [_time(lambda: list(map(collate, batches))) for _ in range(5)]  # noqa: B023
+            cells.append(f"{1e6 * median(seconds) / (32 * len(batches)):.0f}")
         rows.append([KINDS[kind], *cells])
     text = format_table(rows)
     rows = [
@@ -239,7 +267,7 @@ def describe_speed(args: argparse.Namespace) -> str:
         times: dict[bool, list[float]] = {False: [], True: []}
         for stores in [False, True] * 5:
             worker.stores_words = stores
-            times[stores].append(_time(lambda w=worker: w(documents)))
+            times[stores].append(_time(lambda: worker(documents)))  # noqa: B023
         ratio = median(b / a for a, b in zip(times[False], times[True], strict=True))
         size = _corpus_bytes(kind, args)
         without = size - _words_bytes(kind, args)

@@ -175,11 +175,13 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
 
 @pytest.mark.parametrize("objective", ["mlm", "mlm+order"])
 def test_other_objectives(small_run, tmp_path, capsys, objective):
+    """With whole words, or with spans and a share of masked tokens that falls from 30 to 15 %."""
+    pairs = objective == "mlm+order"
     more = {
         "objective": objective,
         "max_steps": 40,
         "learning_rate": 2e-3,
-        "whole_word_mask": "true",
+        **({"whole_word_mask": "true"} if pairs else {"masking": "spans", "mlm_probability": "0.3:0.15"}),
         "save_strategy": "no",
     }
     assert run(small_run, output_dir=tmp_path, **more) == 0
