@@ -64,10 +64,8 @@ def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
     # Words are transformers' `word_ids`. A sentence begins a word.
     (block,) = open_corpus(tmp_path / "corpus", tokenizer).blocks
     encoded = tokenizer(lines, add_special_tokens=False, verbose=False)
-    words = chain.from_iterable(enumerate(encoded.word_ids(line)) for line in range(len(lines)))
-    continues = np.array(
-        [place > 0 and word == before for (_, before), (place, word) in pairwise(chain([(0, -1)], words))]
-    )
+    words = [(line, word) for line in range(len(lines)) for word in encoded.word_ids(line)]
+    continues = np.array([False, *(word == before for before, word in pairwise(words))])
     continues[block.sentences[:-1]] = False
     assert 0.2 < continues.mean() < 0.9
     np.testing.assert_array_equal(block.read_continuations(0, len(block.tokens)), continues)

@@ -117,7 +117,7 @@ def _describe(event: str, arguments: tuple) -> str | None:
 
 
 def make_material(folder: Path, documents: int, letters: bool = False) -> None:
-    """Writes three text files, validation text, and a tokenizer of their 24 words, or of BPE with letters as tokens."""
+    """Writes three text files, validation text, and a tokenizer of their 24 words, or of their letters."""
     rng = random.Random(0)
     topics = [[f"w{topic}{letter}" for letter in "abcdefgh"] for topic in range(3)]
 

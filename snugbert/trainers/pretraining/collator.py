@@ -207,7 +207,7 @@ class SnugBertDataCollatorForPretraining:
         marks_spaces = isinstance(model, (BPE, Unigram)) and not prefix
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         if "ByteLevel" in repr(self.tokenizer.backend_tokenizer.decoder):
-            tokens, seen_tokens = _join_bytes(tokens, labels != IGNORE_INDEX), _join_bytes(seen_tokens)
+            tokens, seen_tokens = (list(map(_decode_bytes, each)) for each in (tokens, seen_tokens))
         text = ""
         for place, (token, seen_token, label) in enumerate(zip(tokens, seen_tokens, labels, strict=True)):
             if place in cuts:
@@ -224,25 +224,7 @@ class SnugBertDataCollatorForPretraining:
         return f"{text} {CUT}" if len(tokens) in cuts else text
 
 
-def _join_bytes(tokens: list[str], is_apart: np.ndarray | None = None) -> list[str]:
-    """Makes tokens of byte-level BPE readable. The marks of spaces stay.
-
-    A character whose bytes are in several tokens moves to the last one, unless a token `is_apart` (by default all
-    tokens) or is not readable by itself. *Shape:* `is_apart` (tokens,)
-    """
-    decode = decoders.ByteLevel().decode
-    readable, waiting = [], ""
-    for number, token in enumerate(tokens):
-        text = decode([waiting + token])
-        is_text = "\ufffd" not in text and text.isprintable()
-        joins = is_apart is not None and not is_apart[number : number + 2].any() and number + 1 < len(tokens)
-        if is_text:
-            readable.append(text.replace(" ", "Ġ"))
-            waiting = ""
-        elif joins and "\ufffd" in text:
-            readable.append("")
-            waiting += token
-        else:
-            readable.append(waiting + token)
-            waiting = ""
-    return readable
+def _decode_bytes(token: str) -> str:
+    """Makes a token of byte-level BPE readable, unless it is part of a character. The mark of a space stays."""
+    text = decoders.ByteLevel().decode([token])
+    return text.replace(" ", "Ġ") if text.isprintable() and "\ufffd" not in text else token
