@@ -178,11 +178,11 @@ class PretrainingDataArguments(PreparationArguments):
     )
     masking: str | None = field(
         default=None,
-        metadata={"help": "What to mask: tokens, words (whole words) or spans of words. Default: tokens."},
+        metadata={"help": "What to mask: tokens, words or spans (of words). Default: tokens."},
     )
     mlm_probability: str = field(
         default="0.15",
-        metadata={"help": "Share of tokens to predict. 0.3:0.15 falls linearly from the first step to the last."},
+        metadata={"help": "Share of tokens to predict. 0.3:0.15: falls during the run."},
     )
     mask_replace_prob: float = field(
         default=None,  # type: ignore[assignment] # until the objective is known

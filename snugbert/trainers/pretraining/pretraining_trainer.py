@@ -388,7 +388,8 @@ class PretrainingTrainer(RunTrainer):
 
     def _find_mask_rates(self) -> tuple[float, float] | None:
         """Returns the first and the last share of tokens to mask. None: the share does not change."""
-        first, last = getattr(self.data_collator.collate, "mask_rates", (0, 0))
+        collator = getattr(self.data_collator, "collate", None)
+        first, last = getattr(collator, "mask_rates", (0, 0))
         return None if first == last else (first, last)
 
     def get_batch_samples(
