@@ -159,15 +159,17 @@ def count_masks(kind: str, masking: str, length: int, args: argparse.Namespace) 
 
 
 def find_continuations(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """Returns which tokens of an example continue a word: from the corpus, or from the prefix of WordPiece."""
+    """Returns which tokens of an example continue a word: from the corpus, or from the prefix of WordPiece.
+
+    If the start of a word was cut off, the rest, after a special token, is a word.
+    """
+    is_special = np.isin(example["input_ids"], tokenizer.all_special_ids)
     if "continues_word" in example:
-        return example["continues_word"]
-    tokens = tokenizer.convert_ids_to_tokens(example["input_ids"].tolist())
-    return np.array([token.startswith("##") and before not in SPECIAL_TOKENS for before, token in _pairs(tokens)])
-
-
-def _pairs(tokens: list[str]) -> Iterator[tuple[str, str]]:
-    return zip(["[CLS]", *tokens], tokens, strict=False)
+        continues = example["continues_word"]
+    else:
+        tokens = tokenizer.convert_ids_to_tokens(example["input_ids"].tolist())
+        continues = np.array([token.startswith("##") for token in tokens])
+    return continues & ~np.roll(is_special, 1)
 
 
 def list_examples(dataset: PretrainingDataset, tokens: int) -> Iterator[dict[str, Any]]:
