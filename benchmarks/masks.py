@@ -22,11 +22,11 @@ masks and scores the models with the same masks: single tokens and whole words, 
 """
 
 import argparse
-import gzip
 import json
 import sys
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -116,8 +116,7 @@ def train_unigram(file: str, vocab_size: int) -> PreTrainedTokenizerFast:
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, show_progress=False, special_tokens=list(SPECIAL_TOKENS), unk_token="[UNK]"
     )
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        tokenizer.train_from_iterator((line.strip() for line in lines), trainer)
+    tokenizer.train_from_iterator(chain.from_iterable(read_documents([Path(file)])), trainer)
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(names, SPECIAL_TOKENS, strict=True)))
@@ -247,9 +246,10 @@ def _describe_lengths(counts: np.ndarray) -> str:
 def describe_speed(args: argparse.Namespace) -> str:
     """Returns tables of the time of the collator and of preparing text, and of the size of the corpus."""
     rows = [["tokenizer", *(f"{masking}, microseconds per example of 128 tokens" for masking in MASKINGS)]]
-    for kind in KINDS:
+    for kind in args.kinds:
         tokenizer, dataset = make_examples(kind, 128, args)
-        batches = [[dataset[start + index] for index in range(32)] for start in range(0, 2016, 32)]
+        examples = [dataset[index % len(dataset)] for index in range(2016)]
+        batches = [examples[start : start + 32] for start in range(0, len(examples), 32)]
         cells = []
         for masking in MASKINGS:
             collate = snugbert.SnugBertDataCollatorForPretraining(tokenizer, masking=masking)
@@ -261,7 +261,7 @@ def describe_speed(args: argparse.Namespace) -> str:
         ["tokenizer", "seconds without words", "with words", "ratio", "corpus without words", "with words", "ratio"]
     ]
     documents = list(enumerate(read_documents([Path(args.train_file)])))[:100]
-    for kind in KINDS:
+    for kind in args.kinds:
         worker = DocumentTokenizer(load_tokenizer(kind, args), "en")
         if not worker.stores_words:
             rows.append([KINDS[kind], *["no change"] * 3, *[f"{_corpus_bytes(kind, args):,}", "the same", "1.000"]])

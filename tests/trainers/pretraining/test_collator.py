@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import torch
 from family_checkpoints import write_tokenizer
-from prepared import prepare
+from prepared import content, prepare
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import UnigramTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import snugbert
+from snugbert.data import preparation
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
+from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert.vocabulary.learning import count_words, learn_tokens, make_tokenizer
 
 SEP = 102
@@ -157,6 +160,32 @@ def test_words_and_spans_of_every_tokenizer_on_real_text(kind, lines, tmp_path):
     if kind != "wordpiece":
         with pytest.raises(InputError, match=r"--masking spans: the corpus .* Prepare the text again"):
             collators["spans"]([old])
+
+
+def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path, monkeypatch):
+    """A corpus from before words were stored opens, and has the same tokens."""
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"w[]MASK",
+        *(f"##{letter}" for letter in "0123456789MASK]"),
+    ]
+    tokenizer = make_tokenizer("bpe", list(dict.fromkeys(tokens)))
+    new = prepare(tmp_path / "new", tokenizer, small.text, language=None, num_workers=1)
+    monkeypatch.setattr(preparation, "stores_words", lambda tokenizer: False)
+    prepare(tmp_path / "old", tokenizer, small.text, language=None, num_workers=1)
+
+    def load(folder, masking):
+        arguments = PretrainingDataArguments(corpus=str(tmp_path / folder), masking=masking, objective="mlm")
+        return load_corpora(arguments, True, False, None, tokenizer)[0]
+
+    assert not load("old", "tokens").has_words and load("new", "spans").has_words
+    assert content(load("old", "tokens")) == content(new)
+    with pytest.raises(InputError, match=r"--corpus: .*old was prepared without the words that --masking words needs"):
+        load("old", "words")
 
 
 def test_an_example_is_described(monkeypatch):
