@@ -28,7 +28,10 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
-NO_WORDS = "the corpus was prepared without the words of this tokenizer. Prepare the text again."
+NO_WORDS = (
+    "the examples have no `continues_word`. Prepare the text again. With another trainer, set "
+    "remove_unused_columns=False."
+)
 # Explain the output of `describe`.
 OTHER_MARKS = f"Tokens without braces have no label. {CUT} marks a place where a sentence was cut."
 LEGEND = (
