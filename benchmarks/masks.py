@@ -23,6 +23,7 @@ masks and scores the models with the same masks: single tokens and whole words, 
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_seq_length", type=int, nargs="+", default=[128, 512], help="for `shares`")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="tokenizers")
     parser.add_argument("--tokens", type=int, default=10**7, help="for `shares`: tokens for each row of the table")
-    parser.add_argument("--max_steps", type=int, default=400, help="for `train`")
+    parser.add_argument("--max_steps", type=int, default=200, help="for `train`")
     parser.add_argument("--output_dir", type=Path, required=True)
     args = parser.parse_args(argv)
     if args.part == "train" and args.validation_file is None:
@@ -306,7 +307,7 @@ def _words_bytes(kind: str, args: argparse.Namespace) -> int:
 
 def train(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     """Pretrains and scores a model, unless its result exists. Returns the losses by kind of masks."""
-    folder = args.output_dir / "runs" / f"{'-'.join(name.replace('%', '').split())}-{seed}"
+    folder = args.output_dir / "runs" / f"{'-'.join(re.findall(r'\w+', name))}-{seed}"
     file = folder.with_suffix(".json")
     if not file.exists():
         text = {"train_file": args.train_file, "cache_dir": args.output_dir / "cache"}
@@ -318,7 +319,7 @@ def train(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
         for masking in ("tokens", "words"):
             flags = {"model_name_or_path": folder, "objective": "mlm", "masking": masking, "do_eval": "true"}
             flags |= {"validation_file": args.validation_file, "cache_dir": args.output_dir / "cache"}
-            flags |= {"use_cpu": "true", "report_to": "none", "output_dir": folder / masking}
+            flags |= {"max_eval_samples": 1000, "use_cpu": "true", "report_to": "none", "output_dir": folder / masking}
             run_snugbert(["pretrain", *as_flags(flags)], folder.with_suffix(f".{masking}.log"))
             losses[masking] = json.loads((folder / masking / "eval_results.json").read_text())["eval_mlm_loss"]
         file.write_text(json.dumps(losses))
