@@ -307,7 +307,7 @@ def _words_bytes(kind: str, args: argparse.Namespace) -> int:
 
 def train(name: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     """Pretrains and scores a model, unless its result exists. Returns the losses by kind of masks."""
-    folder = args.output_dir / "runs" / f"{'-'.join(re.findall(r'\w+', name))}-{seed}"
+    folder = args.output_dir / "runs" / "-".join([*re.findall(r"\w+", name), str(seed)])
     file = folder.with_suffix(".json")
     if not file.exists():
         text = {"train_file": args.train_file, "cache_dir": args.output_dir / "cache"}
