@@ -69,6 +69,7 @@ class Corpus:
         settings: everything else that decides the content: the digest of the tokenizer, the language, and which
             documents were kept.
         language: the language of the text. None: unknown.
+        has_words: whether the tokens that continue a word are stored.
         document_starts: number of documents before each block, and in total. *Shape:* (blocks + 1,)
     """
 
@@ -80,6 +81,7 @@ class Corpus:
 
     def __post_init__(self):
         self.language = _find_language(self.settings)
+        self.has_words = all(block.word_bits is not None for block in self.blocks)
         self.document_starts = np.cumsum([0, *(len(block.documents) - 1 for block in self.blocks)])
 
     @property
@@ -96,11 +98,6 @@ class Corpus:
     def num_tokens(self) -> int:
         """The number of tokens."""
         return sum(len(block.tokens) for block in self.blocks)
-
-    @property
-    def has_words(self) -> bool:
-        """Whether the tokens that continue a word are stored."""
-        return all(block.word_bits is not None for block in self.blocks)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # A data worker that is not forked maps the files itself. Pickling the blocks would copy the text.
