@@ -69,7 +69,6 @@ RANGES = {
     # pretraining
     "generator_size": Range(0, 1, open_below=True),
     "mask_replace_prob": SHARE,
-    "mlm_probability": Range(0, 1, open_below=True),
     "preprocessing_num_workers": COUNT,
     "random_replace_prob": SHARE,
     "short_seq_prob": SHARE,

@@ -5,8 +5,9 @@
     prepared/part-00000-of-00003.arrow ...
 
 Each part is an Arrow stream, written block by block and read by memory mapping. A row is a document: `sentences` holds
-lists of token ids, and `document` is its index in the text of the part. The schema's metadata records the origin of
-the part: digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
+lists of token ids, and `document` is its index in the text of the part. If the vocabulary does not mark the tokens
+that continue a word, `continues_word` has a bit for each token of the document. The schema's metadata records the
+origin of the part: digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
 """
 
 import json
@@ -27,6 +28,7 @@ from snugbert.errors import InputError
 from snugbert.files import hash_json
 
 FORMAT = 1  # version of the files; other versions are refused
+WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 
@@ -39,11 +41,20 @@ class Block:
         tokens: token ids, without special tokens. *Shape:* (tokens,)
         sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
         documents: offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
+        word_bits: for each token, whether it continues the word of the token before it. Eight tokens share a byte, the
+            first one in its lowest bit. None: not stored. *Shape:* (tokens / 8, rounded up,)
     """
 
     tokens: np.ndarray
     sentences: np.ndarray
     documents: np.ndarray
+    word_bits: np.ndarray | None = None
+
+    def read_continuations(self, start: int, length: int) -> np.ndarray:
+        """Returns whether each of `length` tokens from `start` continues a word. *Shape:* (length,), bool"""
+        assert self.word_bits is not None
+        bits = np.unpackbits(self.word_bits[start // 8 : (start + length + 7) // 8], bitorder="little")
+        return bits[start % 8 :][:length].astype(bool)
 
 
 @dataclass(eq=False, repr=False)
@@ -58,6 +69,7 @@ class Corpus:
         settings: everything else that decides the content: the digest of the tokenizer, the language, and which
             documents were kept.
         language: the language of the text. None: unknown.
+        has_words: whether the tokens that continue a word are stored.
         document_starts: number of documents before each block, and in total. *Shape:* (blocks + 1,)
     """
 
@@ -69,6 +81,7 @@ class Corpus:
 
     def __post_init__(self):
         self.language = _find_language(self.settings)
+        self.has_words = all(block.word_bits is not None for block in self.blocks)
         self.document_starts = np.cumsum([0, *(len(block.documents) - 1 for block in self.blocks)])
 
     @property
@@ -204,9 +217,10 @@ class Origin(TypedDict):
 
 def corpus_schema(dtype: DTypeLike, origin: Origin) -> pa.Schema:
     """Returns the schema of a part with token ids of type `dtype`, uint16 or uint32. Its metadata is the `origin`."""
-    sentences = pa.list_(pa.list_(pa.from_numpy_dtype(dtype)))
-    metadata = {b"snugbert": json.dumps(origin).encode()}
-    return pa.schema([("document", pa.int64()), ("sentences", sentences)], metadata=metadata)
+    columns = [("document", pa.int64()), ("sentences", pa.list_(pa.list_(pa.from_numpy_dtype(dtype))))]
+    if origin["settings"].get(WORDS):
+        columns.append((WORDS, pa.list_(pa.bool_())))
+    return pa.schema(columns, metadata={b"snugbert": json.dumps(origin).encode()})
 
 
 def read_origin(file: Path) -> Origin:
@@ -267,8 +281,13 @@ def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:
         pyarrow.ArrowInvalid: the file is damaged.
     """
     batch.validate(full=True)  # makes the buffers safe to read
-    if (highest := _view_block(batch).tokens.max()) >= vocab_size:
+    block = _view_block(batch)
+    if (highest := block.tokens.max()) >= vocab_size:
         raise pa.ArrowInvalid(f"token id {highest} is outside the vocabulary of {vocab_size}")
+    if block.word_bits is not None:
+        bits = batch.column(WORDS).values
+        if len(bits) != len(block.tokens) or bits.null_count or bits.offset:
+            raise pa.ArrowInvalid(f"{len(bits)} bits of words for {len(block.tokens)} tokens")
 
 
 def _view_block(batch: pa.RecordBatch) -> Block:
@@ -278,4 +297,9 @@ def _view_block(batch: pa.RecordBatch) -> Block:
         tokens=sentences.values.to_numpy(zero_copy_only=True),
         sentences=sentences.offsets.to_numpy(zero_copy_only=True),
         documents=documents.offsets.to_numpy(zero_copy_only=True),
+        word_bits=_view_bits(batch.column(WORDS).values) if WORDS in batch.schema.names else None,
     )
+
+
+def _view_bits(values: pa.BooleanArray) -> np.ndarray:
+    return np.frombuffer(values.buffers()[1], np.uint8)[: (len(values) + 7) // 8]

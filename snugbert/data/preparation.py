@@ -25,6 +25,7 @@ from snugbert.data.corpus import (
     ARROW_ERRORS,
     END_OF_STREAM,
     FORMAT,
+    WORDS,
     Corpus,
     Origin,
     Source,
@@ -45,7 +46,13 @@ from snugbert.data.documents import (
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
-from snugbert.data.tokenizing import DocumentTokenizer, TokenizedDocuments, hash_tokenizer, map_in_order
+from snugbert.data.tokenizing import (
+    DocumentTokenizer,
+    TokenizedDocuments,
+    hash_tokenizer,
+    map_in_order,
+    stores_words,
+)
 from snugbert.errors import InputError, format_count
 from snugbert.files import hash_file, lock_file
 from snugbert.progress import Progress
@@ -295,6 +302,8 @@ def prepare_parts(
         settings["lines_language"] = lines_language
     if parts[0].deduplicate is not None:
         settings["deduplicate"] = parts[0].deduplicate
+    if stores_words(tokenizer):
+        settings[WORDS] = True
     try:
         if _is_complete(folder, parts, settings):
             report = read_report(folder)
@@ -488,8 +497,12 @@ def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema:
         pa.array(np.concatenate([batch.tokens for batch in block])),
     )
     documents = pa.ListArray.from_arrays(_offsets([batch.document_lengths for batch in block]), sentences)
-    numbers = pa.array(np.concatenate([batch.numbers for batch in block]))
-    stream.write(pa.record_batch([numbers, documents], schema=schema).serialize())
+    columns = [pa.array(np.concatenate([batch.numbers for batch in block])), documents]
+    if WORDS in schema.names:
+        starts = sentences.offsets.take(documents.offsets)  # of documents, in tokens
+        bits = np.concatenate([batch.continues_word for batch in block])
+        columns.append(pa.ListArray.from_arrays(starts, pa.array(bits)))
+    stream.write(pa.record_batch(columns, schema=schema).serialize())
     stream.flush()
 
 

@@ -14,7 +14,8 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.documents import split_sentences
@@ -38,6 +39,8 @@ class TokenizedDocuments:
         document_lengths: number of sentences per document. *Shape:* (documents,)
         sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
         tokens: token ids. *Shape:* (tokens,)
+        continues_word: whether a token continues the word of the token before it. None: not stored, see
+            [`stores_words`]. *Shape:* (tokens,)
     """
 
     documents_read: int
@@ -45,6 +48,7 @@ class TokenizedDocuments:
     document_lengths: np.ndarray
     sentence_lengths: np.ndarray
     tokens: np.ndarray
+    continues_word: np.ndarray | None
 
 
 class DocumentTokenizer:
@@ -62,6 +66,7 @@ class DocumentTokenizer:
     Attributes:
         vocab_size: number of tokens, including added tokens.
         dtype: uint16 or uint32, the type of the token ids.
+        stores_words: see [`stores_words`].
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str | None):
@@ -69,6 +74,7 @@ class DocumentTokenizer:
         self.vocab_size = len(tokenizer)
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
         definition = tokenizer_definition(tokenizer)
+        self.stores_words = stores_words(tokenizer)
         self._backend = _make_backend(json.dumps(definition))
         kinds = [(definition[name] or {}).get("type") for name in ("normalizer", "pre_tokenizer", "model")]
         self._by_word = kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"] and all(
@@ -91,7 +97,14 @@ class DocumentTokenizer:
             document if self.language is None else split_sentences(document, self.language, self._keep_spaces)
             for _, document in batch
         ]
-        sentences = self._tokenize(list(chain.from_iterable(documents)))
+        texts = list(chain.from_iterable(documents))
+        continues_word = None
+        if self.stores_words:
+            encodings = self._backend.encode_batch(texts, add_special_tokens=False)
+            sentences = self._join_ids(encodings)
+            continues_word = np.concatenate([np.zeros(0, bool), *map(_find_continuations, encodings)])
+        else:
+            sentences = self._tokenize(texts)
         lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64) // self.dtype.itemsize
         ends = np.cumsum([len(document) for document in documents])
         sentences_before = np.concatenate([[0], np.cumsum(lengths > 0)])
@@ -102,6 +115,7 @@ class DocumentTokenizer:
             document_lengths=document_lengths[document_lengths > 0],
             sentence_lengths=lengths[lengths > 0],
             tokens=np.frombuffer(b"".join(sentences), self.dtype),
+            continues_word=continues_word,
         )
 
     def _tokenize(self, sentences: list[str]) -> list[bytes]:
@@ -118,14 +132,38 @@ class DocumentTokenizer:
         return [b"".join([self._cache[word] for word in sentence]) for sentence in words]
 
     def _encode(self, texts: list[str]) -> list[bytes]:
-        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return self._join_ids(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+
+    def _join_ids(self, encodings: list[Encoding]) -> list[bytes]:
         return [np.array(encoding.ids, self.dtype).tobytes() for encoding in encodings]
+
+
+def _find_continuations(encoding: Encoding) -> np.ndarray:
+    """Returns whether each token continues the word of the token before it. *Shape:* (tokens,)"""
+    words = np.array(encoding.word_ids, dtype=np.int64)
+    return np.diff(words, prepend=-1) == 0
 
 
 def _make_backend(definition: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(definition)
     tokenizer.encode_special_tokens = True  # "[MASK]" in a text is three tokens, not the special token
     return tokenizer
+
+
+def stores_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a prepared corpus stores which tokens continue a word.
+
+    WordPiece needs no such bits, because its vocabulary marks these tokens. Other vocabularies do not: byte-level BPE
+    splits "don't" into "don" and "'t", two words without a space between them.
+    """
+    return not isinstance(tokenizer.backend_tokenizer.model, WordPiece) and splits_words(tokenizer)
+
+
+def splits_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer splits text into words before it splits words into tokens."""
+    backend = tokenizer.backend_tokenizer
+    text = "a b" if backend.normalizer is None else backend.normalizer.normalize_str("a b")
+    return backend.pre_tokenizer is not None and len(backend.pre_tokenizer.pre_tokenize_str(text)) > 1
 
 
 def hash_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:

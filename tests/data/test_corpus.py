@@ -70,6 +70,18 @@ def test_a_block_that_breaks_an_invariant_is_refused(small, words_tokenizer, cas
         open_corpus(small.folder, words_tokenizer)
 
 
+def test_bits_of_words_that_do_not_fit_are_refused(small, words_tokenizer):
+    metadata = pa.ipc.open_stream(small.bytes).schema.metadata
+    columns = {"document": pa.array([0, 4]), "sentences": make_documents()}
+    write_part(small.file, columns | {"continues_word": pa.array([[False, True, False], [False]])}, metadata)
+    (block,) = open_corpus(small.folder, words_tokenizer).blocks
+    assert block.read_continuations(0, 4).tolist() == [False, True, False, False]
+    for bits in ([[False, True], [False]], [[False, True, None], [False]]):
+        write_part(small.file, columns | {"continues_word": pa.array(bits)}, metadata)
+        with pytest.raises(InputError, match="bits of words for 4 tokens"):
+            open_corpus(small.folder, words_tokenizer)
+
+
 def test_a_missing_end_and_a_stray_part_are_refused(small, words_tokenizer):
     small.file.write_bytes(small.bytes[:-8])  # Arrow reads a stream without its end marker
     with pytest.raises(InputError, match="truncated"):

@@ -2,9 +2,10 @@
 
 import gzip
 import multiprocessing
-from itertools import chain
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from family_checkpoints import write_tokenizer
 from prepared import content, prepare
@@ -13,6 +14,7 @@ import snugbert
 from snugbert.checkpoints.loading import load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data import tokenizing
+from snugbert.data.corpus import open_corpus
 from snugbert.data.documents import read_documents, split_sentences
 from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -59,6 +61,16 @@ def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
     expected = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
     assert [list(chain.from_iterable(sentences)) for sentences in documents] == expected
     assert sum(map(len, documents)) > 3 * len(lines)
+    # Words are transformers' `word_ids`. A sentence begins a word.
+    (block,) = open_corpus(tmp_path / "corpus", tokenizer).blocks
+    encoded = tokenizer(lines, add_special_tokens=False, verbose=False)
+    words = [(line, word) for line in range(len(lines)) for word in encoded.word_ids(line)]
+    continues = np.array([False, *(word == before for before, word in pairwise(words))])
+    continues[block.sentences[:-1]] = False
+    assert 0.2 < continues.mean() < 0.9
+    np.testing.assert_array_equal(block.read_continuations(0, len(block.tokens)), continues)
+    for start, length in ((0, 1), (3, 21), (9, 7), (len(continues) - 5, 5)):
+        np.testing.assert_array_equal(block.read_continuations(start, length), continues[start : start + length])
 
 
 def test_padding_and_truncation_do_not_matter_but_tokens_and_case_do(words_tokenizer):

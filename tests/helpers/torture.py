@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import forked
 import matplotlib.figure
@@ -31,6 +32,7 @@ import snugbert
 from snugbert.data import preparation
 from snugbert.trainers.pretraining.pretrain import pretrain as _imports_what_a_run_needs  # noqa: F401
 from snugbert.trainers.run_checkpoints import list_checkpoints
+from snugbert.vocabulary.learning import make_tokenizer
 from snugbert_cli import main as snugbert_command
 
 SAVE_STEPS = 4
@@ -114,8 +116,8 @@ def _describe(event: str, arguments: tuple) -> str | None:
 # --- text, arguments, starts ------------------------------------------------------------------------------------
 
 
-def make_material(folder: Path, documents: int) -> None:
-    """Writes three text files, validation text, and a tokenizer of their 24 words."""
+def make_material(folder: Path, documents: int, letters: bool = False) -> None:
+    """Writes three text files, validation text, and a tokenizer of their 24 words, or of their letters."""
     rng = random.Random(0)
     topics = [[f"w{topic}{letter}" for letter in "abcdefgh"] for topic in range(3)]
 
@@ -129,7 +131,9 @@ def make_material(folder: Path, documents: int) -> None:
     for name, number in {"a": documents, "b": documents, "c": documents, "validation": 10}.items():
         (folder / f"{name}.txt").write_text("\n\n".join(document() for _ in range(number)))
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *(word for topic in topics for word in topic)]
-    tokenizer = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)})
+    tokenizer: Any = snugbert.SnugBertTokenizer({word: index for index, word in enumerate(words)})
+    if letters:
+        tokenizer = make_tokenizer("bpe", [*words[:6], "w", *(f"##{letter}" for letter in "012abcdefgh")])
     tokenizer.save_pretrained(folder / "tokenizer")
 
 

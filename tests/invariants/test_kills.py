@@ -22,9 +22,15 @@ KILLS = [
 
 
 def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(tmp_path):
-    """Text, table, first checkpoint, renaming and removing checkpoints, a step, the final model; one data worker."""
-    make_material(tmp_path, documents=10)
-    straight, killed = (make_arguments(tmp_path, tmp_path / name, steps=20) for name in ("straight", "killed"))
+    """Text, table, first checkpoint, renaming and removing checkpoints, a step, the final model; one data worker.
+
+    The corpus stores the words of BPE. Spans are masked, and the share of masked tokens falls.
+    """
+    make_material(tmp_path, documents=10, letters=True)
+    straight, killed = (
+        [*make_arguments(tmp_path, tmp_path / name, steps=20), "--masking", "spans", "--mlm_probability", "0.3:0.15"]
+        for name in ("straight", "killed")
+    )
     start(straight, None)
     for kill in KILLS:
         reached, _ = start([*killed, "--dataloader_num_workers", "1"], kill)

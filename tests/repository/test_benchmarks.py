@@ -1222,6 +1222,25 @@ def print_host_time_and_waits() -> None:
     waits_and_graphs.print_rows("now")
 
 
+def test_masks(data_dir, steps, tmp_path, capsys, monkeypatch):
+    """No word is cut if words or spans are masked."""
+    import masks
+
+    monkeypatch.setattr(masks, "VOCAB_SIZE", 500)
+    monkeypatch.setattr(masks, "SEEDS", (1,))
+    monkeypatch.setattr(masks, "RUNS", {"spans, 15 %": masks.RUNS["spans, 15 %"]})
+    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 200, tmp_path)
+    arguments = ["--train_file", text, "--output_dir", str(tmp_path / "out")]
+    masks.main(["shares", *arguments, "--kinds", "byte-bpe", "unigram", "--tokens", "30000", "--max_seq_length", "64"])
+    _, *rows = cells(capsys.readouterr().out)
+    assert [row[2] for row in rows] == [*masks.MASKINGS] * 2
+    assert [row[8] == "0.00 %" for row in rows] == [False, True, True] * 2
+    masks.main(["speed", *arguments, "--kinds", "byte-bpe"])
+    assert capsys.readouterr().out.count("| byte-level BPE | ") == 2
+    masks.main(["train", *arguments, "--validation_file", text, "--max_steps", "2"])
+    assert "| spans, 15 % | " in capsys.readouterr().out and len(steps) == 3
+
+
 def test_host_time_and_waits():
     """The kernels that do nothing replace torch's own, so this runs in a process of its own."""
     process = forked.run(print_host_time_and_waits)

@@ -188,6 +188,12 @@ def find_phase(phases: Sequence[Phase], step: int) -> Phase:
     raise IndexError(step)
 
 
+def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float:
+    """Returns the share of tokens to mask in `step`, counted from 0: linear from the first to the last of `steps`."""
+    first, last = rates
+    return first + (last - first) * step / max(steps - 1, 1)
+
+
 def find_epoch(phases: Sequence[Phase], step: int) -> int:
     """Returns the epoch of the first example of `step`, among the epochs of its phase. All count from 0."""
     phase = find_phase(phases, step)
@@ -262,6 +268,8 @@ class RunBatches(torch.utils.data.Dataset):
         seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
             own seed.
         config, generator, teacher: configurations of the models, for the counts, see [`count_batch`].
+        mask_rates: the first and the last share of tokens to mask. Each example gets the share of its step as
+            `mlm_probability`. None: the collator's own share.
     """
 
     phases: Sequence[Phase]
@@ -270,6 +278,7 @@ class RunBatches(torch.utils.data.Dataset):
     config: PreTrainedConfig
     generator: PreTrainedConfig | None = None
     teacher: PreTrainedConfig | None = None
+    mask_rates: tuple[float, float] | None = None
 
     def __post_init__(self):
         self._ends = list(accumulate(phase.steps * phase.batch_size for phase in self.phases))
@@ -283,6 +292,11 @@ class RunBatches(torch.utils.data.Dataset):
         start = self._ends[index - 1] if index else 0
         with seed_random_state(f"{self.seed} {numbers[0]}"):
             examples = self._get_examples(self.phases[index].dataset, [number - start for number in numbers])
+            if self.mask_rates is not None:
+                step = sum(phase.steps for phase in self.phases[:index])
+                step += (numbers[0] - start) // self.phases[index].batch_size
+                rate = interpolate_rate(self.mask_rates, step, sum(phase.steps for phase in self.phases))
+                examples = [example | {"mlm_probability": rate} for example in examples]
             batch = self.collator(examples)
         if "labels" in batch:
             length = self.phases[index].max_seq_length

@@ -11,6 +11,7 @@ from its two neighbors:
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
   map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one outputs zero.
+- With relative positions, the query of these heads is constant, and the keys of the distances decide.
 - The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization".
 - The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
 
@@ -215,7 +216,7 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
             layer.attention.output.dense.weight.zero_()
             layer.output.dense.weight.zero_()
         _set_heads(model.bert.encoder.layer[0].attention, first, config)
-        _set_transform(model.cls.predictions.transform, first.K)
+        _set_transform(model.cls.predictions.transform, first.K, 0 if first.is_relative else POSITION_SHARE)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
 
 
@@ -240,8 +241,8 @@ def check_bigram_config(config: SnugBertConfig) -> None:
         )
     if "gelu" not in config.hidden_act and config.hidden_act != "relu":
         raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
-    if config.position_embedding_type != "absolute":
-        raise InputError("--bigram_init needs learned positions (position_embedding_type absolute).")
+    if config.position_embedding_type not in ("absolute", "relative"):
+        raise InputError("--bigram_init needs learned positions (position_embedding_type absolute or relative).")
     if not config.tie_word_embeddings:
         raise InputError("--bigram_init needs tied word embeddings (tie_word_embeddings true).")
 
@@ -265,6 +266,7 @@ class _FirstLayer:
     """What the weights of the embeddings and of the first layer consist of."""
 
     embeddings: np.ndarray  # of words. *Shape:* (V, K)
+    is_relative: bool  # whether the distances of tokens have embeddings, and not their positions
     position_norm: float  # of the position embeddings
     radians: np.ndarray  # frequencies of the position embeddings
     amplitude: float  # of the position embeddings after LayerNorm
@@ -290,23 +292,25 @@ def _fit_first_layer(
     embeddings = vectors / sides[0].root[:, None] * np.sqrt(values) @ rotation[: len(values)]
     position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))
 
-    # LayerNorm gives the sum of word and position embeddings the norm sqrt(H).
-    norms = np.sqrt((embeddings**2).sum(axis=1) + position_norm**2)
+    # LayerNorm gives the sum of word and position embeddings the norm sqrt(H). Distances have their own LayerNorm.
+    is_relative = config.position_embedding_type == "relative"
+    norms = np.sqrt((embeddings**2).sum(axis=1) + (0 if is_relative else position_norm**2))
     normalized = embeddings / norms[:, None] * math.sqrt(H)
-    amplitude = math.sqrt(H / len(radians)) * position_norm * float(frequencies @ (1 / norms))
+    amplitude = math.sqrt(H / len(radians))
+    amplitude *= 1 if is_relative else position_norm * float(frequencies @ (1 / norms))
 
     maps = [fit_side(side, normalized, embeddings, config.num_attention_heads // 2 * head_size) for side in sides]
     # With larger embeddings, smaller vectors give the same scores.
     added = sum(frequencies @ ((normalized @ a @ b) ** 2).sum(axis=1) for a, b in maps)
     scale = math.sqrt(added / H) / SCORE_SHARE
     maps = [(a / math.sqrt(scale), b / math.sqrt(scale)) for a, b in maps]
-    return _FirstLayer(embeddings * scale, position_norm * scale, radians, amplitude, maps)
+    return _FirstLayer(embeddings * scale, is_relative, position_norm * scale, radians, amplitude, maps)
 
 
 def _set_embeddings(
     model: Any, tokenizer: PreTrainedTokenizerBase, first: _FirstLayer, rng: np.random.Generator
 ) -> None:
-    """Sets the embeddings. Words, [MASK] and positions use different dimensions, in this order."""
+    """Sets the embeddings. Words, [MASK] and positions or distances use different dimensions, in this order."""
     module, K = model.bert.embeddings, first.K
     norm = float(np.mean(np.linalg.norm(first.embeddings, axis=1)))
     words = torch.zeros(module.word_embeddings.weight.shape)
@@ -317,12 +321,16 @@ def _set_embeddings(
     words[tokenizer.mask_token_id, K] = norm
     if module.word_embeddings.padding_idx is not None:
         words[module.word_embeddings.padding_idx] = 0
-    angles = np.arange(model.config.max_position_embeddings)[:, None] * first.radians
+    table, start = module.position_embeddings, 0
+    if first.is_relative:
+        table, start = model.bert.encoder.rel_embeddings, -model.config.position_buckets
+    angles = np.arange(start, start + len(table.weight))[:, None] * first.radians
     positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     positions *= first.position_norm / math.sqrt(len(first.radians))
     module.word_embeddings.weight.copy_(words)
-    module.position_embeddings.weight.zero_()[:, K + 1 :] = torch.from_numpy(positions)
-    module.token_type_embeddings.weight.zero_()
+    table.weight.zero_()[:, K + 1 :] = torch.from_numpy(positions)
+    if model.config.type_vocab_size:
+        module.token_type_embeddings.weight.zero_()
 
 
 def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
@@ -333,25 +341,31 @@ def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> No
         rows = slice(head * head_size, (head + 1) * head_size)
         part = slice(number * head_size, (number + 1) * head_size)
         a, b = first.maps[side]
-        _attend_to(attention.self, rows, first.radians, first.amplitude, offset=(-1, 1)[side])
+        _attend_to(attention.self, rows, first, offset=(-1, 1)[side])
         _map_tokens(attention, rows, a[:, part], b[part])
 
 
-def _attend_to(attention: Any, rows: slice, radians: np.ndarray, amplitude: float, offset: int) -> None:
+def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> None:
     """Sets queries and keys of a head, so that it attends to the previous token (`offset` -1) or the next (1).
 
     Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
-    of the queries stay random. Their keys are zero. If both were zero, they would have no gradient.
+    of the queries stay random. Their keys are zero. If both were zero, they would have no gradient. The distance of a
+    relative position is counted from the key to the query, and the query is a bias.
     """
-    n, head_size = len(radians), rows.stop - rows.start
-    contrast = amplitude**2 * float((1 - np.cos(radians)).sum())
-    gain = math.sqrt(SHARPNESS * math.sqrt(head_size) / contrast)
+    radians, n, head_size = first.radians, len(first.radians), rows.stop - rows.start
+    contrast = first.amplitude**2 * float((1 - np.cos(radians)).sum())
+    # Relative attention divides by the root of 3, because it adds up three products.
+    gain = math.sqrt(SHARPNESS * math.sqrt(head_size * (3 if first.is_relative else 1)) / contrast)
     cos, sin = np.diag(np.cos(offset * radians)), np.diag(np.sin(offset * radians))
     dimensions = slice(rows.start, rows.start + 2 * n)
     attention.key.weight[rows] = 0
     for module, weight in ((attention.query, np.block([[cos, sin], [-sin, cos]])), (attention.key, np.eye(2 * n))):
         module.weight[dimensions] = 0
         module.weight[dimensions, -2 * n :] = torch.from_numpy(gain * weight).float()
+    if first.is_relative:
+        attention.query.weight[dimensions] = 0
+        target = np.concatenate([np.sin(-offset * radians), np.cos(-offset * radians)])
+        attention.query.bias[dimensions] = torch.from_numpy(gain * first.amplitude * target).float()
 
 
 def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
@@ -364,7 +378,7 @@ def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> No
     output[:K, dimensions] = torch.from_numpy(b.T).float()
 
 
-def _set_transform(transform: Any, K: int) -> None:
+def _set_transform(transform: Any, K: int, position_share: float) -> None:
     """Makes the transform of the masked token head pass on the K dimensions of words for [MASK], and only for [MASK].
 
     Other tokens would predict themselves with certainty, but some labeled tokens are random replacements. The
@@ -374,7 +388,7 @@ def _set_transform(transform: Any, K: int) -> None:
     """
     weight, bias = transform.dense.weight, transform.dense.bias
     H = len(bias)
-    mask = math.sqrt(H / (1 + POSITION_SHARE**2) / (1 + SCORE_SHARE**2))  # its value in the last layer
+    mask = math.sqrt(H / (1 + position_share**2) / (1 + SCORE_SHARE**2))  # its value in the last layer
     constant = CONSTANT_SHARE * math.sqrt(H / (H - K - 1))
     weight.zero_()
     weight[:K, :K] = torch.eye(K)

@@ -17,6 +17,7 @@ from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.examples import unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import list_student_layers
+from snugbert.trainers.pretraining.masking import LONGEST_SPAN
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
     DISCRIMINATOR_WEIGHT,
@@ -166,9 +167,11 @@ def _describe_objective(trainer: "PretrainingTrainer") -> str:
 def _describe_masks(collator: Any) -> dict[str, str]:
     if not isinstance(collator, SnugBertDataCollatorForPretraining):
         return {}
-    units = "words" if collator.whole_word_mask else "tokens"
+    first, last = collator.mask_rates
+    rate = f"{first:.0%}" if first == last else f"{first:.0%} (first step) to {last:.0%} (last step)"
+    units = {"spans": f"tokens, in spans of 1 to {LONGEST_SPAN} words"}.get(str(collator.masking), collator.masking)
     return {
-        "masking": f"{collator.mlm_probability:.0%} of the {units}: {collator.mask_replace_prob:.0%} replaced by "
+        "masking": f"{rate} of the {units}: {collator.mask_replace_prob:.0%} replaced by "
         f"[MASK], {collator.random_replace_prob:.0%} by random tokens, the rest unchanged"
     }
 

@@ -8,19 +8,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import decoders
 from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.packed_batches import pack
 from snugbert.data.row_sizes import pad_row
+from snugbert.data.tokenizing import splits_words
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.pretraining.masking import mask_tokens
-from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    PAIR_LABELS,
+    Objective,
+    choose_masking,
+    parse_mask_rates,
+)
 
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
+NO_WORDS = (
+    "the examples have no `continues_word`. Prepare the text again. With another trainer, set "
+    "remove_unused_columns=False."
+)
 # Explain the output of `describe`.
 OTHER_MARKS = f"Tokens without braces have no label. {CUT} marks a place where a sentence was cut."
 LEGEND = (
@@ -43,35 +54,47 @@ class SnugBertDataCollatorForPretraining:
 
     Args:
         tokenizer: a fast tokenizer with [CLS], [SEP] and [MASK].
-        mlm_probability: share of the tokens to predict, 0.15 in the paper (section 3.1).
+        mlm_probability: share of the tokens to predict, 0.15 in the paper (section 3.1). Or the first and the last
+            share of a run, such as "0.3:0.15" in GPT-BERT (Charpentier and Samuel, 2024). [`PretrainingTrainer`] then
+            changes it linearly with the steps. Evaluation and other trainers use the last one.
         mask_replace_prob: share of the predicted tokens to replace by [MASK], 0.8 in the paper (A.1).
         random_replace_prob: share of the predicted tokens to replace by a random token, 0.1 in the paper. The others
             stay unchanged.
-        whole_word_mask: whether to mask all tokens of a word or none.
+        whole_word_mask: short for `masking="words"`.
         replacement_keys: whether batches contain a random number for each masked token, from which ELECTRA's generator
             samples the token that replaces it.
         pad_to_multiple_of: fills the row up to a multiple of this number of tokens, see [`pad_row`]. None: no padding.
+        masking: what to mask: "tokens" (the default), "words" (all tokens of a word or none) or "spans" of words, see
+            [`choose_spans`]. WordPiece marks the words in its vocabulary. With other tokenizers, examples need
+            `continues_word`, see [`PretrainingDataset`].
+
+    Attributes:
+        mask_rates: the first and the last share of tokens to predict.
 
     Raises:
-        InputError: a share is out of range, `whole_word_mask` is set for a tokenizer other than WordPiece, or
+        InputError: a share is out of range, `masking` is unknown or needs words that the tokenizer does not have, or
             `pad_to_multiple_of` is below 1 or set together with `replacement_keys`.
     """
 
     tokenizer: PreTrainedTokenizerBase
-    mlm_probability: float = 0.15
+    mlm_probability: float | str = 0.15
     mask_replace_prob: float = 0.8
     random_replace_prob: float = 0.1
     whole_word_mask: bool = False
     replacement_keys: bool = False
     pad_to_multiple_of: int | None = None
+    masking: str | None = None
     mask_token_id: int = field(init=False, repr=False)  # cached: looking it up takes microseconds
     # Indexed by token id.
     is_special: np.ndarray = field(init=False, repr=False)
     continues_word: np.ndarray | None = field(init=False, repr=False, default=None)
     replacements: np.ndarray = field(init=False, repr=False)
+    mask_rates: tuple[float, float] = field(init=False, repr=False)
 
     def __post_init__(self):
         check_ranges(self, pad_to_multiple_of=Range(1))
+        self.mask_rates = parse_mask_rates(self.mlm_probability)
+        self.masking = choose_masking(self.masking, self.whole_word_mask)
         if self.pad_to_multiple_of is not None and self.replacement_keys:
             raise InputError("pad_to_multiple_of does not support ELECTRA's batches (replacement_keys).")
         if self.mask_replace_prob + self.random_replace_prob > 1:
@@ -82,27 +105,31 @@ class SnugBertDataCollatorForPretraining:
         self.mask_token_id = self.tokenizer.mask_token_id
         self.is_special = np.isin(np.arange(len(self.tokenizer)), self.tokenizer.all_special_ids)
         self.replacements = np.flatnonzero(~self.is_special)
-        if self.whole_word_mask:
-            model = self.tokenizer.backend_tokenizer.model
-            if not isinstance(model, WordPiece):
-                raise InputError(
-                    f"whole_word_mask needs a WordPiece tokenizer, not {type(model).__name__}. Turn it off, or use "
-                    "another tokenizer."
-                )
+        model = self.tokenizer.backend_tokenizer.model
+        if self.masking == "tokens":
+            return
+        if isinstance(model, WordPiece):
             tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
             self.continues_word = np.array([token.startswith(model.continuing_subword_prefix) for token in tokens])
+        elif not splits_words(self.tokenizer):
+            raise InputError(
+                f"--masking {self.masking}: the tokenizer does not split text into words. Use --masking tokens."
+            )
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """Makes a packed batch of N examples with T tokens in total.
 
         Args:
-            examples: with `input_ids`; optionally `token_type_ids`, `next_sentence_label` and `mask_seed`. All
-                examples have the same keys.
+            examples: with `input_ids`; optionally `token_type_ids`, `next_sentence_label`, `mask_seed`,
+                `continues_word`, and `mlm_probability` instead of the collator's. All examples have the same keys.
 
         Returns:
             `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q` and `label_indices`
             (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them;
             `replacement_keys` (M,) if they are requested. Filled if `pad_to_multiple_of` is set.
+
+        Raises:
+            InputError: words are needed, and the examples have no `continues_word`.
         """
         generators = [self._make_generator(example) for example in examples]
         masked = [self._mask(example, rng) for example, rng in zip(examples, generators, strict=True)]
@@ -136,11 +163,21 @@ class SnugBertDataCollatorForPretraining:
             mask_token_id=self.mask_token_id,
             replacements=self.replacements,
             rng=rng,
-            mlm_probability=self.mlm_probability,
+            mlm_probability=example.get("mlm_probability", self.mask_rates[1]),
             mask_replace_prob=self.mask_replace_prob,
             random_replace_prob=self.random_replace_prob,
-            continues_word=None if self.continues_word is None else self.continues_word[ids],
+            continues_word=self._find_continuations(example, ids),
+            spans=self.masking == "spans",
         )
+
+    def _find_continuations(self, example: Mapping[str, Any], ids: np.ndarray) -> np.ndarray | None:
+        if self.masking == "tokens":
+            return None
+        if self.continues_word is not None:
+            return self.continues_word[ids]
+        if "continues_word" not in example:
+            raise InputError(f"--masking {self.masking}: {NO_WORDS}")
+        return np.asarray(example["continues_word"])
 
     def describe(self, example: dict[str, Any], objective: Objective, cuts: Sequence[Sequence[int]] = ()) -> str:
         """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
@@ -172,6 +209,8 @@ class SnugBertDataCollatorForPretraining:
         # Byte-level BPE and SentencePiece mark the tokens that begin a word, WordPiece the others.
         marks_spaces = isinstance(model, (BPE, Unigram)) and not prefix
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
+        if "ByteLevel" in repr(self.tokenizer.backend_tokenizer.decoder):
+            tokens, seen_tokens = (list(map(_decode_bytes, each)) for each in (tokens, seen_tokens))
         text = ""
         for place, (token, seen_token, label) in enumerate(zip(tokens, seen_tokens, labels, strict=True)):
             if place in cuts:
@@ -186,3 +225,9 @@ class SnugBertDataCollatorForPretraining:
             else:
                 text += f"{seen_token}{{{token}}}"
         return f"{text} {CUT}" if len(tokens) in cuts else text
+
+
+def _decode_bytes(token: str) -> str:
+    """Makes a token of byte-level BPE readable, unless it is part of a character. The mark of a space stays."""
+    text = decoders.ByteLevel().decode([token])
+    return text.replace(" ", "Ġ") if text.isprintable() and "\ufffd" not in text else token

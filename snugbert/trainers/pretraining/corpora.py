@@ -15,6 +15,7 @@ from snugbert.data.documents import find_files, read_lines
 from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
+from snugbert.data.tokenizing import stores_words
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
@@ -74,6 +75,11 @@ def load_corpora(
         _log_repeated_text("validation text", validation)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
+        if data_args.masking != "tokens" and stores_words(tokenizer) and not train.has_words:
+            raise InputError(
+                f"--corpus: {data_args.corpus} was prepared without the words that --masking {data_args.masking} "
+                "needs. Run `snugbert prepare` again, with --overwrite_output_dir."
+            )
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)
     elif hold_out:

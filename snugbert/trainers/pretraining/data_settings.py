@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerState
 
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus import WORDS, Corpus
 from snugbert.data.sources import describe_dataset
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import Phase
@@ -22,20 +22,25 @@ def collect_example_settings(
     corpus: Corpus, phases: Sequence[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
 ) -> dict[str, Any]:
     """Collects the data settings of a run of `snugbert pretrain`, as JSON values."""
-    names = ("short_seq_prob", "mlm_probability", "mask_replace_prob", "random_replace_prob", "whole_word_mask")
+    names = ("short_seq_prob", "mask_replace_prob", "random_replace_prob")
+    first, last = data_args.mask_rates
     settings: dict[str, Any] = {
         "text": _remove_folders(corpus.sources),
-        # The language of lines that are not split changes no token.
-        **{name: value for name, value in corpus.settings.items() if name != "lines_language"},
+        # The language of lines that are not split and the bits of words change no token.
+        **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
         "objective": data_args.dataset_objective,
         "recipe": RECIPE_VERSION,
         "seed": training_args.examples_seed,
         **{name: getattr(data_args, name) for name in names},
+        "mlm_probability": first if first == last else data_args.mlm_probability,
+        "whole_word_mask": data_args.masking == "words",
         "lengths": [phase.max_seq_length for phase in phases],
         "batch": phases[0].batch_size,
     }
     if len(phases) > 1:  # determines where a phase ends; a single phase may be extended
         settings["steps"] = [phase.steps for phase in phases]
+    if data_args.masking == "spans":  # only then, so that runs from before this setting resume
+        settings["masking"] = "spans"
     return settings
 
 

@@ -76,7 +76,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
         next_share: share of pairs with label 0 in the first epoch (next or in order). None for `"mlm"`.
 
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
-    `"mlm"`), and `mask_seed`, which determines its masks.
+    `"mlm"`), and `mask_seed`, which determines its masks. If the corpus stores words, `continues_word` is true for
+    tokens that continue the word of the token before them.
 
     Raises:
         InputError: the corpus was prepared with a different tokenizer.
@@ -144,10 +145,18 @@ class PretrainingDataset(torch.utils.data.Dataset):
         input_ids = np.concatenate(parts, dtype=np.int64)
         token_type_ids = np.zeros_like(input_ids)
         example = {"input_ids": input_ids, "token_type_ids": token_type_ids, "mask_seed": (self.seed, epoch, position)}
+        if self.corpus.has_words:
+            example["continues_word"] = self._read_continuations(spans)
         if self.objective != "mlm":
             token_type_ids[len(texts[0]) + 2 :] = 1
             example["next_sentence_label"] = label
         return example
+
+    def _read_continuations(self, spans: list[tuple[int, int, int]]) -> np.ndarray:
+        parts = [np.zeros(1, dtype=bool)]  # the special tokens continue no word
+        for block, start, length in spans:
+            parts += [self.corpus.blocks[block].read_continuations(start, length), np.zeros(1, dtype=bool)]
+        return np.concatenate(parts)
 
     def find_cuts(self, position: int) -> list[list[int]]:
         """Returns the places in each segment of an example of the first epoch where a sentence was cut, for `--show`.

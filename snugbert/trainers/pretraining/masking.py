@@ -1,8 +1,14 @@
-"""Masks tokens (Devlin et al., 2018, section 3.1 and A.1), one by one or whole words."""
+"""Masks tokens (Devlin et al., 2018, section 3.1 and A.1), one by one, whole words, or spans of words."""
 
 import numpy as np
 
 from snugbert.modeling_snugbert import IGNORE_INDEX
+
+# Number of words in a span: geometric, and at most 10. The mean is 3.8 (Joshi et al., 2020, "SpanBERT", section 3.1).
+SPAN_PROBABILITY, LONGEST_SPAN = 0.2, 10
+SPAN_SHARES = SPAN_PROBABILITY * (1 - SPAN_PROBABILITY) ** np.arange(LONGEST_SPAN)  # of spans of 1, 2, ... words
+SPAN_SHARES /= SPAN_SHARES.sum()
+_CUMULATIVE_SHARES = SPAN_SHARES.cumsum()
 
 
 def mask_tokens(
@@ -15,6 +21,7 @@ def mask_tokens(
     mask_replace_prob: float = 0.8,
     random_replace_prob: float = 0.1,
     continues_word: np.ndarray | None = None,
+    spans: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses tokens to predict, and masks them.
 
@@ -29,6 +36,8 @@ def mask_tokens(
         continues_word: whether a token continues the word of the previous token. If given, whole words are chosen. A
             word that would exceed the number of tokens to choose is skipped, as in the original release. So the number
             is exact unless no word is short enough. If no word fits at all, one is chosen anyway. *Shape:* (tokens,)
+        spans: whether to choose spans of whole words, see [`choose_spans`]. All tokens of a span are replaced in the
+            same way, but each random token is drawn by itself. Needs `continues_word`.
 
     Returns:
         The masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:* (tokens,)
@@ -36,13 +45,18 @@ def mask_tokens(
     """
     token_indices = np.flatnonzero(candidates)
     budget = min(len(token_indices), max(1, round(len(token_indices) * mlm_probability)))
+    span_numbers = None
     if continues_word is None:
         chosen = rng.permutation(token_indices)[:budget]
+    elif spans:
+        chosen, span_numbers = choose_spans(token_indices, continues_word, budget, rng)
     else:
         chosen = _choose_words(token_indices, continues_word, budget, rng)
     labels = np.full(len(input_ids), IGNORE_INDEX, dtype=input_ids.dtype)
     labels[chosen] = input_ids[chosen]
     action, replacement = rng.random((2, len(chosen)))
+    if span_numbers is not None:
+        action = action[span_numbers]
     masked = input_ids.copy()
     masked[chosen[action < mask_replace_prob]] = mask_token_id
     is_random = action >= 1 - random_replace_prob
@@ -54,10 +68,7 @@ def _choose_words(
     token_indices: np.ndarray, continues_word: np.ndarray, budget: int, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns the token indices of random whole words: at most `budget` tokens, unless every word is longer."""
-    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # includes the end of the last word
-    # Truncation can cut the start of a word. The rest, after a special token, counts as a word.
-    starts_word[1:-1] = ~continues_word[token_indices[1:]] | (token_indices[1:] != token_indices[:-1] + 1)
-    bounds = np.flatnonzero(starts_word)
+    bounds = _find_words(token_indices, continues_word)
     sizes = bounds[1:] - bounds[:-1]
     lengths, order = sizes.tolist(), rng.permutation(len(sizes))
     words = []
@@ -70,3 +81,54 @@ def _choose_words(
     is_chosen = np.zeros(len(sizes), dtype=bool)
     is_chosen[words or order[:1]] = True
     return token_indices[is_chosen.repeat(sizes)]
+
+
+def choose_spans(
+    token_indices: np.ndarray, continues_word: np.ndarray, budget: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chooses random spans of whole words that do not overlap.
+
+    The number of words is drawn for each span. Its first word is drawn among the words at which so many free words
+    begin. The last spans are cut to the number of tokens that is left.
+
+    Args:
+        token_indices: indices of the tokens that may be chosen, ascending. No span crosses a gap. *Shape:* (n,)
+        continues_word: as in [`mask_tokens`].
+        budget: number of tokens to choose. The result has fewer only if no free word is short enough, and more only
+            if every word is longer: then one word is chosen.
+        rng: the source of all random choices.
+
+    Returns:
+        The chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each
+    """
+    bounds = _find_words(token_indices, continues_word)
+    sizes = bounds[1:] - bounds[:-1]
+    words = np.arange(len(sizes))
+    starts_part = np.diff(token_indices, prepend=-2) != 1
+    part_ends = np.append(words[starts_part[bounds[:-1]]], len(sizes))
+    room = part_ends[np.searchsorted(part_ends, words, side="right")] - words  # free words from each word on
+    span_of_word = np.full(len(sizes), -1)
+    number = 0
+    while len(places := np.flatnonzero((room > 0) & (sizes <= budget))):
+        length = 1 + np.searchsorted(_CUMULATIVE_SHARES[:-1], rng.random(), side="right")
+        places = places[room[places] >= min(length, room[places].max())]
+        start = places[rng.integers(len(places))]
+        ends = bounds[start + 1 : start + 1 + min(length, room[start])] - bounds[start]
+        stop = start + np.searchsorted(ends, budget, side="right")
+        budget -= bounds[stop] - bounds[start]
+        span_of_word[start:stop] = number
+        room[:start] = np.minimum(room[:start], start - words[:start])
+        room[start:stop] = 0
+        number += 1
+    if not number and len(sizes):
+        span_of_word[rng.integers(len(sizes))] = 0
+    spans = span_of_word.repeat(sizes)
+    return token_indices[spans >= 0], spans[spans >= 0]
+
+
+def _find_words(token_indices: np.ndarray, continues_word: np.ndarray) -> np.ndarray:
+    """Returns the places in `token_indices` where words begin, and its length. *Shape:* (words + 1,)"""
+    starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # includes the end of the last word
+    # Truncation can cut the start of a word. The rest, after a special token, counts as a word.
+    starts_word[1:-1] = ~continues_word[token_indices[1:]] | (token_indices[1:] != token_indices[:-1] + 1)
+    return np.flatnonzero(starts_word)

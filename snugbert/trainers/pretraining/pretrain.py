@@ -99,8 +99,8 @@ def pretrain(
         data_args.mlm_probability,
         data_args.mask_replace_prob,
         data_args.random_replace_prob,
-        data_args.whole_word_mask,
         replacement_keys=data_args.objective == "electra",
+        masking=data_args.masking,
     )
     if data_args.show:
         _show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
@@ -177,7 +177,8 @@ def _show_examples(
         legend = ELECTRA_LEGEND if data_args.objective == "electra" else LEGEND
         print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
         for index in range(min(data_args.show, len(dataset))):
-            example = collator.describe(dataset[index], dataset.objective, dataset.find_cuts(index))
+            shown = dataset[index] | {"mlm_probability": collator.mask_rates[0]}
+            example = collator.describe(shown, dataset.objective, dataset.find_cuts(index))
             print(f"\n{index + 1}. {example}")
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
-from snugbert.ranges import check_ranges
+from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
@@ -43,6 +43,8 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
 # Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and
 # ELECTRA's original release. The others stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
+MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
+MASK_RATE = Range(0, 1, open_below=True)
 OPTIMIZERS = ("lamb", "muon")  # for `--optim`, in addition to the names of transformers
 
 
@@ -143,6 +145,8 @@ class PretrainingDataArguments(PreparationArguments):
 
     Attributes:
         objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
+        masking: `tokens`, `words` or `spans`.
+        mask_rates: share of tokens to predict in the first and in the last step.
         lengths_and_shares: maximum sequence length and share of the steps, for each phase.
     """
 
@@ -173,7 +177,14 @@ class PretrainingDataArguments(PreparationArguments):
     sentence_order: bool = field(
         default=False, metadata={"advanced": True, "help": "Short for --objective mlm+order."}
     )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
+    masking: str | None = field(
+        default=None,
+        metadata={"help": "What to mask: tokens, words or spans (of words). Default: tokens."},
+    )
+    mlm_probability: str = field(
+        default="0.15",
+        metadata={"help": "Share of tokens to predict. 0.3:0.15: falls during the run."},
+    )
     mask_replace_prob: float = field(
         default=None,  # type: ignore[assignment] # until the objective is known
         metadata={
@@ -188,7 +199,7 @@ class PretrainingDataArguments(PreparationArguments):
             "help": "Share of the predicted tokens to replace by a random token. Default: 0.1 (electra: 0).",
         },
     )
-    whole_word_mask: bool = field(default=False, metadata={"help": "Mask whole words: all tokens of a word, or none."})
+    whole_word_mask: bool = field(default=False, metadata={"advanced": True, "help": "Short for --masking words."})
     generator_size: float = field(
         default=0.25,
         metadata={"advanced": True, "help": "For electra: width of a new generator, as a share of the model's."},
@@ -214,6 +225,8 @@ class PretrainingDataArguments(PreparationArguments):
         masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
         self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
         self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
+        self.masking = choose_masking(self.masking, self.whole_word_mask)
+        self.mask_rates = parse_mask_rates(self.mlm_probability)
         self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
 
     @property
@@ -232,6 +245,41 @@ class PretrainingDataArguments(PreparationArguments):
         if objective not in OBJECTIVES:
             raise InputError(explain_choice("--objective", objective, OBJECTIVES))
         return objective
+
+
+def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
+    """Returns what to mask, from `--masking` and its short form.
+
+    Raises:
+        InputError: the name is unknown, or both are given and contradict each other.
+    """
+    if whole_word_mask and masking not in (None, "words"):
+        raise InputError(f"--masking {masking} and --whole_word_mask contradict each other. Give one of them.")
+    chosen = masking or ("words" if whole_word_mask else "tokens")
+    if chosen not in MASKINGS:
+        raise InputError(explain_choice("--masking", chosen, MASKINGS))
+    return chosen
+
+
+def parse_mask_rates(text: str | float) -> tuple[float, float]:
+    """Parses `--mlm_probability`: "0.15" -> (0.15, 0.15), and "0.3:0.15" -> (0.3, 0.15).
+
+    Raises:
+        InputError: the text is not in this format, or a share is out of range.
+    """
+    parts = str(text).split(":")
+    try:
+        rates = [float(part) for part in parts]
+    except ValueError:
+        rates = []
+    if len(rates) not in (1, 2):
+        raise InputError(
+            f"--mlm_probability: expected a share, or the first and the last one, such as 0.3:0.15, not {text!r}."
+        )
+    for part, rate in zip(parts, rates, strict=True):
+        if rate not in MASK_RATE:
+            raise InputError(f"--mlm_probability {part.strip()} must be {MASK_RATE}.")
+    return rates[0], rates[-1]
 
 
 def parse_phases(text: str) -> list[tuple[int, float]]:

@@ -2,12 +2,13 @@
 
 import os
 
+import numpy as np
 import pytest
 from forked import run
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.batches import BatchSampler, Phase, plan_phases
+from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches, plan_phases
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, parse_phases
 
 
@@ -63,3 +64,17 @@ def test_processes_with_different_examples_stop(tmp_path):
     result = run(train_on, tmp_path, [1000, 999], processes=2)
     assert result.returncode != 0
     assert "processes 0 and 1 have different training examples (1,000 and 999)" in result.stderr
+
+
+def test_the_masking_rate_is_a_function_of_the_step():
+    """Linear over all steps of two phases, with any number of processes and accumulated batches, from any step on."""
+    phases = [Phase([{"number": number} for number in range(50)], 7, 30), Phase([{}] * 60, 4, 11)]
+    run = {"collator": lambda examples: {"rates": [each["mlm_probability"] for each in examples]}, "seed": 0}
+    batches = RunBatches(phases, config=None, mask_rates=(0.3, 0.15), **run)
+    expected = np.linspace(0.3, 0.15, 11)
+    for processes, accumulation, first in ((1, 1, 0), (1, 4, 0), (2, 1, 8), (3, 3, 5)):
+        for rank in range(processes):
+            sampler = BatchSampler(phases, accumulation, processes, rank, first_step=first)
+            for number, batch in enumerate(sampler):
+                step = first + number // accumulation
+                assert batches[batch]["rates"] == pytest.approx([expected[step]] * len(batch))

@@ -188,8 +188,9 @@ def model(corpus, tokenizer):
         (snugbert.SnugBertForMaskedLM, {"hidden_act": "relu", "vocab_size": 100, "pad_token_id": None}, 0.2),
         (snugbert.SnugBertForMaskedLM, {"hidden_size": 144, "num_attention_heads": 3}, 0.2),  # one head stays random
         (snugbert.SnugBertForMaskedLM, {"hidden_size": 64, "num_attention_heads": 8}, 1.0),  # few dimensions
+        (snugbert.SnugBertForMaskedLM, {"position_embedding_type": "relative", "type_vocab_size": 0}, 0.15),
     ],
-    ids=["pretraining", "masked", "three heads", "small heads"],
+    ids=["pretraining", "masked", "three heads", "small heads", "relative"],
 )
 def test_a_model_without_training_predicts_from_both_neighbors(
     kind, config, excess, corpus, tokenizer, batch, text, transitions

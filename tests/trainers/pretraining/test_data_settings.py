@@ -1,10 +1,13 @@
 """Changed data are detected when a run resumes."""
 
 import pytest
+from synthetic import make_corpus
 from transformers import TrainerState
 
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.data_settings import check_data_settings
+from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 
 
 def write_checkpoint(folder, settings) -> str:
@@ -32,3 +35,27 @@ def test_many_changes_are_summarized(tmp_path):
 def test_a_checkpoint_without_settings_is_not_compared(tmp_path):
     TrainerState().save_to_json(str(tmp_path / "trainer_state.json"))
     check_data_settings(str(tmp_path), {"seed": 2})
+
+
+def test_runs_from_before_spans_and_schedules_resume():
+    """The defaults and whole words give the settings of these runs. Words in the corpus change nothing."""
+    corpus = make_corpus([[[[5, 6]], [[7]]]])
+    corpus.sources = {"/a.txt": "0"}
+
+    def collect(**arguments):
+        training_args = PretrainingArguments(use_cpu=True)
+        return collect_example_settings(
+            corpus, [Phase([], 1, 1)], PretrainingDataArguments(**arguments), training_args
+        )
+
+    before = collect()
+    corpus.settings["continues_word"] = True
+    assert collect() == before and "continues_word" not in before
+    assert {name: before[name] for name in ("mlm_probability", "whole_word_mask")} == {
+        "mlm_probability": 0.15,
+        "whole_word_mask": False,
+    }
+    assert "masking" not in before
+    assert collect(masking="words") == before | {"whole_word_mask": True}
+    assert collect(masking="spans") == before | {"masking": "spans"}
+    assert collect(mlm_probability="0.3:0.15") == before | {"mlm_probability": "0.3:0.15"}

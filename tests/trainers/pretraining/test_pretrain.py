@@ -175,11 +175,13 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
 
 @pytest.mark.parametrize("objective", ["mlm", "mlm+order"])
 def test_other_objectives(small_run, tmp_path, capsys, objective):
+    """With whole words, or with spans and a share of masked tokens that falls from 30 to 15 %."""
+    pairs = objective == "mlm+order"
     more = {
         "objective": objective,
         "max_steps": 40,
         "learning_rate": 2e-3,
-        "whole_word_mask": "true",
+        **({"whole_word_mask": "true"} if pairs else {"masking": "spans", "mlm_probability": "0.3:0.15"}),
         "save_strategy": "no",
     }
     assert run(small_run, output_dir=tmp_path, **more) == 0
@@ -190,6 +192,12 @@ def test_other_objectives(small_run, tmp_path, capsys, objective):
     kind = snugbert.SnugBertForMaskedLM if objective == "mlm" else snugbert.SnugBertForPreTraining
     _, loading = kind.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    card, rates = (tmp_path / "README.md").read_text(), [line.get("mlm_probability") for line in read_log(tmp_path)]
+    if pairs:
+        assert "15% of the words: 80% replaced" in card and set(rates) == {None}
+    else:
+        assert "30% (first step) to 15% (last step) of the tokens, in spans of 1 to 10 words: 80% replaced" in card
+        assert rates[0] == pytest.approx(0.3 - 0.15 / 39) and 0.15 in rates
 
 
 def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, capsys):

@@ -6,6 +6,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingArguments,
     PretrainingDataArguments,
+    parse_mask_rates,
     parse_phases,
 )
 
@@ -39,3 +40,21 @@ def test_the_masks_of_each_objective():
         args = PretrainingDataArguments(objective=objective)
         assert (args.mask_replace_prob, args.random_replace_prob) == masks
     assert PretrainingDataArguments(objective="electra", mask_replace_prob=1.0).mask_replace_prob == 1
+
+
+def test_mask_rates_are_parsed():
+    assert parse_mask_rates("0.3:0.15") == (0.3, 0.15) and parse_mask_rates(0.2) == (0.2, 0.2)
+    for text in ("0.3:", "0.3:0.2:0.1", "15%"):
+        with pytest.raises(InputError, match="--mlm_probability: expected a share, or the first and the last one"):
+            parse_mask_rates(text)
+    with pytest.raises(InputError, match=r"^--mlm_probability 1\.5 must be above 0 and at most 1"):
+        parse_mask_rates("0.3:1.5")
+
+
+def test_the_short_form_of_whole_words():
+    assert PretrainingDataArguments().masking == "tokens"
+    assert PretrainingDataArguments(whole_word_mask=True).masking == "words"
+    with pytest.raises(InputError, match="--masking spans and --whole_word_mask contradict each other"):
+        PretrainingDataArguments(masking="spans", whole_word_mask=True)
+    with pytest.raises(InputError, match="span"):
+        PretrainingDataArguments(masking="span")
