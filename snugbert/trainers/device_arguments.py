@@ -64,6 +64,9 @@ class DeviceArguments(TrainingArguments):
         },
     )
 
+    report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
+        default_factory=list, metadata={"help": "Also log to tensorboard, wandb, trackio, mlflow, ... or several."}
+    )
     cuda_graphs: bool | None = field(
         default=None,
         metadata={

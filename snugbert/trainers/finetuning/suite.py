@@ -99,6 +99,7 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
     folder = Path(str(args.output_dir)) / name
     task_args = copy.copy(args)
     task_args.output_dir = str(folder)
+    task_args.run_name = f"{args.run_name or folder.resolve().parent.name}-{name}"
     task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
     # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
     task_args.overwrite_output_dir = not args.sweeps

@@ -211,6 +211,7 @@ def _run_arguments(args: FineTuningArguments, run: PlannedRun) -> FineTuningArgu
     run_args.per_device_train_batch_size = run.setting.batch_size // divisor
     run_args.learning_rate, run_args.num_train_epochs = run.setting.learning_rate, run.setting.epochs
     run_args.seed, run_args.output_dir = run.seed, str(run.folder)
+    run_args.run_name = f"{args.run_name or Path(str(args.output_dir)).resolve().name}-{run.name}"
     # The folder was checked: an interrupted run in it belongs to this sweep.
     run_args.overwrite_output_dir = True
     run_args.resume_from_checkpoint = "true"
