@@ -27,9 +27,17 @@ from snugbert.reports.results import RESULTS, RunResults, format_summary, write_
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
 from snugbert.trainers.finetuning.model_selection import choose_metric
-from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
+from snugbert.trainers.finetuning.plan import (
+    PLAN,
+    check_plan,
+    digest_examples,
+    list_run_folders,
+    make_plan,
+    prepare_folders,
+)
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_checkpoints import list_checkpoints
@@ -106,22 +114,30 @@ class PlannedRun(NamedTuple):
         return FinishedRun(self.setting, self.folder, read_json(self.folder / RESULTS))
 
 
-def run_task(prepared: PreparedTask, args: FineTuningArguments) -> None:
+def run_task(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Fine-tunes once, or runs the sweep that `sweep` and `seeds` define, and prints a summary.
+
+    Returns:
+        With `dry_run`, the expected seconds. Otherwise 0.
 
     Raises:
         InputError: see [`fine_tune`] and [`run_sweep`].
     """
     if args.sweeps:
-        run_sweep(prepared, args)
-    else:
-        results = fine_tune(prepared, args)
-        if args.should_save:
-            print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
+        return run_sweep(prepared, args)
+    if args.dry_run:
+        return run_dry_fine_tuning(prepared, args)
+    results = fine_tune(prepared, args)
+    if args.should_save:
+        print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
+    return 0.0
 
 
-def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
+def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
+
+    Returns:
+        See [`run_task`].
 
     Raises:
         InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the grid does not fit the processes; or every
@@ -134,6 +150,10 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
     output_dir, (set_name, metric) = Path(str(args.output_dir)), _selection_metric(prepared, args)
     seeds = range(args.seed, args.seed + args.seeds)
     runs = [PlannedRun(setting, seed, output_dir) for setting, seed in itertools.product(list_settings(args), seeds)]
+    if args.dry_run:
+        continues = check_plan(plan, args, [output_dir])
+        left = [_run_arguments(args, run) for run in runs if not (continues and run.is_finished)]
+        return run_dry_fine_tuning(prepared, args, left) if left else 0.0
     prepare_folders(plan, args, [output_dir])
     distillation = prepared.distillation
     if distillation is not None:  # the comparison is made once, at the end
@@ -159,6 +179,7 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
     compare = None if distillation is None or distillation.compare is None else distillation.compare()
     if args.should_save:
         _finish(prepared, args, [run.finished for run in runs], compare)
+    return 0.0
 
 
 def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
