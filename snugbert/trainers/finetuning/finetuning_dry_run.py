@@ -4,6 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def run_dry_fine_tuning(
             trainer.run_settings.command_settings = compared_settings(prepared, first)
             trainer.compare_settings(checkpoint)
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-            left = steps if checkpoint is None else steps - step_of(checkpoint)  # type: ignore[arg-type]
+            left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             during = _count_evaluations(trainer.args, steps)
             if prepared.validation_set is not None:
                 # The final scores come from the last evaluation if it was after the last step.
@@ -105,7 +106,7 @@ def _describe_data(prepared: PreparedTask, trainer: FineTuningTrainer) -> dict[s
     for name, features in sets.items():
         lengths = count_tokens(features)
         rows[f"{name} data"] = (
-            f"{format_count(len(lengths), 'input')}, {format_count(lengths.sum(), 'token')}, at most {lengths.max()} each"
+            f"{format_count(len(lengths), 'input')} of at most {lengths.max()} tokens, {lengths.sum():,} tokens in all"
         )
     if prepared.task.labels is not None:
         rows["labels"] = shorten(list(prepared.task.labels))
@@ -150,11 +151,13 @@ def _time_training(trainer: FineTuningTrainer, steps: int) -> tuple[float, Any]:
     places = np.linspace(0, len(batches) - 1, WARMUP_ON_GPU + TIMED_STEPS).round().astype(int)
     # In a mixed order, so that the first steps already represent all.
     chosen = [batches[-1], *(batches[place] for place in np.random.default_rng(0).permutation(places))]
-    epochs, trainer.train_dataset = _count_epochs(trainer, steps), dataset.select(np.concatenate(chosen))
+    rows, epochs = np.concatenate(chosen), _count_epochs(trainer, steps)
+    trainer.train_dataset = dataset.select(rows)
     trainer.args.train_sampling_strategy, trainer.args.max_steps = "sequential", steps
     watch = time_steps(trainer)
-    tokens = [lengths[batch].sum() for batch in chosen][watch.warmup :][: len(watch.seconds)]
-    return sum(watch.seconds) / sum(tokens) * lengths.sum() * epochs / steps, watch
+    taken, timed = trainer.state.global_step, len(watch.seconds)
+    tokens = lengths[rows[(taken - timed) * size : taken * size]].sum()
+    return sum(watch.seconds) / tokens * lengths.sum() * epochs / steps, watch
 
 
 def _time_evaluation(trainer: FineTuningTrainer, features: Any) -> float:

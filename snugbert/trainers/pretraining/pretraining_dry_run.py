@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def run_dry_pretraining(
         checkpoint: the folder from which the run resumes. None: it starts.
     """
     start, steps, rows = seconds_since_start(), sum(phase.steps for phase in phases), dict[str, str]()
-    skipped = 0 if checkpoint is None else step_of(checkpoint)  # type: ignore[arg-type]
+    skipped = 0 if checkpoint is None else step_of(Path(checkpoint))
     training, watches = 0.0, []
     if corpus is not None:
         rows["text"] = str(corpus)
