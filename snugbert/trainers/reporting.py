@@ -49,7 +49,8 @@ class Reports:
         for callback in self._callbacks:
             if self.name is None:
                 new = f"{self._run_name or folder.name}-{datetime.now():%Y%m%d-%H%M%S}"
-                self.name = (state.stateful_callbacks or {}).get(REPORTS_NAME, {}).get("name", new)
+                records: Any = state.stateful_callbacks or {}
+                self.name = records.get(REPORTS_NAME, {}).get("name", new)
                 args.run_name = self.name
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(folder / "runs" / self.name)

@@ -102,7 +102,8 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch)
     assert not (tmp_path / "run").exists()
     tokens = {number: count_tokens(each).sum() for each in features for number in [len(each)]}
     training = 0.0625 * 2 * tokens[333]
-    evaluation = 0.015625 * sum(number * count_tokens(each).sum() for number, each in zip((2, 1), features[1:3]))
+    validation, test = (count_tokens(each).sum() for each in features[1:3])
+    evaluation = 0.015625 * (2 * validation + test)
     numbers = [60 * int(minutes or 0) + int(s) for minutes, s in re.findall(r"(?:(\d+) min )?(\d+) s\b", plan["time"])]
     assert numbers == [round(7 + training + evaluation), 7, round(training), round(evaluation)]
     assert plan["training"].startswith("42 steps of 16 inputs, 2 epochs")
