@@ -29,7 +29,6 @@ TRAINING_HELP = {
     "save_steps": "Steps between checkpoints. A value below 1 is a share of all steps.",
     "resume_from_checkpoint": "Checkpoint folder, or true for the newest in --output_dir. Default: new run.",
     "push_to_hub": "Upload the model and its card to the Hub.",
-    "hub_model_id": "Repository on the Hub. Default: the name of --output_dir.",
 }
 OUTPUT = (
     "output_dir",
