@@ -26,6 +26,8 @@ TIMED_STEPS = 24
 LONGEST_SECONDS = 30.0  # of timed steps
 FEWEST_STEPS = 2  # timed, even if they take longer
 
+_printed = 0.0  # when the last plan of this process was printed; 0: never
+
 
 class Stopwatch(TrainerCallback):
     """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`.
@@ -120,8 +122,8 @@ def describe_peak(device: torch.device) -> str:
 
 
 def seconds_since_start() -> float:
-    """Returns the age of this process: what a run takes before its first step."""
-    return time.time() - psutil.Process().create_time()
+    """Returns the seconds since this process started, or since its last plan: what a run takes before its steps."""
+    return time.time() - (_printed or psutil.Process().create_time())
 
 
 def describe_seconds(start: float, training: float, evaluation: float, watches: Sequence[Stopwatch]) -> str:
@@ -136,6 +138,8 @@ def describe_seconds(start: float, training: float, evaluation: float, watches: 
 
 def print_plan(output_dir: str, rows: Mapping[str, str], is_printed: bool) -> None:
     """Prints the plan of a run, a line for each of its parts. Only one process should print it."""
+    global _printed
+    _printed = time.time()
     if not is_printed:
         return
     print(f"\ndry run: all checks passed. Nothing was trained, and {output_dir} is unchanged.\n")

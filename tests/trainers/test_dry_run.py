@@ -73,7 +73,7 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch)
     for seed, name in enumerate(("train", "dev", "test")):
         write_csv(tmp_path / f"{name}.csv", sentences(333 if seed == 0 else 48, seed))
     clock, taken, features = [0.0], [], []
-    timer = SimpleNamespace(perf_counter=lambda: clock[0])
+    timer = SimpleNamespace(perf_counter=lambda: clock[0], time=lambda: clock[0])
     original = FineTuningTrainer.training_step, FineTuningTrainer.prediction_step, finetuning_dry_run.count_tokens
 
     def training_step(self, model, inputs, *rest):
