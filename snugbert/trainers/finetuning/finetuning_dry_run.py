@@ -58,7 +58,7 @@ def run_dry_fine_tuning(
     checkpoint = None
     if trains and not runs:
         if read_finished_run(args) is not None:
-            print_plan(str(args.output_dir), {"training": "nothing to do, the run is finished"}, args.should_save)
+            print_plan(args, {"training": "nothing to do, the run is finished"})
             return 0.0
         checkpoint = check_output_dir(args, args.overwrite_output_dir)
     with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +95,7 @@ def run_dry_fine_tuning(
     if runs:
         total *= sum(map(_relative_length, runs)) / _relative_length(first)
         rows["runs"] = f"{format_count(len(runs), 'run')}, about {format_duration(start + total)} together"
-    print_plan(str(args.output_dir), rows, args.should_save)
+    print_plan(args, rows)
     return total
 
 

@@ -72,7 +72,7 @@ def run_dry_pretraining(
     if trainer.eval_dataset is not None:
         rows["evaluation"] = f"{evaluations} x {format_count(len(trainer.eval_dataset), 'example')}"  # type: ignore[arg-type]
     rows["time"] = describe_seconds(start, training, evaluation, watches)
-    print_plan(str(args.output_dir), rows, args.should_save)
+    print_plan(args, rows)
 
 
 def _time_evaluation(trainer: PretrainingTrainer) -> float:
