@@ -27,10 +27,8 @@ TRAINING_HELP = {
     "logging_steps": "Steps between log lines. A value below 1 is a share of all steps.",
     "save_strategy": "When to save a checkpoint: no, steps, epoch or best.",
     "save_steps": "Steps between checkpoints. A value below 1 is a share of all steps.",
-    "report_to": "Also log to tensorboard, wandb, mlflow, ...",
     "resume_from_checkpoint": "Checkpoint folder, or true for the newest in --output_dir. Default: new run.",
     "push_to_hub": "Upload the model and its card to the Hub.",
-    "hub_model_id": "Repository on the Hub. Default: the name of --output_dir.",
 }
 OUTPUT = (
     "output_dir",

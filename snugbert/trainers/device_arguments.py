@@ -64,6 +64,12 @@ class DeviceArguments(TrainingArguments):
         },
     )
 
+    report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
+        default_factory=list, metadata={"help": "Also log to tensorboard, wandb, trackio, mlflow, ... or several."}
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Check everything, print the plan, the memory and the time, then stop."}
+    )
     cuda_graphs: bool | None = field(
         default=None,
         metadata={

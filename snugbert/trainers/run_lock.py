@@ -18,6 +18,8 @@ SECONDS = 10  # a killed process holds its lock until its memory is freed
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
+    With `dry_run`, does neither.
+
     Only processes that write take the lock, see [`lock_file`]. A process can take it again inside the block. A new
     folder that stays empty is removed.
 
@@ -25,7 +27,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
         InputError: in all processes: another process runs in the folder, or the folder cannot be written.
     """
     output_dir = Path(training_args.output_dir or "")
-    takes_lock = training_args.should_save and not holds_lock(output_dir / LOCK_NAME)
+    is_dry_run = getattr(training_args, "dry_run", False)
+    takes_lock = training_args.should_save and not is_dry_run and not holds_lock(output_dir / LOCK_NAME)
     with ExitStack() as stack:
         if takes_lock and not output_dir.exists():
             stack.callback(_remove_if_empty, output_dir.resolve())

@@ -40,6 +40,7 @@ from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.output_folder import find_checkpoint
 from snugbert.trainers.processes import move_hub_token
+from snugbert.trainers.reporting import Reports
 from snugbert.trainers.run_checkpoints import (
     RESUME,
     RunCheckpoints,
@@ -76,7 +77,7 @@ class RunTrainer(Trainer):
     Attributes:
         write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
         model_config: the configuration of the model. None: it has none.
-        checkpoints, run_settings, stop_signal, uploads, graphs: see their classes.
+        checkpoints, run_settings, stop_signal, uploads, reports, graphs: see their classes.
         pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: they are not
             filled.
         passes_to_repay_compiling: see [`Compilation`].
@@ -109,7 +110,7 @@ class RunTrainer(Trainer):
         self.data_collator = IgnorePadding(self.data_collator)
         move_hub_token(self.args)
         self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(), HubUploads(self)
-        self.stop_signal = StopSignal(self)
+        self.stop_signal, self.reports = StopSignal(self), Reports(self)
         self.remove_callback(PrinterCallback)
         callbacks: list[Any] = [Compilation(self.passes_to_repay_compiling), self.checkpoints, self.run_settings]
         callbacks.append(LogLines(self._read_loss))
@@ -161,8 +162,10 @@ class RunTrainer(Trainer):
             self.add_callback(callback)
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
-            self._begin(TrainerState() if checkpoint is None else read_state(checkpoint))
+            state = TrainerState() if checkpoint is None else read_state(checkpoint)
+            self._begin(state)
             self.compare_settings(checkpoint)
+            self.reports.begin(state)
             self._log_rows()
             limit = self.args.save_total_limit
             self.checkpoints.limit = max(limit or 0, 0)
@@ -371,6 +374,7 @@ class RunTrainer(Trainer):
     def store_in_state(self) -> None:
         """Adds what is needed on resume to the state that is about to be saved."""
         self.run_settings.store(self.state)
+        self.reports.store(self.state)
 
     def save_state(self) -> None:
         """As in Trainer, with the settings of the run, and only the name of the best checkpoint."""

@@ -102,6 +102,7 @@ def _train_without_teacher(
     args = copy.copy(args)
     args.output_dir = str(Path(str(args.output_dir)) / WITHOUT_TEACHER)
     args.push_to_hub = False
+    args.run_name = f"{args.run_name or Path(args.output_dir).resolve().parent.name}-{WITHOUT_TEACHER}"
     if str(args.resume_from_checkpoint or "false").lower() != "false":
         args.resume_from_checkpoint = "true"  # a named checkpoint belongs to the student with the teacher
     model_args = dataclasses.replace(model_args, teacher_name_or_path=None)

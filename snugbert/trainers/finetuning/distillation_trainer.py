@@ -4,6 +4,7 @@ teacher's logits (cached) -> soft targets -> batches of the student
 """
 
 import copy
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,8 @@ def prepare_distillation(
 def make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
     """Returns a trainer that only predicts. No argument of the training changes the teacher."""
     args = copy.copy(args)
-    args.push_to_hub = False
+    args.push_to_hub, args.report_to = False, []
+    args.output_dir = tempfile.gettempdir()  # Trainer creates the folder, even in a dry run
     args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps, args.reinit_layers = False, 0, None, 0
     args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
     args.sweep, args.seeds = None, 1

@@ -14,7 +14,7 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.results import RunResults, contains_model, write_results
-from snugbert.reports.score_plots import draw_learning_curve, draw_reliability
+from snugbert.reports.score_plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.score_tables import set_title
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
@@ -120,6 +120,10 @@ def fine_tune(
             )
             trainer.write_card()
         write_results(output_dir, results)  # last: it marks the run as complete
+    # Trainer's reports group names by "eval_" and "test_".
+    sets = {name.replace("predict", "test"): values for name, values in metrics.items()}
+    scores = {f"{name}_{metric}": value for name, values in sets.items() for metric, value in values.items()}
+    trainer.reports.send(list_plots(output_dir), scores, trainer.model_step)
     if args.push_to_hub:
         trainer.write_card = trainer.write_card if training else None
         trainer.push_to_hub()

@@ -10,6 +10,7 @@ from pathlib import Path
 from snugbert.data.glue import TASKS, missing_files
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
+from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD_FOR_MEANS
 from snugbert.reports.results import RESULTS
 from snugbert.reports.score_tables import suite_table
@@ -17,7 +18,7 @@ from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.trainers.finetuning.distillation import run_fine_tuning
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.plan import make_plan, prepare_folders
+from snugbert.trainers.finetuning.plan import check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.processes import set_up
@@ -62,12 +63,17 @@ def run_suite(
     if training_args.class_weights is not None:
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     plan = make_plan(model_args, training_args, asdict(data_args))
-    prepare_folders(plan, training_args, [output_dir, *(output_dir / name for name in TASKS)])
+    folders, seconds = [output_dir, *(output_dir / name for name in TASKS)], 0.0
+    (check_plan if training_args.dry_run else prepare_folders)(plan, training_args, folders)
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
         if training_args.sweeps or not (output_dir / name / RESULTS).exists():  # a sweep skips its finished runs
             args = make_task_arguments(training_args, name)
-            run_task(prepare_task(TextClassification(replace(data_args, task_name=name)), model_args, args), args)
+            task = TextClassification(replace(data_args, task_name=name))
+            seconds += run_task(prepare_task(task, model_args, args), args)
+    if training_args.dry_run:
+        logger.info("all tasks: about %s", format_duration(seconds))
+        return
     if training_args.should_save and "validation" in wanted:
         write_table(output_dir, names)
     if training_args.should_save and "test" in wanted:
@@ -99,6 +105,7 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
     folder = Path(str(args.output_dir)) / name
     task_args = copy.copy(args)
     task_args.output_dir = str(folder)
+    task_args.run_name = f"{args.run_name or folder.resolve().parent.name}-{name}"
     task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
     # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
     task_args.overwrite_output_dir = not args.sweeps

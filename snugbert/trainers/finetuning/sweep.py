@@ -31,9 +31,17 @@ from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.reports.sweep_plot import draw_sweep
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
 from snugbert.trainers.finetuning.model_selection import choose_metric
-from snugbert.trainers.finetuning.plan import PLAN, digest_examples, list_run_folders, make_plan, prepare_folders
+from snugbert.trainers.finetuning.plan import (
+    PLAN,
+    check_plan,
+    digest_examples,
+    list_run_folders,
+    make_plan,
+    prepare_folders,
+)
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
 from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices
@@ -89,22 +97,30 @@ class PlannedRun(NamedTuple):
         return None if results is None else FinishedRun(self.setting, self.args.seed, self.folder, results)
 
 
-def run_task(prepared: PreparedTask, args: FineTuningArguments) -> None:
+def run_task(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Fine-tunes once, or runs the sweep that `sweep` and `seeds` define, and prints a summary.
+
+    Returns:
+        With `dry_run`, the expected seconds. Otherwise 0.
 
     Raises:
         InputError: see [`fine_tune`] and [`run_sweep`].
     """
     if args.sweeps:
-        run_sweep(prepared, args)
-    else:
-        results = fine_tune(prepared, args)
-        if args.should_save:
-            print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
+        return run_sweep(prepared, args)
+    if args.dry_run:
+        return run_dry_fine_tuning(prepared, args)
+    results = fine_tune(prepared, args)
+    if args.should_save:
+        print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
+    return 0.0
 
 
-def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
+def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
+
+    Returns:
+        See [`run_task`].
 
     Raises:
         InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the sweep does not fit the processes; or no
@@ -114,7 +130,11 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
     args, plan = plan_sweep(prepared, args)
     if args.num_train_epochs > epochs:
         logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
-    prepare_folders(plan, args, [Path(str(args.output_dir))])
+    output_dir = Path(str(args.output_dir))
+    if args.dry_run:
+        left = _list_runs_left(prepared, args, continues=check_plan(plan, args, [output_dir]))
+        return run_dry_fine_tuning(prepared, args, left) if left else 0.0
+    prepare_folders(plan, args, [output_dir])
     distillation = prepared.distillation
     if distillation is not None:  # the comparison is made once, at the end
         prepared = dataclasses.replace(prepared, distillation=dataclasses.replace(distillation, compare=None))
@@ -122,6 +142,7 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> None:
     compare = None if distillation is None or distillation.compare is None else distillation.compare()
     if args.should_save:
         _finish(prepared, args, runs, compare)
+    return 0.0
 
 
 def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
@@ -191,6 +212,9 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     name += "".join(f"_{flag}-{_shorten(value)}" for flag, value in other.items())
     run_args.seed = seed
     run_args.output_dir = str(Path(str(args.output_dir)) / "runs" / f"{name}_seed-{seed}")
+    run_args.run_name = (
+        f"{args.run_name or Path(str(args.output_dir)).resolve().name}-{Path(run_args.output_dir).name}"
+    )
     # The folder was checked: an interrupted run in it belongs to this sweep.
     run_args.overwrite_output_dir = True
     run_args.resume_from_checkpoint = "true"
@@ -258,6 +282,26 @@ def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[Finished
         elif (earlier := run.read()) is not None:  # it was the best setting until the sweep got a larger budget
             finished[run.folder] = earlier
     return [*finished.values()]
+
+
+def _list_runs_left(prepared: PreparedTask, args: FineTuningArguments, continues: bool) -> list[FineTuningArguments]:
+    """Returns the arguments of the runs that are not finished, for a dry run.
+
+    The best setting is not known yet. So the last one stands for its further seeds. Without scores, Optuna suggests
+    other settings than in the sweep. A sweep with a time budget only has one setting here.
+    """
+    search = args.search
+    assert search is not None and prepared.train_features is not None
+    suggestions, examples, left = Suggestions(search, args), len(prepared.train_features), []
+    for index in range(search.size or 1):
+        values = suggestions.ask(index)
+        assert values is not None
+        is_last = index + 1 == (search.size or 1)
+        for number in range(max(args.seeds, search.winner_seeds) if is_last else args.seeds):
+            run = plan_run(args, examples, values, args.seed + number)
+            if not continues or run.read() is None:
+                left.append(run.args)
+    return left
 
 
 def _run(

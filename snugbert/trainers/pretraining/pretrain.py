@@ -1,6 +1,7 @@
 """A run of `snugbert pretrain`, from its arguments to the model, its metrics, its plot and its card."""
 
 import copy
+import functools
 import logging
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from accelerate.utils import broadcast_object_list
 from torch.utils.data import Subset
 from transformers import (
     AutoModelForMaskedLM,
@@ -48,10 +50,11 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
+from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretraining
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.processes import set_up
+from snugbert.trainers.processes import set_up, wait_for_all
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -205,6 +208,8 @@ def _train_and_evaluate(
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
     epochs_dir = output_dir / "epochs"
+    if training_args.dry_run:  # all processes share the folder
+        (epochs_dir,) = broadcast_object_list([Path(tempfile.mkdtemp())])
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None and data_args.objective != "electra":
         log_recipe(data.phases, model)
@@ -213,16 +218,21 @@ def _train_and_evaluate(
         initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
         share_weights(model, training_args.device)
     validation = data.validation
-    trainer = _make_trainer(
+    make_trainer = functools.partial(
+        _make_trainer,
         model=model,
-        args=training_args,
-        phases=data.phases,
         eval_dataset=validation and Subset(validation, range(len(validation))[: data_args.max_eval_samples]),
         data_collator=collator,
         processing_class=tokenizer,
         data_settings=data.settings,
         teacher=teacher,
     )
+    if training_args.dry_run:
+        run_dry_pretraining(make_trainer, training_args, data.phases, data.train_corpus, checkpoint)
+        wait_for_all()
+        shutil.rmtree(epochs_dir, ignore_errors=True)
+        return
+    trainer = make_trainer(args=training_args, phases=data.phases)
     trainer.run_settings.command_settings = initial_weights
     trainer.command_arguments = model_args, data_args
     seconds = _train(trainer, checkpoint) if do_train else 0.0
@@ -293,6 +303,7 @@ def _load_model(
         # An optimizer and a schedule without data, so that invalid arguments fail before long work.
         args = copy.copy(training_args)
         args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
+        args.output_dir = tempfile.gettempdir()  # Trainer creates the folder
         steps = args.max_steps if args.max_steps > 0 else 10**9
         _make_trainer(model=model, args=args).create_optimizer_and_scheduler(steps)
     return model

@@ -28,7 +28,7 @@ from snugbert.data.languages import DEFAULT, store_language
 from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
-from snugbert.reports.pretraining_plots import METRICS_NAME, DrawTraining, draw_log
+from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
 from snugbert.trainers.output_folder import GENERATOR_FOLDER, ClearOutputDir, check_output_dir
 from snugbert.trainers.pretraining.batches import (
     COUNTS,
@@ -189,7 +189,7 @@ class PretrainingTrainer(RunTrainer):
         return metrics
 
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
-        """Draws `training.png` and writes the model card.
+        """Draws `training.png`, writes the model card, and sends the plot to `report_to`.
 
         Args:
             metrics: metrics on the validation text, without a prefix. Default: of the last evaluation. If the best
@@ -204,6 +204,7 @@ class PretrainingTrainer(RunTrainer):
                 raise
             except Exception as error:  # a model of another library; its training is done
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
+        self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
 
     def _write_card(
         self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None

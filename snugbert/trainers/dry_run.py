@@ -1,0 +1,147 @@
+"""`--dry_run`: takes a few steps of a run, and prints what the whole run will do, need and take.
+
+The steps are those of the run itself, on its own examples. Nothing is written except caches, which the run uses, too.
+"""
+
+import copy
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainerCallback
+
+from snugbert.progress import format_bytes, format_duration
+from snugbert.trainers.log_lines import LogLines
+from snugbert.trainers.run_trainer import RunTrainer
+
+# The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs.
+WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
+TIMED_STEPS = 24
+LONGEST_SECONDS = 30.0  # of timed steps
+FEWEST_STEPS = 2  # timed, even if they take longer
+
+_printed = 0.0  # when the last plan of this process was printed; 0: never
+
+
+class Stopwatch(TrainerCallback):
+    """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`.
+
+    Attributes:
+        warmup: number of steps without a time.
+        seconds: of each timed step.
+    """
+
+    def __init__(self, warmup: int):
+        self.warmup, self.seconds = warmup, list[float]()
+        self._last = 0.0
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step."""
+        self._last = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step."""
+        if args.device.type != "cpu":
+            torch.accelerator.synchronize(args.device)
+        last, self._last = self._last, time.perf_counter()
+        if state.global_step > min(self.warmup, state.max_steps - 1):
+            self.seconds.append(self._last - last)
+        is_done = len(self.seconds) >= TIMED_STEPS
+        is_done |= len(self.seconds) >= FEWEST_STEPS and sum(self.seconds) > LONGEST_SECONDS
+        (control.should_training_stop,) = broadcast_object_list([is_done])  # processes have different clocks
+
+
+def as_dry_run(args: Any, folder: str) -> Any:
+    """Returns a copy of the training arguments that writes into a temporary `folder` and reports nowhere."""
+    args = copy.copy(args)
+    args.output_dir, args.report_to, args.push_to_hub, args.resume_from_checkpoint = folder, [], False, None
+    return args
+
+
+def time_steps(trainer: RunTrainer) -> Stopwatch:
+    """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this."""
+    for kind in ("logging", "eval", "save"):
+        setattr(trainer.args, f"{kind}_strategy", "no")
+    watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)
+    trainer.add_callback(watch)
+    trainer.remove_callback(LogLines)
+    trainer.train()
+    trainer.remove_callback(watch)
+    return watch
+
+
+def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]:
+    """Describes learning rate, files and memory of a run of `steps` steps. Every process must call this.
+
+    Args:
+        trainer: took a few steps.
+        args: the arguments of the run itself.
+        steps: of the run.
+    """
+    parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    weights = sum(parameter.nbytes for parameter in trainer.model.parameters())
+    states = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
+    optimizer = sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
+    size = weights + (0 if args.save_only_model else optimizer)
+    saves, interval = getattr(args.save_strategy, "value", args.save_strategy), as_steps(args.save_steps, steps)
+    when = {"no": "no checkpoints", "steps": f"a checkpoint every {interval:,} steps"}.get(
+        saves, f"a checkpoint at each {saves}"
+    )
+    kept = f" ({format_bytes(size)}, {args.save_total_limit or 'all'} kept)" if saves != "no" else ""
+    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
+    gradients = sum(parameter.nbytes for parameter in parameters)
+    return {
+        "learning rate": f"{args.learning_rate:.1e}, {schedule}, {args.get_warmup_steps(steps):,} warmup steps",
+        "saved": f"{args.output_dir}: model ({format_bytes(weights)}), {when}{kept}",
+        "memory": f"{describe_peak(args.device)}. Of it, weights {format_bytes(weights)}, gradients "
+        f"{format_bytes(gradients)}, optimizer {format_bytes(optimizer)} (computed)",
+    }
+
+
+def as_steps(interval: float, steps: int) -> int:
+    """Returns an interval of the arguments in steps. Below 1, it is a share of all `steps`."""
+    return math.ceil(interval * steps) if interval < 1 else int(interval)
+
+
+def describe_peak(device: torch.device) -> str:
+    """Describes the most memory that a process used. Every process must call this."""
+    status = Path("/proc/self/status")  # psutil has no peak on Linux
+    peak = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    ram = psutil.Process().memory_info().rss if peak is None else 1024 * int(peak[1])
+    gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    peaks = gather_object([(ram, gpu)])
+    ram, gpu = (max(column) for column in zip(*peaks, strict=True))
+    each = f" in each of {len(peaks)} processes" if len(peaks) > 1 else ""
+    return (f"{format_bytes(gpu)} on the GPU and " if gpu else "") + f"{format_bytes(ram)} of RAM{each} (measured)"
+
+
+def seconds_since_start() -> float:
+    """Returns the seconds since this process started, or since its last plan: what a run takes before its steps."""
+    return time.time() - (_printed or psutil.Process().create_time())
+
+
+def describe_seconds(start: float, training: float, evaluation: float, watches: Sequence[Stopwatch]) -> str:
+    """Describes the time of a run: the total, and its parts."""
+    timed = sum(len(watch.seconds) for watch in watches)
+    parts = [f"{format_duration(start)} to start"]
+    if timed:
+        parts.append(f"{format_duration(training)} for training (estimated from {timed} steps)")
+    parts += [f"{format_duration(evaluation)} for evaluation"] if evaluation else []
+    return f"about {format_duration(start + training + evaluation)}: {', '.join(parts)}"
+
+
+def print_plan(args: Any, rows: Mapping[str, str]) -> None:
+    """Prints the plan of a run in the main process, a line for each of its parts."""
+    global _printed
+    _printed = time.time()
+    if not args.should_save:
+        return
+    print(f"\ndry run: all checks passed. Nothing was trained, and {args.output_dir} is unchanged.\n")
+    for name, text in rows.items():
+        print(f"{name:<17}{text}", flush=True)

@@ -1,0 +1,113 @@
+"""What arrives in TensorBoard, Weights & Biases and Trackio."""
+
+import json
+import shutil
+
+import pytest
+import torch
+import wandb
+from glue_examples import LARGER, VOCABULARY, arguments, sentences
+from PIL import Image
+from pretraining_command import run
+from reporters import read_tensorboard, read_trackio, read_wandb
+from safetensors.torch import load_file
+from tables import write_csv
+
+from snugbert import SnugBertTokenizer
+from snugbert_cli import main as snugbert_command
+
+REPORTERS = ("tensorboard", "wandb", "trackio")
+
+
+@pytest.fixture
+def wandb_dir(tmp_path, monkeypatch):
+    """The folder of offline runs. Plots are small images whose width is the length of their name."""
+
+    def save(figure, file, **options) -> None:
+        Image.new("RGB", (len(file.name), 9)).save(file)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    settings = {"WANDB_DIR": str(tmp_path), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    yield tmp_path / "wandb"
+    wandb.teardown()  # W&B reads the settings once
+
+
+def read_log(folder) -> list[dict]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if "per_second" not in name} for line in lines]
+
+
+def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, wandb_dir, monkeypatch, capsys):
+    """Losses, accuracies, gain, speed and plots arrive, in one run, and reporting does not change the run."""
+    small_run = small_run | {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 4, "logging_first_step": "true"}
+    assert run(small_run, output_dir=tmp_path / "silent") == 0
+    command = ["pretrain", "--report_to", *REPORTERS, "--project", "resumed"]
+    folder = tmp_path / "reported"
+    command += [str(text) for name, x in (small_run | {"output_dir": folder}).items() for text in (f"--{name}", x)]
+    assert snugbert_command(command) == 0
+    shutil.rmtree(folder / "checkpoint-8")
+    assert snugbert_command([*command, "--resume_from_checkpoint", "true"]) == 0
+    wandb.finish()
+
+    def without_times(lines) -> list[dict]:
+        return [{name: value for name, value in line.items() if "runtime" not in name} for line in lines]
+
+    assert without_times(read_log(folder)) == without_times(read_log(tmp_path / "silent"))
+    weights, expected = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "silent"))
+    assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
+
+    (events,) = (folder / "runs").iterdir()
+    name = events.name
+    assert name.startswith("reported-")
+    received = {"tensorboard": [read_tensorboard(events)]}
+    received["wandb"] = []
+    for run_folder in wandb_dir.glob("offline-run-*"):
+        run_id, displayed, *content = read_wandb(run_folder)
+        assert run_id == displayed == name
+        received["wandb"].append(content)
+    (trackio_run,) = read_trackio("resumed").items()
+    assert trackio_run[0] == name
+    received["trackio"] = [trackio_run[1]]
+    log = read_log(folder)
+    metrics = ["mlm_loss", "mlm_accuracy", "mlm_gain", "nsp_loss", "nsp_accuracy"]
+    training = {f"train/{metric}": {x["step"]: x[metric] for x in log if metric in x} for metric in metrics}
+    evaluation = {
+        f"eval/{metric}": {x["step"]: x[f"eval_{metric}"] for x in log if f"eval_{metric}" in x} for metric in metrics
+    }
+    assert all(list(curve) == [1, 2, 4, 6, 8] for curve in training.values())
+    size = Image.open(folder / "training.png").size
+    for reporter, runs in received.items():
+        for metric, curve in (training | evaluation).items():
+            points = {step: value for content, _ in runs for step, value in content[metric]}
+            assert points == pytest.approx(curve, rel=1e-6), (reporter, metric)
+        assert all(value > 0 for content, _ in runs for _, value in content["train/tokens_per_second"])
+        assert [images for _, images in runs] == [{"plots/training": (8, *size)}] * len(runs), reporter
+
+
+def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, wandb_dir):
+    SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(tmp_path / "tokenizer")
+    for seed, name in enumerate(("train", "dev", "test")):
+        write_csv(tmp_path / f"{name}.csv", sentences(48, seed))
+    more = {"test_file": tmp_path / "test.csv", "seeds": 2, "num_train_epochs": 1, "project": "sweep", **LARGER}
+    command = arguments(tmp_path, tmp_path / "seeds", **more)
+    assert snugbert_command(["glue", *command, "--report_to", *REPORTERS]) == 0
+    wandb.finish()
+    trackio = read_trackio("sweep")
+    assert len(trackio) == 2
+    offline = {run_id: content for run_id, _, *content in map(read_wandb, wandb_dir.glob("offline-run-*"))}
+    folders = sorted((tmp_path / "seeds" / "runs").iterdir())
+    assert [folder.name.rpartition("_")[2] for folder in folders] == ["seed-42", "seed-43"]
+    for folder in folders:
+        results = json.loads((folder / "results.json").read_text())
+        (events,) = (folder / "runs").iterdir()
+        assert events.name.startswith(f"seeds-{folder.name}-")
+        plots = {f"plots/{file.stem}": Image.open(file).size for file in folder.glob("*.png")}
+        assert plots.keys() >= {"plots/learning_curve", "plots/confusion_matrix"}
+        for metrics, images in (read_tensorboard(events), offline[events.name], trackio[events.name]):
+            for name, set_name in (("eval", "eval"), ("test", "predict")):
+                step, score = metrics[f"{name}/accuracy"][-1]
+                assert step == 3 and score == pytest.approx(results["metrics"][set_name]["accuracy"], rel=1e-6)
+            assert images == {name: (3, *size) for name, size in plots.items()}
+            assert len(metrics["train/loss"]) == 3
