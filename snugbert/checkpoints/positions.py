@@ -1,9 +1,8 @@
 """Extends learned position embeddings, so that a checkpoint reads longer texts.
 
-The rows that BERT learns are close to sums of a few sinusoids (Wang and Chen, 2020, "What Do Position Embeddings
-Learn?", figure 1): one rotation takes every row to about the next one. New rows continue this rotation. So the
-distance of two tokens means the same at all positions, and no position is a copy of another one, as it is in tiled
-tables (Beltagy et al., 2020, "Longformer"). benchmarks/longer_positions.py compares both and others.
+In a trained BERT, nearly one rotation takes each position's row to the next one. New rows continue it, so that the
+distance of two tokens has the same effect everywhere. No position is a copy of another one, as it is in tiled tables
+(Beltagy et al., 2020, "Longformer"). benchmarks/longer_positions.py compares the methods.
 """
 
 import torch
@@ -12,10 +11,11 @@ from snugbert.checkpoints.reading import Checkpoint
 from snugbert.errors import InputError
 
 POSITIONS = "bert.embeddings.position_embeddings.weight"
-# The first rows see [CLS] and the last ones [SEP] more often than others, so they are not like their neighbors.
+# Rows at each end that are left out, because [CLS] and [SEP] are there. In MiniLM, rows 0, 510 and 511 have 5, 1.8 and
+# 2 times the norm of the others.
 EDGE = 8
-# Dimensions of the rotation. In MiniLM, 10 dimensions contain 94 % of the variance of the rows, and 16, 32 and 64
-# predict held-out rows equally well. `--bigram_init` uses 32.
+# Dimensions of the rotation. In MiniLM, 10 contain 94 % of the variance of the rows. 16, 32 and 64 predict held-out
+# rows equally well. `--bigram_init` uses 32.
 DIMENSIONS = 32
 
 
