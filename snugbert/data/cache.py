@@ -65,7 +65,7 @@ def prepare_in_cache(
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [str(file.resolve()) for part in parts for file in part.files]
     # Only what differs from the default, so that texts from before these settings are found.
-    changed = [] if text.on_bad_text == "error" else [text.on_bad_text]
+    changed: list[str] = [] if text.on_bad_text == "error" else [text.on_bad_text]
     changed += [] if deduplicate is None else [deduplicate]
     key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents, *changed])
     folder = cache_folder(cache_dir) / key
