@@ -64,7 +64,7 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/$(PIP) --constraint constraints.txt $(DEV) --group minicons --group docs
+	$(BIN)/$(PIP) --constraint constraints.txt $(DEV) --group minicons --group reporters --group docs
 	touch $@
 
 .venv-lowest/installed: pyproject.toml constraints-lowest.txt
@@ -78,7 +78,7 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/$(PIP) 'pip>=25.1'
 	.venv-newest/bin/$(PIP) --upgrade torch
-	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons
+	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons --group reporters
 	touch $@
 
 .venv-serve/installed: pyproject.toml

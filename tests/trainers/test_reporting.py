@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 import torch
-import wandb
 from glue_examples import LARGER, VOCABULARY, arguments, sentences
 from PIL import Image
 from pretraining_command import run
@@ -15,6 +14,8 @@ from tables import write_csv
 
 from snugbert import SnugBertTokenizer
 from snugbert_cli import main as snugbert_command
+
+wandb = pytest.importorskip("wandb")  # `make test` installs the reporters, but not `make test-lowest`
 
 REPORTERS = ("tensorboard", "wandb", "trackio")
 
