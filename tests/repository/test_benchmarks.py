@@ -726,28 +726,25 @@ def test_repeated_text(data_dir, steps, tmp_path, capsys, monkeypatch):
     """The copies have the share of the text that the table names. Finished runs are not repeated."""
     import repeated_text
 
-    texts = {"50 %": (0.5, None), "left out": (0.5, "lines")}
-    monkeypatch.setattr(repeated_text, "TEXTS", texts)
+    monkeypatch.setattr(repeated_text, "TEXTS", {"half": (0.5, "lines")})
     monkeypatch.setitem(repeated_text.SETTINGS, "logging_steps", 1)
     SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt")).save_pretrained(tmp_path / "tok")
     text = write_first_lines(data_dir / "books_en/train-00.txt.gz", 300, tmp_path)
-    argv = ["train", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(text), "--max_steps", "2"]
-    argv += ["--validation_file", str(text), "--seeds", "1", "--output_dir", str(tmp_path / "out")]
+    files = ["--tokenizer_name", str(tmp_path / "tok"), "--train_file", text]
+    argv = ["train", *files, "--validation_file", text, "--max_steps", "2", "--seeds", "1"]
     for _ in range(2):
-        repeated_text.main(argv)
-        assert steps == ["0.5-None", "0.5-None/1", "0.5-lines", "0.5-lines/1"]
-    rows = [row for row in cells(capsys.readouterr().out) if row[0] in texts]
-    assert len(rows) == 4 and rows[0][1] == rows[1][1] and rows[:2] == rows[2:]
-    reports = [repeated_text.read_report(tmp_path / f"out/0.5-{what}/corpus") for what in (None, "lines")]
-    assert reports[0].copied_share == reports[1].copied_share == pytest.approx(0.5, abs=0.02)
-    repeated_text.main(["find", f"text={text}"])
-    assert "| text | " in capsys.readouterr().out
-    repeated_text.main(
-        ["cost", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(text), "--millions", "1"]
-    )
-    printed = capsys.readouterr().out
-    assert "| time with counting / without | " in printed and re.search(
-        r" per million \| \d\.\d\d s, \d+ MB ", printed
+        repeated_text.main([*argv, "--output_dir", str(tmp_path / "out")])
+        assert steps == ["0.5-lines", "0.5-lines/1"]
+    first, second = (row for row in cells(capsys.readouterr().out) if row[0] == "half")
+    assert first == second and first[2] == "1"
+    assert repeated_text.read_report(tmp_path / "out/0.5-lines/corpus").copied_share == pytest.approx(0.5, abs=0.02)
+    repeated_text.main(["find", f"books={text}"])
+    assert "| books | " in capsys.readouterr().out
+    memory = SimpleNamespace(stdout=json.dumps(repeated_text.measure_memory(1)))
+    monkeypatch.setattr(repeated_text.subprocess, "run", lambda command, **_: memory)
+    repeated_text.main(["cost", *files, "--pairs", "1"])
+    assert re.search(
+        r"\| time with .* \| \d\.\d+ .* per million \| \d\.\d\d s, \d+ MB \|", capsys.readouterr().out, re.S
     )
 
 
