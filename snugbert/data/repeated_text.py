@@ -21,9 +21,9 @@ CHUNK_CHARACTERS = 2**20  # text whose lines are looked up together
 # The report ends after so many different lines. A billion words of books have 15 million. --deduplicate has no limit.
 MOST_COUNTED = 2**24
 LISTED, LISTED_CHARACTERS = 3, 60  # how many frequent lines are listed, and where they are cut
-# Share of the characters in copies, from which on a warning says what to do. After the same number of steps, a run with
-# 10 % had the same held-out loss as one without (within the noise), and runs with 50 and 90 % a higher one
-# (benchmarks/repeated_text.py). Books, Wikipedia and WikiText-2 have at most 0.04 %.
+# Share of the characters in copies from which on a warning says what to do. After equal steps, the held-out loss with
+# 10 % equaled the one without copies, and it was higher with 50 and 90 % (benchmarks/repeated_text.py). Books,
+# Wikipedia and WikiText-2 have at most 0.04 %.
 HIGH_SHARE = 0.1
 
 NumberedDocument = tuple[int, list[str]]
@@ -87,8 +87,8 @@ class RepeatedText:
         if self.left_out is not None or self.copied_share < HIGH_SHARE:
             return ""
         return (
-            f"{self.copied_share:.0%} of the text are copies of earlier lines. Training on them takes the same share "
-            "of the time, and the model learns them by heart. --deduplicate lines leaves them out, --deduplicate "
+            f"copies of earlier lines have {self.copied_share:.0%} of the characters. They take as much of the "
+            "training, and the model learns them by heart. --deduplicate lines leaves them out, --deduplicate "
             "documents only copies of whole documents."
         )
 

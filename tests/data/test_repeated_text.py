@@ -92,7 +92,7 @@ def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_b
             text if len(text) <= 60 else text[:57] for text in texts
         ]
     assert report.lines.copies > 100 and report.documents.copies == 10
-    assert report.warning.startswith(f"{report.copied_share:.0%} of the text are copies")
+    assert report.warning.startswith(f"copies of earlier lines have {report.copied_share:.0%} of the characters. ")
     assert report.left_out is None and report.is_complete
 
 

@@ -104,5 +104,5 @@ def test_spawned_processes_write_the_same_files_as_forked_ones(small, words_toke
         PretrainingDataset(corpus, words_tokenizer, max_seq_length=16, epochs_dir=folder)
         written.append([file.read_bytes() for file in sorted(folder.iterdir()) if "lock" not in file.name])
     assert used == ["fork", "fork", "spawn", "spawn"]
-    assert len(written[0]) == 2 and written[0][1] == small.bytes
+    assert len(written[0]) == 3 and written[0][1] == small.bytes
     assert written[0] == written[1]

@@ -807,6 +807,35 @@ def test_long_documents(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == table
 
 
+def test_repeated_text(data_dir, steps, tmp_path, capsys, monkeypatch):
+    """The copies have the share of the text that the table names. Finished runs are not repeated."""
+    import repeated_text
+
+    monkeypatch.setattr(repeated_text, "TEXTS", {"half": (0.5, "lines")})
+    monkeypatch.setitem(repeated_text.SETTINGS, "logging_steps", 1)
+    monkeypatch.setitem(repeated_text.SETTINGS, "max_eval_samples", 8)
+    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:2000]))
+    text = write_first_lines(data_dir / "books_en/train-00.txt.gz", 300, tmp_path)
+    files = ["--tokenizer_name", str(tmp_path / "tok"), "--train_file", text]
+    argv = ["train", *files, "--validation_file", text, "--max_steps", "2", "--seeds", "1"]
+    for _ in range(2):
+        repeated_text.main([*argv, "--output_dir", str(tmp_path / "out")])
+        assert steps == ["0.5-lines", "0.5-lines/1"]
+    first, second = (row for row in cells(capsys.readouterr().out) if row[0] == "half")
+    assert first == second and first[2] == "1"
+    assert repeated_text.read_report(tmp_path / "out/0.5-lines/corpus").copied_share == pytest.approx(0.5, abs=0.02)
+    repeated_text.main(["find", f"books={text}"])
+    assert "| books | " in capsys.readouterr().out
+    memory = SimpleNamespace(stdout=json.dumps(repeated_text.measure_memory(1)))
+    monkeypatch.setattr(repeated_text.subprocess, "run", lambda command, **_: memory)
+    repeated_text.main(["cost", *files, "--pairs", "1"])
+    assert re.search(
+        r"\| time with .* \| \d\.\d+ .* per million \| \d\.\d\d s, \d+ MB \|", capsys.readouterr().out, re.S
+    )
+
+
 def test_the_labels_that_few_labels_draws(data_dir):
     import few_labels
 
