@@ -1324,3 +1324,31 @@ def test_bytes_and_flops_of_operators_are_counted():
     assert budget["matrix products"] == step_budget.Need(1, 4 * (2000 * 768 + 4 * 768 + 2000 * 4), 2 * 2000 * 768 * 4)
     assert budget["other"] == step_budget.Need(2, 4 * 4 + 4 * (2 * 2000 * 4 + 4))
     assert budget["embeddings"] == step_budget.Need(1, 2 * 8 + 2 * 4 * 2 * 768)
+
+
+def test_dry_run_reads_predictions_and_reports_the_largest_errors(tmp_path, capsys, monkeypatch):
+    from dry_run import main, read_prediction
+
+    from snugbert.trainers.dry_run import Stopwatch, describe_peak, describe_seconds, print_plan
+
+    watch = Stopwatch(0)
+    watch.seconds.append(1.0)
+    memory = f"{describe_peak(torch.device('cpu'))}. Of it, weights 90.9MB"
+    args = SimpleNamespace(output_dir="run", should_save=True)
+    print_plan(args, {"memory": memory, "time": describe_seconds(10.2, 3700.4, 30.0, [watch])})
+    (tmp_path / "log.txt").write_text(capsys.readouterr().out)
+    seconds, size = read_prediction(tmp_path / "log.txt")
+    assert seconds == 3720  # 1 h 2 min
+    assert 1e8 < size < 1e12
+    rows = [
+        {"dry": 9.0, "predicted_seconds": predicted, "seconds": 100.0, "predicted_bytes": 0.9e9, "bytes": 1e9}
+        for predicted in (105.0, 88.0, 110.0)
+    ]
+    (tmp_path / "results.json").write_text(json.dumps({"job": rows}))
+    command = ["dry_run.py", "--model_name_or_path", "m", "--data_dir", "d", "--output_dir", str(tmp_path), "--report"]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| job |") and "9.0" in line)
+    parts = [part.strip() for part in row.strip("|").split("|")]
+    assert parts[0] == "job" and parts[1] == "9.0" and parts[3] == "100.0" and parts[4] == "-12.0 %"
+    assert parts[5:] == ["0.900", "1.000", "-10.0 %"]

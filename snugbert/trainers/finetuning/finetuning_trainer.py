@@ -453,9 +453,12 @@ class FineTuningTrainer(RunTrainer):
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
         metrics = dict(output.metrics or {})
         if self._scored is not None and description == "Evaluation":  # not for `predict`
-            scores = self._scored.score_in_training(predictions)
+            answers, scores = self._scored.decode(predictions), self._scored.score_in_training(predictions)
+            if self.decisions is not None and self._scored is self.prepared.validation_set:
+                answers = self.decisions.fitted  # the stored thresholds were chosen on these examples
+                scores = self._scored.score(answers)
             metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
-            self._predicted[prefix] = self._scored, self._scored.decode(predictions)
+            self._predicted[prefix] = self._scored, answers
             if self._scored is self.prepared.validation_set:
                 self._scores[self.model_step] = scores
                 self._last_evaluation = self.model_step, output._replace(predictions=predictions, metrics=metrics)

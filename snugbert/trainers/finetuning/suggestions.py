@@ -120,6 +120,10 @@ class StopBadRuns(TrainerCallback):
         self._suggestions, self._metric = suggestions, metric
         self.evaluations: list[float] = []
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Called by Trainer. The same callback compares all runs."""
+        self.evaluations = []
+
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after each evaluation. The log contains the ones before a resumed checkpoint, too.
 

@@ -365,6 +365,9 @@ def _finish(
     best = best_run(runs, prepared, args)
     if not best.is_complete:
         raise DivergedError(f"All runs of the sweep failed. The first error: {runs[0].results['failure']}")
+    if (decisions := best.results.get("decisions")) is not None:  # the task may have the thresholds of another run
+        labels, thresholds = prepared.task.labels or [], decisions["thresholds"]
+        prepared.task.thresholds = {i: thresholds[label] for i, label in enumerate(labels) if label in thresholds}
     summary = summarize_sweep(runs, prepared, args)
     mean_intervals = {
         name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()

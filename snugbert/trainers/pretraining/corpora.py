@@ -72,7 +72,6 @@ def load_corpora(
             on_bad_text=data_args.on_bad_text,
         )
         validation = prepare(data_args.dataset_objective, "validation text", text)
-        _log_repeated_text("validation text", validation)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
         if data_args.masking != "tokens" and stores_words(tokenizer) and not train.has_words:
