@@ -111,6 +111,8 @@ def main() -> None:
                 }
             )
             write_atomically(file, json.dumps(results, indent=1))
+    if args.prepare:
+        return
     table = [["job", "dry run, s", "predicted, s", "run, s", "error", "predicted, GB", "run, GB", "error"]]
     for name, rows in results.items():
         numbers = {key: format_seeds([row[key] for row in rows], 1) for key in ("dry", "predicted_seconds", "seconds")}
