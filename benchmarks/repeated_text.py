@@ -77,7 +77,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     find = commands.add_parser("find")
     find.add_argument("corpora", nargs="+", help="name=pattern")
     cost = commands.add_parser("cost")
-    cost.add_argument("--pairs", type=positive, default=2)
+    cost.add_argument("--pairs", type=positive, default=6)
     cost.add_argument("--num_workers", type=positive, default=2)
     cost.add_argument("--millions", type=positive, default=16, help="million different lines, for the memory")
     cost.add_argument("--only_memory", action="store_true", help=argparse.SUPPRESS)  # in the new process
