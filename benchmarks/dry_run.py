@@ -67,7 +67,7 @@ def read_prediction(log: Path) -> tuple[float, float]:
     """Reads the seconds and the bytes that a dry run predicts."""
     text = log.read_text()
     (duration,) = re.findall(r"^time +about (.*?):", text, re.MULTILINE)
-    (size,) = re.findall(r"^memory +([\d.]+)([kMG]B) of RAM", text, re.MULTILINE)
+    (size,) = re.findall(r"^memory +at least ([\d.]+)([kMG]B) of RAM", text, re.MULTILINE)
     seconds = sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+) (h|min|s)\b", duration))
     return seconds, float(size[0]) * SIZES[size[1]]
 
@@ -111,6 +111,8 @@ def main() -> None:
                 }
             )
             write_atomically(file, json.dumps(results, indent=1))
+    if args.prepare:
+        return
     table = [["job", "dry run, s", "predicted, s", "run, s", "error", "predicted, GB", "run, GB", "error"]]
     for name, rows in results.items():
         numbers = {key: format_seeds([row[key] for row in rows], 1) for key in ("dry", "predicted_seconds", "seconds")}

@@ -110,7 +110,10 @@ def as_steps(interval: float, steps: int) -> int:
 
 
 def describe_peak(device: torch.device) -> str:
-    """Describes the most memory that a process used. Every process must call this."""
+    """Describes the most memory that a process used. Every process must call this.
+
+    On a CPU, batches of many sizes fragment the memory, so a run of more steps takes more.
+    """
     status = Path("/proc/self/status")  # psutil has no peak on Linux
     peak = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
     ram = psutil.Process().memory_info().rss if peak is None else 1024 * int(peak[1])
@@ -118,7 +121,8 @@ def describe_peak(device: torch.device) -> str:
     peaks = gather_object([(ram, gpu)])
     ram, gpu = (max(column) for column in zip(*peaks, strict=True))
     each = f" in each of {len(peaks)} processes" if len(peaks) > 1 else ""
-    return (f"{format_bytes(gpu)} on the GPU and " if gpu else "") + f"{format_bytes(ram)} of RAM{each} (measured)"
+    on_gpu = f"{format_bytes(gpu)} on the GPU and " if gpu else ""
+    return f"{on_gpu}at least {format_bytes(ram)} of RAM{each} (measured)"
 
 
 def seconds_since_start() -> float:
