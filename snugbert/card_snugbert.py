@@ -29,8 +29,8 @@ TRAINERS_CARD = "<!-- This model card has been generated automatically according
 TAGS = ["snugbert", "bert"]
 # Plots written by commands. The name of an evaluation set may be the prefix.
 PLOT = re.compile(
-    r"training\.png|sweep\.png|((eval|predict)_((mm|ax)_)?)?"
-    r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds|reliability)\.png"
+    r"training\.png|((eval|predict)_((mm|ax)_)?)?"
+    r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds|reliability|sweep)\.png"
 )
 LISTED_LABELS = 50
 BIAS_WARNING = "The model may reproduce errors and biases in its training data."

@@ -74,7 +74,8 @@ RANGES = {
     "short_seq_prob": SHARE,
     "show": NOT_NEGATIVE,
     "validation_split_percentage": Range(1, 99),
-    # fine-tuning
+    # fine-tuning and prediction
+    "abstain_below": Range(0, 1, open_below=True),
     "distillation_temperature": POSITIVE,
     "distillation_weight": SHARE,
     "doc_stride": NOT_NEGATIVE,

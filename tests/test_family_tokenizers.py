@@ -156,7 +156,7 @@ def convert_tokenizer(source: Path, output: Path, kind: str, to: str) -> transfo
     output.mkdir()
     (output / "config.json").write_text(json.dumps({"model_type": to}))
     checkpoint = Checkpoint(source, kind, {"model_type": kind}, SnugBertConfig(), "Model", {})
-    name = _convert_tokenizer(checkpoint, output, to, None)
+    name = _convert_tokenizer(checkpoint, output, to, None, None)
     tokenizer = transformers.AutoTokenizer.from_pretrained(output)
     assert type(tokenizer).__name__ == name and (output / "tokenizer.json").exists()
     return tokenizer

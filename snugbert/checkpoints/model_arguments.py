@@ -98,7 +98,8 @@ class ModelArguments(TokenizerArguments):
         metadata={"advanced": True, "help": "Train encoder weights that the checkpoint lacks from random values."},
     )
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention: sdpa, eager or flash_attention_2. Default: sdpa."}
+        default=None,
+        metadata={"advanced": True, "help": "Attention: sdpa, eager or flash_attention_2. Default: sdpa."},
     )
 
     def __post_init__(self):

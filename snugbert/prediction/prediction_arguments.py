@@ -12,7 +12,6 @@ from snugbert.data.data_arguments import OnBadText, parse_shard
 from snugbert.data.sources import uncompressed_name
 from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
-from snugbert.tasks.classification_arguments import ABSTENTION
 from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.device_arguments import choose_precision
 
@@ -119,7 +118,7 @@ class PredictionArguments:
             raise InputError("--output_file: the output is the input file. Choose another file.")
         if self.reads_conll and self.max_seq_length is None:
             self.max_seq_length = NerDataArguments.max_seq_length  # the same windows, so the same tags
-        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1), abstain_below=ABSTENTION)
+        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
         self.shard_number, self.num_shards = parse_shard(self.shard)
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
 

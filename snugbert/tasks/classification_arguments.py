@@ -12,7 +12,6 @@ from snugbert_arguments import explain_choice
 BINARY_METRICS = ("f1", "accuracy", "matthews_correlation")
 LABEL_SET_METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
 METRICS_WITH_THRESHOLDS = BINARY_METRICS + LABEL_SET_METRICS
-ABSTENTION = Range(0, 1, open_below=True)
 
 
 @dataclass
@@ -64,7 +63,7 @@ class GlueDataArguments(DataArguments):
     )
     max_seq_length: int = field(
         default=128,
-        metadata={"help": "Maximum tokens of an example, or of a window. Longer examples are truncated."},
+        metadata={"help": "Maximum tokens of an example or a window. Longer examples are truncated."},
     )
     doc_stride: int | None = field(
         default=None,
@@ -111,7 +110,7 @@ class GlueDataArguments(DataArguments):
         if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
             self._refuse("cannot read pairs of texts", "doc_stride")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
-        check_ranges(self, max_seq_length=Range(3), abstain_below=ABSTENTION)
+        check_ranges(self, max_seq_length=Range(3))
         if self.data_dir is not None and self.task_name is None:
             raise InputError("--task_name is missing. Give the GLUE task whose files are in --data_dir.")
         if self.data_dir is not None and self.dataset_name is not None:

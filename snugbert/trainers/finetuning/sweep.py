@@ -312,11 +312,12 @@ def _run(
         return finished
     logger.info("%s: %s", title, run.name)
     set_name, metric = selection_metric(prepared, args)
-    student = {flag: value for flag, value in run.values.items() if flag in prepared.settings}  # of a distillation
+    if student := {flag: value for flag, value in run.values.items() if flag in prepared.settings}:  # distillation
+        prepared = dataclasses.replace(prepared, settings=prepared.settings | student)
     start = time.monotonic()
     failure: dict[str, Any] = {}
     try:
-        results = fine_tune(dataclasses.replace(prepared, settings=prepared.settings | student), run.args, callbacks)
+        results = fine_tune(prepared, run.args, callbacks)
         interval = results.get("intervals", {}).get(set_name, {}).get(metric)
         score = results["metrics"][set_name].get(metric)
         perfect_score = prepared.task.perfect_score
