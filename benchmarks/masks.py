@@ -40,9 +40,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 import snugbert
-from snugbert.data import preparation
 from snugbert.data.documents import read_documents
-from snugbert.data.tokenizing import DocumentTokenizer
+from snugbert.data.tokenizing import DocumentTokenizer, needs_words
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.masking import SPAN_SHARES, choose_spans
 from snugbert.vocabulary.train import train_vocabulary
@@ -127,7 +126,7 @@ def make_examples(kind: str, length: int, args: argparse.Namespace) -> tuple[Pre
     """Returns the tokenizer and the examples of the text, full sentences of at most `length` tokens."""
     tokenizer = load_tokenizer(kind, args)
     folder = args.output_dir / f"corpus-{kind}"
-    corpus = snugbert.prepare_corpus(args.train_file, tokenizer, folder, show_progress=False)
+    corpus = snugbert.prepare_corpus(args.train_file, tokenizer, folder, store_words=True, show_progress=False)
     return tokenizer, PretrainingDataset(corpus, tokenizer, length, "mlm")
 
 
@@ -263,8 +262,9 @@ def describe_speed(args: argparse.Namespace) -> str:
     ]
     documents = list(enumerate(read_documents([Path(args.train_file)])))[:100]
     for kind in args.kinds:
-        worker = DocumentTokenizer(load_tokenizer(kind, args), "en")
-        if not worker.stores_words:
+        tokenizer = load_tokenizer(kind, args)
+        worker = DocumentTokenizer(tokenizer, "en")
+        if not needs_words(tokenizer):
             rows.append([KINDS[kind], *["no change"] * 3, *[f"{_corpus_bytes(kind, args):,}", "the same", "1.000"]])
             continue
         times: dict[bool, list[float]] = {False: [], True: []}
@@ -293,12 +293,7 @@ def _corpus_bytes(kind: str, args: argparse.Namespace) -> int:
 def _words_bytes(kind: str, args: argparse.Namespace) -> int:
     """Writes the corpus again without words. Returns how much smaller it is."""
     folder, tokenizer = args.output_dir / f"corpus-{kind}-without-words", load_tokenizer(kind, args)
-    original = preparation.stores_words
-    preparation.stores_words = lambda tokenizer: False
-    try:
-        snugbert.prepare_corpus(args.train_file, tokenizer, folder, show_progress=False)
-    finally:
-        preparation.stores_words = original
+    snugbert.prepare_corpus(args.train_file, tokenizer, folder, show_progress=False)
     return _corpus_bytes(kind, args) - sum(file.stat().st_size for file in folder.glob("*.arrow"))
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.data.corpus import Corpus, open_corpus, read_origin
 from snugbert.data.data_arguments import Deduplication, TextArguments
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
-from snugbert.data.tokenizing import hash_tokenizer
+from snugbert.data.tokenizing import hash_tokenizer, needs_words
 from snugbert.errors import InputError
 from snugbert.files import LockTaken, hash_json, lock_file
 from snugbert.progress import format_bytes
@@ -44,6 +44,7 @@ def prepare_in_cache(
     keeps: Callable[[int], bool] = keep_all,
     documents: str = "all",
     deduplicate: Deduplication | None = None,
+    store_words: bool = False,
     show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
     """Prepares a text in the cache, or reuses it from there if the text has not changed.
@@ -53,6 +54,7 @@ def prepare_in_cache(
         tokenizer, language, num_workers, documents, show_progress: see [`prepare_parts`].
         cache_dir: the folder of the cache. Default: `HF_HOME`.
         keeps, deduplicate: see [`plan_parts`].
+        store_words: see [`prepare_corpus`].
 
     Returns:
         The folder in the cache, and the corpus in it. The folder's name is a digest of the file names or dataset, the
@@ -67,9 +69,12 @@ def prepare_in_cache(
     # Only what differs from the default, so that texts from before these settings are found.
     changed: list[str] = [] if text.on_bad_text == "error" else [text.on_bad_text]
     changed += [] if deduplicate is None else [deduplicate]
+    changed += ["words"] if store_words and needs_words(tokenizer) else []
     key = hash_json([dataset, names, text.text_column_name, hash_tokenizer(tokenizer), language, documents, *changed])
     folder = cache_folder(cache_dir) / key
-    prepare_parts(folder, parts, tokenizer, language, documents, num_workers, True, show_progress)
+    prepare_parts(
+        folder, parts, tokenizer, language, documents, num_workers, True, show_progress, store_words=store_words
+    )
     with suppress(OSError):  # the cache may be read-only
         os.utime(folder)  # `list_cache` prints when a folder was last used
     return folder, open_corpus(folder, tokenizer)

@@ -66,7 +66,6 @@ class PreparationArguments(TextArguments):
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Number of processes for tokenizing. Default: one per core."}
     )
-
     deduplicate: Deduplication | None = field(
         default=None, metadata={"help": "Leave out later copies of documents or of lines. Default: only report them."}
     )
@@ -101,6 +100,10 @@ class OutputArguments:
     shard: str = field(
         default="1/1",
         metadata={"help": "Prepare only shard i of n, written i/n, to divide the work among machines."},
+    )
+    store_words: bool = field(
+        default=False,
+        metadata={"help": "Store words for --masking words or spans. WordPiece needs none."},
     )
 
     def __post_init__(self):

@@ -51,7 +51,7 @@ from snugbert.data.tokenizing import (
     TokenizedDocuments,
     hash_tokenizer,
     map_in_order,
-    stores_words,
+    needs_words,
 )
 from snugbert.errors import InputError, format_count
 from snugbert.files import hash_file, lock_file
@@ -199,6 +199,7 @@ def prepare_corpus(
     language: str | None = None,
     on_bad_text: OnBadText = "error",
     deduplicate: Deduplication | None = None,
+    store_words: bool = False,
     preprocessing_num_workers: int | None = None,
     overwrite_output_dir: bool = False,
     show_progress: bool = True,
@@ -223,6 +224,8 @@ def prepare_corpus(
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
         deduplicate: "lines" leaves out lines that are equal to an earlier one, and "documents" documents that are.
+        store_words: whether to store which tokens form a word, for masks of words and spans. The vocabulary of
+            WordPiece already shows it, so nothing is stored.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
         overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
         show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
@@ -266,6 +269,7 @@ def prepare_parts(
     replace: bool = False,
     show_progress: bool = True,
     lines_language: str | None = None,
+    store_words: bool = False,
 ) -> RepeatedText | None:
     """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
 
@@ -279,6 +283,7 @@ def prepare_parts(
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
         lines_language: the language of the text if each line is a sentence. None: unknown.
+        store_words: as in [`prepare_corpus`].
 
     Returns:
         How much of the text is repeated. If parts are missing, it is about the text that these parts read. None if no
@@ -302,13 +307,13 @@ def prepare_parts(
         settings["lines_language"] = lines_language
     if parts[0].deduplicate is not None:
         settings["deduplicate"] = parts[0].deduplicate
-    if stores_words(tokenizer):
+    if store_words := store_words and needs_words(tokenizer):
         settings[WORDS] = True
     try:
         if _is_complete(folder, parts, settings):
             report = read_report(folder)
         else:
-            worker = DocumentTokenizer(tokenizer, language)
+            worker = DocumentTokenizer(tokenizer, language, store_words)
             report = _write_missing_parts(folder, parts, settings, worker, num_workers, replace, show_progress)
         if documents == "all":
             _check_not_empty(folder, parts)

@@ -57,7 +57,7 @@ def test_sentences_of_roberta_have_the_tokens_of_their_line(data_dir, tmp_path):
     write_tokenizer(tmp_path / "tokenizer", "roberta")
     (tmp_path / "tokenizer/config.json").write_text('{"model_type": "roberta"}')
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=str(tmp_path / "tokenizer")))
-    documents = content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt"))
+    documents = content(prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt", store_words=True))
     expected = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
     assert [list(chain.from_iterable(sentences)) for sentences in documents] == expected
     assert sum(map(len, documents)) > 3 * len(lines)

@@ -29,7 +29,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
 NO_WORDS = (
-    "the examples have no `continues_word`. Prepare the text again. With another trainer, set "
+    "the examples have no `continues_word`. Prepare the text with `store_words`. With another trainer, set "
     "remove_unused_columns=False."
 )
 # Explain the output of `describe`.

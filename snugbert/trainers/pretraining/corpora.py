@@ -15,7 +15,7 @@ from snugbert.data.documents import find_files, read_lines
 from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
-from snugbert.data.tokenizing import stores_words
+from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
@@ -56,10 +56,13 @@ def load_corpora(
     if hold_out and data_args.corpus is not None:
         raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
     train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
+    masks_words = data_args.masking != "tokens"
 
     def prepare(objective: Objective, name: str, text: TextArguments, **documents: Any) -> Corpus:
         language, num_workers = data_args.sentence_language, data_args.preprocessing_num_workers
-        folder, corpus = prepare_in_cache(text, tokenizer, language, cache_dir, num_workers, **documents)
+        folder, corpus = prepare_in_cache(
+            text, tokenizer, language, cache_dir, num_workers, store_words=masks_words, **documents
+        )
         logger.info("%s: %s (%s)", name, corpus, folder)
         _check_corpus(corpus, name, objective)
         return corpus
@@ -74,10 +77,10 @@ def load_corpora(
         validation = prepare(data_args.dataset_objective, "validation text", text)
     if data_args.corpus is not None:
         train = open_corpus(Path(data_args.corpus), tokenizer)
-        if data_args.masking != "tokens" and stores_words(tokenizer) and not train.has_words:
+        if masks_words and needs_words(tokenizer) and not train.has_words:
             raise InputError(
                 f"--corpus: {data_args.corpus} was prepared without the words that --masking {data_args.masking} "
-                "needs. Run `snugbert prepare` again, with --overwrite_output_dir."
+                "needs. Run `snugbert prepare` again, with --store_words and --overwrite_output_dir."
             )
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)

@@ -67,6 +67,7 @@ def run_preparation(
         num_workers=text_args.preprocessing_num_workers,
         replace=output_args.overwrite_output_dir,
         lines_language=text_args.language if text_args.lines_are_sentences else None,
+        store_words=output_args.store_words,
     )
     if report is not None:
         print(f"Repeated text: {report}")

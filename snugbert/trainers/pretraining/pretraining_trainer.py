@@ -149,8 +149,11 @@ class PretrainingTrainer(RunTrainer):
         args = as_one_epoch(args, self.phases)
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
-        for name in ("mask_seed", "continues_word", "mlm_probability"):
-            self.keep_column(name)
+        self.keep_column("mask_seed")
+        if getattr(self._inner_collator, "masking", "tokens") != "tokens":  # stock collators cannot pad these columns
+            self.keep_column("continues_word")
+        if self._mask_rates is not None:
+            self.keep_column("mlm_probability")
         self.data_settings = data_settings or {}
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
@@ -383,14 +386,18 @@ class PretrainingTrainer(RunTrainer):
             self.model_config,
             self.model.generator.config if isinstance(self.model, ElectraPair) else None,
             None if self.teacher is None else self.teacher.config,
-            self._find_mask_rates(),
+            self._mask_rates,
         )
         return make_loader(self.args, batches, sampler, self.worker_init_fn)
 
-    def _find_mask_rates(self) -> tuple[float, float] | None:
-        """Returns the first and the last share of tokens to mask. None: the share does not change."""
-        collator = getattr(self.data_collator, "collate", None)
-        first, last = getattr(collator, "mask_rates", (0, 0))
+    @property
+    def _inner_collator(self) -> Any:
+        return getattr(self.data_collator, "collate", None)
+
+    @property
+    def _mask_rates(self) -> tuple[float, float] | None:
+        """The first and the last share of tokens to mask. None: the share does not change."""
+        first, last = getattr(self._inner_collator, "mask_rates", (0, 0))
         return None if first == last else (first, last)
 
     def get_batch_samples(
@@ -450,7 +457,7 @@ class PretrainingTrainer(RunTrainer):
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         if "loss" in logs:
             logs.update(self.training_log.next_line())
-            if (rates := self._find_mask_rates()) is not None:
+            if (rates := self._mask_rates) is not None:
                 step, steps = self.state.global_step - 1, self.state.max_steps
                 logs["mlm_probability"] = interpolate_rate(rates, step, steps)
         elif "train_loss" in logs:  # over the whole run; Trainer's covers only the steps since resuming

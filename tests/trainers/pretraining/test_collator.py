@@ -16,7 +16,6 @@ from tokenizers.trainers import UnigramTrainer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import snugbert
-from snugbert.data import preparation
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora
@@ -126,7 +125,9 @@ def test_words_and_spans_of_every_tokenizer_on_real_text(kind, lines, tmp_path):
     """15 % of the tokens are chosen, within 0.2 points. No word is cut. Words are transformers' `word_ids`."""
     tokenizer = learn_tokenizer(kind, lines)
     (tmp_path / "text.txt").write_text("\n\n".join(lines), encoding="utf-8")
-    corpus = prepare(tmp_path / "corpus", tokenizer, tmp_path / "text.txt", language=None, num_workers=1)
+    corpus = prepare(
+        tmp_path / "corpus", tokenizer, tmp_path / "text.txt", language=None, num_workers=1, store_words=True
+    )
     dataset = PretrainingDataset(corpus, tokenizer, 128, "mlm")
     examples = [dataset[index] for index in range(len(dataset))]
     encoded = tokenizer(lines, add_special_tokens=False, verbose=False)
@@ -153,21 +154,23 @@ def test_words_and_spans_of_every_tokenizer_on_real_text(kind, lines, tmp_path):
         batch, alone = collate(examples[:8]), collate([examples[5]])
         start, end = batch["cu_seq_lens_q"][5:7]
         assert torch.equal(batch["input_ids"][:, start:end], alone["input_ids"])
-    # A corpus from before words were stored.
+    # A corpus without words.
     assert ("continues_word" in examples[0]) == (kind != "wordpiece")
     old = {name: value for name, value in examples[0].items() if name != "continues_word"}
     SnugBertDataCollatorForPretraining(tokenizer)([old])
     if kind != "wordpiece":
-        with pytest.raises(InputError, match=r"--masking spans: the examples have no `continues_word`\. Prepare"):
+        with pytest.raises(
+            InputError,
+            match=r"spans: the examples have no `continues_word`\. Prepare the text with `store_",
+        ):
             collators["spans"]([old])
 
 
-def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path, monkeypatch):
-    """A corpus from before words were stored opens, and has the same tokens."""
+def test_only_words_and_spans_need_a_corpus_with_words(small, tmp_path):
+    """A corpus without words has the same tokens."""
     tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "w", *(f"##{digit}" for digit in range(10))]
     tokenizer = make_tokenizer("bpe", tokens)
-    new = prepare(tmp_path / "new", tokenizer, small.text, language=None, num_workers=1)
-    monkeypatch.setattr(preparation, "stores_words", lambda tokenizer: False)
+    new = prepare(tmp_path / "new", tokenizer, small.text, language=None, num_workers=1, store_words=True)
     prepare(tmp_path / "old", tokenizer, small.text, language=None, num_workers=1)
 
     def load(folder, masking):
