@@ -252,6 +252,7 @@ def prepare_corpus(
         tokenizer,
         None if lines_are_sentences else language or DEFAULT,
         lines_language=language if lines_are_sentences else None,
+        store_words=store_words,
         num_workers=preprocessing_num_workers,
         replace=overwrite_output_dir,
         show_progress=show_progress,
