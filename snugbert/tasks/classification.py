@@ -304,7 +304,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
                 logger.info("%s: %s", split.name, self._describe_lengths(lengths))
         elif len(texts) > 1:
             raise InputError(
-                "--doc_stride: pairs of texts cannot be cut into windows. Remove it, or join the texts of each pair."
+                "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
+                "column. A model that was trained with --doc_stride reads only single texts."
             )
         else:
             columns = tokenize_documents(self.tokenizer, texts[0], self.max_length, stride, split.source)

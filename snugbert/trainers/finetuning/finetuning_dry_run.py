@@ -73,8 +73,10 @@ def run_dry_fine_tuning(
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             during = _count_evaluations(trainer.args, steps)
             if prepared.validation_set is not None:
-                # The final scores come from the last evaluation if it was after the last step.
-                evaluations[prepared.validation_set.name] += during - (trainer.args.eval_strategy == "epoch")
+                # The final scores come from the last evaluation if it was after the last step. Thresholds and
+                # temperature are chosen between the two.
+                repeats = prepared.task.chooses_decisions - (trainer.args.eval_strategy == "epoch")
+                evaluations[prepared.validation_set.name] += during + repeats
             resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
             rows["training"] = (
                 f"{format_count(steps, 'step')} of {_step_size(trainer)} inputs, "
@@ -156,7 +158,8 @@ def _time_training(trainer: FineTuningTrainer, steps: int) -> tuple[float, Any]:
     trainer.args.train_sampling_strategy, trainer.args.max_steps = "sequential", steps
     watch = time_steps(trainer)
     taken, timed = trainer.state.global_step, len(watch.seconds)
-    tokens = lengths[rows[(taken - timed) * size : taken * size]].sum()
+    timed_rows = np.arange((taken - timed) * size, taken * size) % len(rows)  # a small data set is read again
+    tokens = lengths[rows[timed_rows]].sum()
     return sum(watch.seconds) / tokens * lengths.sum() * epochs / steps, watch
 
 

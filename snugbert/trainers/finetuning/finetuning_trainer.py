@@ -192,7 +192,7 @@ class FineTuningTrainer(RunTrainer):
             samples = len(self.train_dataset)  # type: ignore[arg-type]
             result.metrics.update(train_samples=samples, train_steps=self.state.global_step)
             self._training = result.metrics
-            if self.prepared.task.chooses_decisions:
+            if self.prepared.task.chooses_decisions and not self.args.dry_run:  # type: ignore[attr-defined]
                 self._choose_decisions()
         return result
 
@@ -520,10 +520,6 @@ def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
     if args.sweeps:
         raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
     choose_metric(prepared, args)
-    task: Any = prepared.task
-    if task.chooses_decisions and not prepared.model_args.is_teacher:
-        trains = prepared.train_features is not None and prepared.validation_set is not None
-        task.check_decisions(prepared.validation_set.split if trains else None)  # type: ignore[union-attr]
     if args.label_smoothing_factor and (not has_classes(prepared) or args.class_weights is not None):
         raise InputError(
             "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."

@@ -5,6 +5,7 @@ fit: its trials share one output folder and one seed, and an interrupted search 
 """
 
 import itertools
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,9 @@ def _make_study(search: SweepFile, args: FineTuningArguments) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
-    sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=args.seed)
+    with warnings.catch_warnings():  # the file of the sweep asked for the sampler
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=args.seed)
     # Its defaults: the first five runs are never stopped.
     pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
     return optuna.create_study(

@@ -29,6 +29,7 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.reports.sweep_plot import draw_sweep
+from snugbert.trainers.dry_run import print_plan
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
@@ -133,7 +134,10 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     output_dir = Path(str(args.output_dir))
     if args.dry_run:
         left = _list_runs_left(prepared, args, continues=check_plan(plan, args, [output_dir]))
-        return run_dry_fine_tuning(prepared, args, left) if left else 0.0
+        if left:
+            return run_dry_fine_tuning(prepared, args, left)
+        print_plan(args, {"training": "nothing to do, the sweep is finished"})
+        return 0.0
     prepare_folders(plan, args, [output_dir])
     distillation = prepared.distillation
     if distillation is not None:  # the comparison is made once, at the end
@@ -162,9 +166,10 @@ def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineT
     assert search is not None
     if search.prune and args.eval_strategy == "no":
         raise InputError("--eval_strategy no: `prune` in the file of --sweep needs evaluations. Use epoch or steps.")
-    sizes = search.settings.get(BATCH_SIZE)
+    sizes, accumulation = (search.settings.get(flag) for flag in (BATCH_SIZE, "gradient_accumulation_steps"))
     for size in sizes.values if isinstance(sizes, Choices) else ():
-        _divide_batch(args, size)
+        for steps in accumulation.values if isinstance(accumulation, Choices) else (args.gradient_accumulation_steps,):
+            _divide_batch(args, size, steps)
     args = lengthen(args, len(prepared.train_features))
     plan = {**make_plan(prepared.model_args, args, prepared.settings), **digest_examples(prepared)}
     if search.uses_optuna:  # another version may suggest other settings
@@ -199,7 +204,9 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
         if flag != BATCH_SIZE:
             setattr(run_args, flag, value)
     if BATCH_SIZE in values:
-        run_args.per_device_train_batch_size = _divide_batch(run_args, values[BATCH_SIZE])
+        run_args.per_device_train_batch_size = _divide_batch(
+            args, values[BATCH_SIZE], run_args.gradient_accumulation_steps
+        )
     run_args = lengthen(run_args, examples)
     setting = {
         "batch_size": run_args.per_device_train_batch_size * run_args.gradient_accumulation_steps * args.world_size,
@@ -234,13 +241,13 @@ def _shorten(value: Any) -> str:
     return text if NAME.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _divide_batch(args: FineTuningArguments, size: int) -> int:
+def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int) -> int:
     """Returns the batch size per device."""
-    divisor = args.world_size * args.gradient_accumulation_steps
+    divisor = args.world_size * accumulation_steps
     if size % divisor:
         raise InputError(
             f"--sweep {args.sweep}: the batch size {size} is not divisible by the number of processes "
-            f"({args.world_size}) times --gradient_accumulation_steps ({args.gradient_accumulation_steps})."
+            f"({args.world_size}) times --gradient_accumulation_steps ({accumulation_steps})."
         )
     return size // divisor
 
@@ -287,21 +294,25 @@ def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[Finished
 def _list_runs_left(prepared: PreparedTask, args: FineTuningArguments, continues: bool) -> list[FineTuningArguments]:
     """Returns the arguments of the runs that are not finished, for a dry run.
 
-    The best setting is not known yet. So the last one stands for its further seeds. Without scores, Optuna suggests
-    other settings than in the sweep. A sweep with a time budget only has one setting here.
+    The further seeds of the best setting are not known yet, so the last setting stands for it. Optuna suggests
+    settings without the scores that the sweep will have. A sweep that only time limits counts one setting.
     """
     search = args.search
     assert search is not None and prepared.train_features is not None
-    suggestions, examples, left = Suggestions(search, args), len(prepared.train_features), []
+    suggestions, examples = Suggestions(search, args), len(prepared.train_features)
+    left: dict[Path, FineTuningArguments] = {}  # a setting may be suggested twice
+    values: Mapping[str, Any] | None = None
     for index in range(search.size or 1):
         values = suggestions.ask(index)
         assert values is not None
-        is_last = index + 1 == (search.size or 1)
-        for number in range(max(args.seeds, search.winner_seeds) if is_last else args.seeds):
+        for number in range(args.seeds):
             run = plan_run(args, examples, values, args.seed + number)
             if not continues or run.read() is None:
-                left.append(run.args)
-    return left
+                left[run.folder] = run.args
+    if values is not None and (left or not (Path(str(args.output_dir)) / RESULTS).exists()):
+        further = [plan_run(args, examples, values, args.seed + n) for n in range(args.seeds, search.winner_seeds)]
+        left |= {run.folder: run.args for run in further}
+    return [*left.values()]
 
 
 def _run(

@@ -209,7 +209,7 @@ def _train_and_evaluate(
     model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
     epochs_dir = output_dir / "epochs"
     if training_args.dry_run:  # all processes share the folder
-        (epochs_dir,) = broadcast_object_list([Path(tempfile.mkdtemp())])
+        (epochs_dir,) = broadcast_object_list([Path(tempfile.mkdtemp()) if training_args.process_index == 0 else None])
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None and data_args.objective != "electra":
         log_recipe(data.phases, model)
