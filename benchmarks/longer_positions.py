@@ -15,8 +15,8 @@ Each extended model is pretrained for 200 more steps on sequences of the new len
 but keeps its positions and the short sequences. Bits per character of masked tokens are measured on held-out text by
 position, before and after these steps.
 
-With `--encoder`, a real BERT shows the methods on rows that a long pretraining made. Its last rows are removed, each
-method restores their number, and the last hidden states are compared with those of the complete model.
+With `--encoder`, a real BERT shows the methods on rows from a long pretraining. The script removes its last rows, and
+each method makes new ones. The last hidden states are compared with those of the complete model.
 
 Each step has its own folder. The same command continues after an interruption. `--report` prints the tables of the
 finished steps.

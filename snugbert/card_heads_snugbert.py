@@ -96,18 +96,14 @@ def classifier(
             card then shows how to average the logits, because a pipeline reads one window.
     """
     texts = {None: "texts or pairs of texts", False: "texts", True: "pairs of texts"}[text_pairs]
-    use = """
-classify = pipeline("text-classification", model={model}, top_k=None)"""
-    if not text_pairs:
-        use += """
-print(classify("A text."))"""
-    if text_pairs is not False:
-        use += """
-print(classify({{"text": "The first text of a pair.", "text_pair": "The second text."}}))"""
-    text = '{{"text": "The first text of a pair.", "text_pair": "The second text."}}' if text_pairs else '"A text."'
-    scores = f'{{{{each["label"]: each["score"] for each in classify({text}, top_k=None)}}}}'
     ability, use_of_package = f"predicts a number for {texts}" if is_regression else f"classifies {texts}", ""
-    if windows is not None:
+    if windows is None:
+        single, pair = '"A text."', '{{"text": "The first text of a pair.", "text_pair": "The second text."}}'
+        examples = {None: (single, pair), False: (single,), True: (pair,)}[text_pairs]
+        use = '\nclassify = pipeline("text-classification", model={model}, top_k=None)'
+        use += "".join(f"\nprint(classify({example}))" for example in examples)
+        scores = f'{{{{each["label"]: each["score"] for each in classify({examples[0]}, top_k=None)}}}}'
+    else:
         size, stride = windows
         ability = f"{ability.replace('texts', 'long texts')}, in windows of {size} tokens that share {stride}"
         use = f"""
@@ -115,10 +111,9 @@ inputs = tokenizer("A long text.", padding=True, return_tensors="pt", {WINDOWS.f
 del inputs["overflow_to_sample_mapping"]
 logits = model(**inputs).logits.mean(0)  # the mean of all windows
 print(logits)"""
+        use_of_package = '\nprint(snugbert.Predictor({model}).predict([{{"text": "A long text."}}]))'
         chances = "logits.softmax(-1)" if thresholds == 1 else "logits.sigmoid()"
         scores = f"{{{{label: {chances}[index].item() for index, label in model.config.id2label.items()}}}}"
-        use_of_package = """
-print(snugbert.Predictor({model}).predict([{{"text": "A long text."}}]))"""
     if thresholds:
         use += f"\nscores = {scores}\n{ONE_THRESHOLD if thresholds == 1 else THRESHOLDS}"
     return Head(

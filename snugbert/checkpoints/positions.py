@@ -81,5 +81,4 @@ def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     for _ in range(edge + count):
         state = state @ rotation
         added.append(state)
-    new_rows = torch.stack(added)[edge:] @ basis if count else rows[:0]
-    return new_rows.to(rows.dtype)
+    return (torch.stack(added)[edge:] @ basis).to(rows.dtype)

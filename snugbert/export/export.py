@@ -40,7 +40,7 @@ from snugbert.files import check_unicode, read_json, write_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.evaluation_set import make_evaluation_set
-from snugbert.tasks.outputs import Logits, Output
+from snugbert.tasks.outputs import Logits, Output, average_windows
 from snugbert_arguments import explain_choice
 
 Embed = Callable[[Run, list[str]], np.ndarray]
@@ -396,7 +396,7 @@ def _compute_logits(
         for index, values in zip(chosen, logits, strict=True):
             results[index] = values[: len(rows[index]["input_ids"])] if output.per_token else values
     if counts is not None:
-        results = [windows.mean(0) for windows in np.split(np.stack(results), np.cumsum(counts)[:-1])]
+        results = average_windows(results, counts)
     return output.join_windows(results)
 
 

@@ -19,13 +19,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import (
-    get_text_columns,
-    load_config,
-    load_model,
-    load_tokenizer,
-    max_tokens,
-)
+from snugbert.checkpoints.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.configuration_snugbert import SnugBertConfig, get_windows
@@ -40,7 +34,7 @@ from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task
 from snugbert.tasks.evaluation_set import make_evaluation_set
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
-from snugbert.tasks.outputs import Logits
+from snugbert.tasks.outputs import Logits, average_windows
 
 Prediction = dict[str, Any]
 
@@ -212,8 +206,7 @@ class Predictor(RowPredictor):
         if choices is None:
             return self.task.output.join_windows(self.compute_logits(columns))
         if NUM_WINDOWS in features.inputs.column_names:
-            windows = np.split(np.stack(self.compute_logits(columns)), np.cumsum(choices)[:-1])
-            return self.task.output.join_windows([logits.mean(0) for logits in windows])
+            return self.task.output.join_windows(average_windows(self.compute_logits(columns), choices))
         # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
         # a choice does not depend on the others.
         logits = np.concatenate(self.compute_logits(columns, has_choices=True))

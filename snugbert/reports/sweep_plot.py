@@ -27,9 +27,11 @@ def draw_sweep(summary: Mapping[str, Any], columns: Sequence[str], perfect_score
     """
     metric = summary["chosen_by"].partition("_")[2]
     factor = 100 / perfect_score if is_score(metric) else 1
-    rows = [{**row, "kind": "complete", "height": factor * row["mean"]} for row in summary["settings"]]
-    for row in rows:
-        row["kind"] = "best" if all(row[name] == summary["best_setting"][name] for name in columns) else row["kind"]
+    best = summary["best_setting"]
+    rows = [
+        {**row, "kind": "best" if row == best else "complete", "height": factor * row["mean"]}
+        for row in summary["settings"]
+    ]
     rows += [{**row, "kind": "stopped", "height": factor * row["scores"][-1]} for row in summary.get("stopped", [])]
     rows = [row for row in rows if math.isfinite(row["height"])]
     varied = [name for name in columns if len({str(row[name]) for row in rows}) > 1]
@@ -38,10 +40,10 @@ def draw_sweep(summary: Mapping[str, Any], columns: Sequence[str], perfect_score
     width = min(COLUMNS_OF_PANELS, len(varied))
     height = math.ceil(len(varied) / width)
     figure = new_figure(max(6.0, 4.0 * width), 3.6 * height + 0.6)
-    panels = figure.subplots(height, width, squeeze=False, sharey=True).flat
+    panels = figure.subplots(height, width, squeeze=False, sharey=True).flatten()
     for panel, name in zip(panels, varied, strict=False):
         _draw_panel(panel, rows, name, factor)
-    for panel in panels:  # the remaining ones
+    for panel in panels[len(varied) :]:
         panel.set_visible(False)
     title = metric.replace("_", " ").replace("f1", "F1")
     figure.supylabel(f"validation {title}{' (percent)' if is_score(metric) else ''}", fontsize="medium")

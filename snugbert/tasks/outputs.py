@@ -206,6 +206,16 @@ class _SpanOutput(Output):
             yield Items(student[..., side], teacher[..., side], labels[name][: len(teacher)])
 
 
+def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    """Returns the mean logits of each document, from the logits of all windows in order.
+
+    Args:
+        logits: of each window. *Shape:* (C,) each
+        counts: number of windows of each document. *Shape:* (documents,)
+    """
+    return [windows.mean(0) for windows in np.split(np.stack(logits), np.cumsum(counts)[:-1])]
+
+
 def _first(logits: Logits) -> np.ndarray:
     """Returns the logits of a model that may return more, such as hidden states."""
     return logits[0] if isinstance(logits, tuple) else logits

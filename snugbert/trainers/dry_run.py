@@ -1,6 +1,6 @@
 """`--dry_run`: takes a few steps of a run, and prints what the whole run will do, need and take.
 
-The steps are those of the run itself, on its own examples. Nothing is written except caches, which the run uses, too.
+The steps are those of the run itself, on its own examples. Only caches are written, and the run uses them.
 """
 
 import copy
@@ -25,6 +25,7 @@ WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
 TIMED_STEPS = 24
 LONGEST_SECONDS = 30.0  # of timed steps
 FEWEST_STEPS = 2  # timed, even if they take longer
+EVALUATED_BATCHES = 8  # timed, of each evaluation set
 
 _printed = 0.0  # when the last plan of this process was printed; 0: never
 

@@ -14,6 +14,7 @@ from snugbert.errors import format_count, shorten
 from snugbert.progress import format_duration
 from snugbert.reports.score_tables import set_title
 from snugbert.trainers.dry_run import (
+    EVALUATED_BATCHES,
     TIMED_STEPS,
     WARMUP_ON_GPU,
     as_dry_run,
@@ -33,8 +34,6 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finishe
 from snugbert.trainers.finetuning.run_facts import compared_settings
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.run_checkpoints import step_of
-
-EVALUATED_BATCHES = 8  # timed, of each evaluation set
 
 
 def run_dry_fine_tuning(

@@ -45,8 +45,7 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     }
     if args.search is not None:
         plan |= {"runs": args.search.runs, "winner_seeds": args.search.winner_seeds}
-    if args.sweep is not None and args.search is not None:
-        plan["sweep"] = args.search.content
+        plan |= {} if args.sweep is None else {"sweep": args.search.content}
     plan = {name: _hide_folder(value) for name, value in plan.items()}
     irrelevant = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
     return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))

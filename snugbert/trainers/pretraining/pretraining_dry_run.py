@@ -12,6 +12,7 @@ from torch.utils.data import Subset
 from snugbert.data.corpus import Corpus
 from snugbert.errors import format_count
 from snugbert.trainers.dry_run import (
+    EVALUATED_BATCHES,
     as_dry_run,
     as_steps,
     describe_peak,
@@ -25,8 +26,6 @@ from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.run_checkpoints import step_of
-
-EVALUATED_BATCHES = 8  # timed
 
 
 def run_dry_pretraining(

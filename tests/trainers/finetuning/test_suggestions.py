@@ -122,7 +122,7 @@ def run_search(folder: Path, settings=None, **content) -> None:
 
 
 def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch):
-    """Optuna is told the finished runs again, also the ones that were stopped early. Budgets may grow."""
+    """A resumed sweep tells Optuna the finished runs again, also the stopped ones. Budgets may grow."""
     content = {"method": "tpe", "prune": True, "runs": 13, "winner_seeds": 2, "flags": {"num_train_epochs": 2.0}}
     run_search(tmp_path / "a", **content)
     expected, names = read_sweep(tmp_path / "a"), sorted(path.name for path in (tmp_path / "a/runs").iterdir())
