@@ -236,6 +236,17 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             InputError: the labels of data, checkpoint and teacher do not match.
         """
 
+    def check_decisions(self, split: SplitT | None) -> None:
+        """Checks that a run can choose thresholds and a temperature, if it `chooses_decisions`.
+
+        Args:
+            split: the validation examples. None: there are none, or nothing is trained.
+
+        Raises:
+            InputError: it cannot.
+        """
+        return
+
     def describe_sources(self, split: SplitT) -> list[DataSource]:
         """Names the files or datasets of a split as results and cards do. Empty ones are left out."""
         args = self.args

@@ -355,14 +355,13 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return self.args.calibrate or self.args.tune_thresholds is not None
 
     def check_decisions(self, split: TextSplit | None) -> None:
-        """Checks that thresholds and a temperature can be chosen.
-
-        Args:
-            split: the validation examples. None: there are none.
+        """As in [`Task`].
 
         Raises:
             InputError: the task predicts numbers, the labels do not fit the metric, or there are too few examples.
         """
+        if not self.chooses_decisions:
+            return
         metric = self.args.tune_thresholds
         flag = "--calibrate" if metric is None else "--tune_thresholds"
         if split is None or not split.labeled or split.num_examples < FOLDS:

@@ -190,7 +190,7 @@ def prepare_task(
     evaluation_sets = [
         EvaluationSet(task, splits[name], splits.get("train")) for name in task.set_names if name in splits
     ]
-    if task.chooses_decisions and not model_args.is_teacher:  # before a teacher labels the examples
+    if not model_args.is_teacher:  # before a teacher labels the examples
         task.check_decisions(splits.get("validation") if training else None)
     data = {"train": [source for split in training for source in task.describe_sources(split)]} if training else {}
     data |= {each.name: task.describe_sources(each.split) for each in evaluation_sets}
