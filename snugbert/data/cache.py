@@ -16,7 +16,7 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus, open_corpus, read_origin
+from snugbert.data.corpus import WORDS, Corpus, open_corpus, read_origin
 from snugbert.data.data_arguments import Deduplication, TextArguments
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
 from snugbert.data.tokenizing import hash_tokenizer, needs_words
@@ -168,8 +168,9 @@ def _describe(folder: Path) -> tuple[str, str, str]:
         else:
             sources += [Path(source["name"]).name for source in origin["sources"]]
             used = origin["settings"]
-            unique = f", unique {used['deduplicate']}" if "deduplicate" in used else ""
-            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}{unique}, "
+            more = f", unique {used['deduplicate']}" if "deduplicate" in used else ""
+            more += ", words" if WORDS in used else ""
+            settings = f"{used.get('language') or 'lines'}, {used.get('documents')}{more}, "
             settings += f"tokenizer {used['tokenizer'][:8]}"
     text = ", ".join(sources[:2]) + (f" and {len(sources) - 2} more" if len(sources) > 2 else "")
     return state, text, settings

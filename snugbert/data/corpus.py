@@ -5,8 +5,8 @@
     prepared/part-00000-of-00003.arrow ...
 
 Each part is an Arrow stream, written block by block and read by memory mapping. A row is a document: `sentences` holds
-lists of token ids, and `document` is its index in the text of the part. If the vocabulary does not mark the tokens
-that continue a word, `continues_word` has a bit for each token of the document. The schema's metadata records the
+lists of token ids, and `document` is its index in the text of the part. `continues_word`, if it was requested and the
+vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
 origin of the part: digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
 """
 

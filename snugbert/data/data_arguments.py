@@ -103,7 +103,7 @@ class OutputArguments:
     )
     store_words: bool = field(
         default=False,
-        metadata={"help": "Store words for --masking words or spans. WordPiece needs none."},
+        metadata={"help": "Store word boundaries for --masking words. Not for WordPiece."},
     )
 
     def __post_init__(self):

@@ -39,8 +39,8 @@ class TokenizedDocuments:
         document_lengths: number of sentences per document. *Shape:* (documents,)
         sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
         tokens: token ids. *Shape:* (tokens,)
-        continues_word: whether a token continues the word of the token before it. None: not stored, see
-            [`needs_words`]. *Shape:* (tokens,)
+        continues_word: whether a token continues the word of the token before it. None: they were not
+            requested. *Shape:* (tokens,)
     """
 
     documents_read: int
@@ -155,7 +155,8 @@ def needs_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether masks of whole words need a corpus that stores which tokens continue a word.
 
     WordPiece does not, because its vocabulary marks these tokens. Other vocabularies do not mark them: byte-level BPE
-    splits "don't" into "don" and "'t", two words without a space between them.
+    splits "don't" into "don" and "'t", two words without a space between them. If a tokenizer does not split text into
+    words, there are no such masks.
     """
     return not isinstance(tokenizer.backend_tokenizer.model, WordPiece) and splits_words(tokenizer)
 

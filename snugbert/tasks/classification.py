@@ -305,7 +305,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         elif len(texts) > 1:
             raise InputError(
                 "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
-                "column. A model that was trained with --doc_stride reads only single texts."
+                "column (--text_column_names). A model that was trained with --doc_stride reads only single texts."
             )
         else:
             columns = tokenize_documents(self.tokenizer, texts[0], self.max_length, stride, split.source)

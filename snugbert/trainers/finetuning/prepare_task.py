@@ -186,12 +186,13 @@ def prepare_task(
     student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
     task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    if not model_args.is_teacher:  # before a teacher labels the examples
+        validation = (split for name, split in splits.items() if name.startswith("validation"))
+        task.check_decisions(next(validation, None) if training else None)
     train_features = [task.encode(split).inputs for split in training]
     evaluation_sets = [
         EvaluationSet(task, splits[name], splits.get("train")) for name in task.set_names if name in splits
     ]
-    if not model_args.is_teacher:  # before a teacher labels the examples
-        task.check_decisions(splits.get("validation") if training else None)
     data = {"train": [source for split in training for source in task.describe_sources(split)]} if training else {}
     data |= {each.name: task.describe_sources(each.split) for each in evaluation_sets}
     return PreparedTask(

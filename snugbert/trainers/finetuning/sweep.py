@@ -6,6 +6,7 @@ continues with the run that was interrupted. Only the best run keeps its weights
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -14,7 +15,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ from snugbert.trainers.finetuning.plan import (
 )
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
-from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices
+from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices, Span
 from snugbert.trainers.finetuning.sweep_results import (
     FinishedRun,
     best_run,
@@ -133,16 +134,25 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
         logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
     output_dir = Path(str(args.output_dir))
     if args.dry_run:
-        left = _list_runs_left(prepared, args, continues=check_plan(plan, args, [output_dir]))
+        (continues,) = broadcast_object_list([check_plan(plan, args, [output_dir])])
+        left: dict[Path, FineTuningArguments] = {}  # a setting may be suggested twice
+
+        def read(run: PlannedRun, *_: Any) -> FinishedRun | None:
+            finished = run.read() if continues else None
+            if finished is None:
+                left[run.folder] = run.args
+            return finished
+
+        _run_all(prepared, args, read)
         if left:
-            return run_dry_fine_tuning(prepared, args, left)
+            return run_dry_fine_tuning(prepared, args, [*left.values()])
         print_plan(args, {"training": "nothing to do, the sweep is finished"})
         return 0.0
     prepare_folders(plan, args, [output_dir])
     distillation = prepared.distillation
     if distillation is not None:  # the comparison is made once, at the end
         prepared = dataclasses.replace(prepared, distillation=dataclasses.replace(distillation, compare=None))
-    runs = _run_all(prepared, args)
+    runs = _run_all(prepared, args, functools.partial(_run, prepared, args))
     compare = None if distillation is None or distillation.compare is None else distillation.compare()
     if args.should_save:
         _finish(prepared, args, runs, compare)
@@ -167,14 +177,21 @@ def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineT
     if search.prune and args.eval_strategy == "no":
         raise InputError("--eval_strategy no: `prune` in the file of --sweep needs evaluations. Use epoch or steps.")
     sizes, accumulation = (search.settings.get(flag) for flag in (BATCH_SIZE, "gradient_accumulation_steps"))
-    for size in sizes.values if isinstance(sizes, Choices) else ():
-        for steps in accumulation.values if isinstance(accumulation, Choices) else (args.gradient_accumulation_steps,):
+    for size in _list_values(sizes):
+        for steps in _list_values(accumulation) or (args.gradient_accumulation_steps,):
             _divide_batch(args, size, steps)
     args = lengthen(args, len(prepared.train_features))
     plan = {**make_plan(prepared.model_args, args, prepared.settings), **digest_examples(prepared)}
     if search.uses_optuna:  # another version may suggest other settings
         plan["version of optuna"] = version("optuna")
     return args, plan
+
+
+def _list_values(values: Choices | Span | None) -> Sequence[Any]:
+    """Returns the whole numbers that a sweep may choose. Empty: the flag does not vary."""
+    if isinstance(values, Span):
+        return range(int(values.low), int(values.high) + 1)
+    return () if values is None else values.values
 
 
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
@@ -255,8 +272,17 @@ def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int)
 # --- runs -------------------------------------------------------------------------------------------------------
 
 
-def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[FinishedRun]:
-    """Runs the settings, then the best one with further seeds. Returns all finished runs of these settings."""
+def _run_all(
+    prepared: PreparedTask, args: FineTuningArguments, run_once: Callable[..., FinishedRun | None]
+) -> list[FinishedRun]:
+    """Runs the settings, then the best one with further seeds. Returns all finished runs of these settings.
+
+    Args:
+        prepared, args: of the sweep.
+        run_once: see [`_run`]. In a dry run, it returns None for a run that is not finished. Then Optuna suggests the
+            next settings without its score, and the last setting stands for the best one if none is finished. If only
+            time limits the sweep, the loop ends at the first setting that is not finished.
+    """
     search = args.search
     assert search is not None and prepared.train_features is not None
     set_name, metric = selection_metric(prepared, args)
@@ -266,6 +292,7 @@ def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[Finished
     total = "" if search.size is None else f" of {search.size * args.seeds + extra}"
     finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
     tried: list[dict[str, Any]] = []
+    setting: dict[str, Any] = {}  # the last one
     while (values := suggestions.ask(len(tried))) is not None:
         runs = [plan_run(args, examples, values, args.seed + number) for number in range(args.seeds)]
         if runs[0].read() is None and _is_out_of_time(search.hours, [*finished.values()], args.seeds + extra):
@@ -275,44 +302,26 @@ def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[Finished
         for number, run in enumerate(runs):
             title = f"run {len(tried) * args.seeds + number + 1}{total}"
             # Only the first seed is compared with earlier runs. If it is stopped, the other seeds do not run.
-            finished[run.folder] = _run(prepared, args, run, title, [] if number else stopper)
-            if "stopped_early" in finished[run.folder].results:
-                break
+            result = run_once(run, title, [] if number else stopper)
+            if result is not None:
+                finished[run.folder] = result
+                if "stopped_early" in result.results:
+                    break
         tried.append(values)
+        setting = runs[0].setting
         done = [finished[run.folder] for run in runs if run.folder in finished]
-        suggestions.tell(mean_score(done, metric, set_name), done[0].evaluations(metric, set_name) if stopper else [])
-    best = choose_setting([*finished.values()], prepared, args)
+        if runs[0].folder in finished:
+            scores = done[0].evaluations(metric, set_name) if stopper else []
+            suggestions.tell(mean_score(done, metric, set_name), scores)
+        elif search.size is None:
+            break
+    best = choose_setting([*finished.values()], prepared, args) or setting
     for values, number in itertools.product(tried, range(args.seeds, search.winner_seeds)):
         run = plan_run(args, examples, values, args.seed + number)
-        if run.setting == best:
-            finished[run.folder] = _run(prepared, args, run, f"seed {number + 1} of the best setting", [])
-        elif (earlier := run.read()) is not None:  # it was the best setting until the sweep got a larger budget
-            finished[run.folder] = earlier
+        result = run_once(run, f"seed {number + 1} of the best setting", []) if run.setting == best else run.read()
+        if result is not None:  # another setting was the best one until the sweep got a larger budget
+            finished[run.folder] = result
     return [*finished.values()]
-
-
-def _list_runs_left(prepared: PreparedTask, args: FineTuningArguments, continues: bool) -> list[FineTuningArguments]:
-    """Returns the arguments of the runs that are not finished, for a dry run.
-
-    The further seeds of the best setting are not known yet, so the last setting stands for it. Optuna suggests
-    settings without the scores that the sweep will have. A sweep that only time limits counts one setting.
-    """
-    search = args.search
-    assert search is not None and prepared.train_features is not None
-    suggestions, examples = Suggestions(search, args), len(prepared.train_features)
-    left: dict[Path, FineTuningArguments] = {}  # a setting may be suggested twice
-    values: Mapping[str, Any] | None = None
-    for index in range(search.size or 1):
-        values = suggestions.ask(index)
-        assert values is not None
-        for number in range(args.seeds):
-            run = plan_run(args, examples, values, args.seed + number)
-            if not continues or run.read() is None:
-                left[run.folder] = run.args
-    if values is not None and (left or not (Path(str(args.output_dir)) / RESULTS).exists()):
-        further = [plan_run(args, examples, values, args.seed + n) for n in range(args.seeds, search.winner_seeds)]
-        left |= {run.folder: run.args for run in further}
-    return [*left.values()]
 
 
 def _run(

@@ -29,8 +29,8 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 CUT = "‖"
 SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
 NO_WORDS = (
-    "the examples have no `continues_word`. Prepare the text with `store_words`. With another trainer, set "
-    "remove_unused_columns=False."
+    "the examples have no `continues_word`. Prepare the text with `store_words`. With another "
+    "trainer, or with your own collator around this one, set remove_unused_columns=False."
 )
 # Explain the output of `describe`.
 OTHER_MARKS = f"Tokens without braces have no label. {CUT} marks a place where a sentence was cut."

@@ -121,7 +121,21 @@ def run_search(folder: Path, settings=None, **content) -> None:
     sweep.run_task(prepared, search_arguments(folder, settings or RATES, **content))
 
 
-def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch):
+@pytest.fixture
+def list_left(monkeypatch):
+    """A function that returns the runs that a dry run of a search counts."""
+    counted = []
+    monkeypatch.setattr(sweep, "run_dry_fine_tuning", lambda prepared, args, runs: counted.extend(runs))
+
+    def call(folder, **content) -> list[str]:
+        counted.clear()
+        run_search(folder, **content | {"flags": {**content.get("flags", {}), "dry_run": True}})
+        return [Path(run.output_dir).name for run in counted]
+
+    return call
+
+
+def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch, list_left, capsys):
     """A resumed sweep tells Optuna the finished runs again, also the stopped ones. Budgets may grow."""
     content = {"method": "tpe", "prune": True, "runs": 13, "winner_seeds": 2, "flags": {"num_train_epochs": 2.0}}
     run_search(tmp_path / "a", **content)
@@ -142,9 +156,15 @@ def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch
         patch.setattr(FineTuningTrainer, "training_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_search(tmp_path / "b", **content | {"runs": 9})
-    assert 3 <= len(list((tmp_path / "b/runs").glob("*/results.json"))) < 9
+    finished = len(list((tmp_path / "b/runs").glob("*/results.json")))
+    assert 3 <= finished < 9 and len(list_left(tmp_path / "b", **content)) == 14 - finished
     run_search(tmp_path / "b", **content)
     assert read_sweep(tmp_path / "b") == expected
+    capsys.readouterr()
+    assert list_left(tmp_path / "b", **content) == []
+    assert "nothing to do, the sweep is finished" in capsys.readouterr().out
+    best = max((tmp_path / "b/runs").glob("*_seed-43")).name
+    assert list_left(tmp_path / "b", **content | {"winner_seeds": 3}) == [best.replace("_seed-43", "_seed-44")]
     with pytest.raises(InputError, match=r"--sweep: .* contains runs with 13 runs\. Use at least as many\."):
         run_search(tmp_path / "b", **content | {"runs": 9})
     with pytest.raises(InputError, match=r"contains a run with different --sweep\."):
@@ -169,7 +189,7 @@ def test_processes_get_the_same_settings_and_stop_together(tmp_path):
         assert settings[0] == settings[1]
 
 
-def test_a_budget_of_time(tmp_path, monkeypatch):
+def test_a_budget_of_time(tmp_path, monkeypatch, list_left):
     """Runs take an hour. The seeds of the best setting have to fit, too. Finished runs always count."""
     clock = itertools.count(step=3600)  # read before and after each run
     monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -178,6 +198,8 @@ def test_a_budget_of_time(tmp_path, monkeypatch):
         run_search(tmp_path / "run", hours=hours, **content)
         rows = read_sweep(tmp_path / "run")["settings"]
         assert len(rows) == settings and sum(row["seeds"] for row in rows) in (settings + 2, settings + 4)
+    assert list_left(tmp_path / "run", hours=1.0, **content) == []
+    assert len(list_left(tmp_path / "run", hours=20.0, **content)) == 1  # how many follow is not known
     first = json.loads(next((tmp_path / "run/runs").glob("*/results.json")).read_text())
     assert first["seconds"] == 3600
 
