@@ -3,7 +3,9 @@
 import json
 import struct
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -39,14 +41,21 @@ def _read_records(file: Path) -> Iterator[bytes]:
 
 def read_wandb(folder: Path) -> tuple[str, str, Points, dict[str, tuple[int, int, int]]]:
     """Returns id and name of an offline run, its metrics and its images, see [`read_tensorboard`]."""
+    from google.protobuf.message import DecodeError
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("*.wandb")
+    records: list[Record] = []
+    for _ in range(300):  # a busy service of W&B writes the last records after `finish` has returned
+        with suppress(DecodeError):  # a record that is not complete yet
+            records = [Record.FromString(content) for content in _read_records(file)]
+        if records and records[-1].WhichOneof("record_type") in ("exit", "footer"):
+            break
+        time.sleep(0.1)
     run_id = name = ""
     metrics: Points = {}
     images = {}
-    for content in _read_records(file):
-        record = Record.FromString(content)
+    for record in records:
         if record.WhichOneof("record_type") == "run":
             run_id, name = record.run.run_id, record.run.display_name
         items = {(i.key, *i.nested_key): json.loads(i.value_json) for i in record.history.item}
