@@ -46,6 +46,7 @@ HEAD_NAME = re.compile(r"cls\.\w+|(bert\.)?\w+")
 SENTENCEPIECE_FILES = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 SPECIAL_TOKEN_NAMES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+GENERATOR_FOLDER = "generator"  # ELECTRA's generator, in the folder of the discriminator
 # Entries of config.json that [`choose_decisions`] fits to the weights. Training makes them obsolete.
 DECISIONS = ("thresholds", "calibration")
 HUB_SECONDS = 5  # for one request, to see whether a model exists

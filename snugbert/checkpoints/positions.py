@@ -7,6 +7,7 @@ distance of two tokens has the same effect everywhere. No position is a copy of 
 
 import torch
 
+from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.checkpoints.reading import Checkpoint
 from snugbert.errors import InputError
 
@@ -56,6 +57,11 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         f"Positions {before} to {positions - 1} are new. Outputs for up to {before} tokens stay the same. Continue "
         f"pretraining with --max_seq_length {positions} before you use longer texts."
     )
+    if (folder / GENERATOR_FOLDER).is_dir():
+        checkpoint.notes.append(
+            f"ELECTRA's generator is not converted. Convert {folder / GENERATOR_FOLDER} in the same way, into the "
+            f"folder {GENERATOR_FOLDER} of the new model."
+        )
 
 
 def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:

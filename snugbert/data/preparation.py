@@ -279,7 +279,8 @@ def prepare_parts(
 
     Args:
         folder, tokenizer, show_progress: as in [`prepare_corpus`].
-        parts: all parts from [`plan_parts`], or the parts of one shard.
+        parts: all parts from [`plan_parts`] for one shard, or the parts of a shard. A part that reads all of the text
+            is alone.
         language: code of the language whose rules split lines into sentences. None if each line is a sentence.
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
@@ -377,27 +378,26 @@ def _write_missing_parts(
 ) -> RepeatedText:
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
-        (folder / REPORT_NAME).unlink(missing_ok=True)
-        for file in _find_foreign_parts(folder, parts, settings):
-            if not replace:
-                raise InputError(
-                    f"--output_dir: {file} was prepared with a different text, tokenizer or settings. Choose another "
-                    "folder, or set --overwrite_output_dir to replace it."
-                )
-            file.unlink()
+        foreign = _find_foreign_parts(folder, parts, settings)
+        if foreign and not replace:
+            raise InputError(
+                f"--output_dir: {foreign[0]} was prepared with a different text, tokenizer or settings. Choose "
+                "another folder, or set --overwrite_output_dir to replace it."
+            )
+        if not _is_complete(folder, parts, settings):  # another process may have completed it
+            for file in (*foreign, folder / REPORT_NAME):
+                file.unlink(missing_ok=True)
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
+    uncounted: list[Part] = []
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
-            if part.reads_everything:
-                counter = RepeatCounter(part.deduplicate)
             with lock_file(folder / f".{part.name}.lock"):  # other machines may work on other parts
                 known = _read_sources(folder / part.name, settings)
                 sources = part.describe_sources(known)
                 if known and _have_same_text(known, sources):
-                    for _ in part.read_documents(ReadingLog(log.on_bad_text), counter):  # not tokenized, only counted
-                        pass
+                    uncounted.append(part)
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                     continue
@@ -411,10 +411,15 @@ def _write_missing_parts(
                     raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
     if summary := log.summarize():
         print(summary, file=sys.stderr)
-    report = counter.summarize()
-    if parts[0].reads_everything or len(parts) == parts[0].num_parts:
-        with lock_file(folder / ".lock"):
-            write_report(folder, report)
+    with lock_file(folder / ".lock"):  # one of the processes counts what the others wrote
+        report = read_report(folder)
+        if report is None:
+            for part in uncounted:
+                for _ in part.read_documents(ReadingLog(log.on_bad_text), counter):
+                    pass
+            report = counter.summarize()
+            if parts[0].reads_everything or len(parts) == parts[0].num_parts:
+                write_report(folder, report)
     return report
 
 

@@ -103,7 +103,7 @@ def write_report(folder: Path, report: RepeatedText) -> None:
 
 
 def read_report(folder: Path) -> RepeatedText | None:
-    """Reads the report of a corpus. None: it has none, because its shards were prepared by different commands."""
+    """Reads the report of a corpus. None: its shards were prepared by different commands, or by an earlier version."""
     try:
         values = json.loads((folder / REPORT_NAME).read_text(encoding="utf-8"))
         for name in ("lines", "documents"):

@@ -6,18 +6,22 @@ The steps are those of the run itself, on its own examples. Only caches are writ
 import copy
 import math
 import re
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
+from snugbert.errors import format_count
 from snugbert.progress import format_bytes, format_duration
 from snugbert.trainers.log_lines import LogLines
+from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_trainer import RunTrainer
 
 # The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs.
@@ -65,13 +69,23 @@ def as_dry_run(args: Any, folder: str) -> Any:
     return args
 
 
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Yields a temporary folder that all processes share. Every process must call this."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+        (folder,) = broadcast_object_list([own])
+        yield Path(folder)
+        wait_for_all()
+
+
 def time_steps(trainer: RunTrainer) -> Stopwatch:
     """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this."""
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
     watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)
     trainer.add_callback(watch)
-    trainer.remove_callback(LogLines)
+    for callback in (LogLines, EarlyStoppingCallback):
+        trainer.remove_callback(callback)
     trainer.train()
     trainer.remove_callback(watch)
     return watch
@@ -97,8 +111,9 @@ def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]
     kept = f" ({format_bytes(size)}, {args.save_total_limit or 'all'} kept)" if saves != "no" else ""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     gradients = sum(parameter.nbytes for parameter in parameters)
+    warmup = format_count(args.get_warmup_steps(steps), "warmup step")
     return {
-        "learning rate": f"{args.learning_rate:.1e}, {schedule}, {args.get_warmup_steps(steps):,} warmup steps",
+        "learning rate": f"{args.learning_rate:.1e}, {schedule}, {warmup}",
         "saved": f"{args.output_dir}: model ({format_bytes(weights)}), {when}{kept}",
         "memory": f"{describe_peak(args.device)}. Of it, weights {format_bytes(weights)}, gradients "
         f"{format_bytes(gradients)}, optimizer {format_bytes(optimizer)} (computed)",

@@ -13,6 +13,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
+from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
 from snugbert.trainers.processes import raise_together
@@ -37,7 +38,6 @@ WRITTEN_BY_A_RUN = re.compile(
 )
 WITHOUT_TEACHER = "without_teacher"  # the run that a distilled model is compared with
 TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbers per parameter
-GENERATOR_FOLDER = "generator"  # ELECTRA's generator, in the folder of the discriminator
 
 
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:

@@ -7,6 +7,7 @@ plots follow.
 import copy
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -62,7 +63,8 @@ class Reports:
         if wandb.run is not None and wandb.run.id in self._own_wandb_runs:
             wandb.finish()
         if wandb.run is None:
-            project, run_id = os.getenv("WANDB_PROJECT", "huggingface"), os.getenv("WANDB_RUN_ID", self.name)
+            allowed = re.sub(r"[:;,#?/']", "-", str(self.name))  # W&B refuses other ids
+            project, run_id = os.getenv("WANDB_PROJECT", "huggingface"), os.getenv("WANDB_RUN_ID", allowed)
             run = wandb.init(project=project, id=run_id, name=self._run_name or self.name, resume="allow")
             self._own_wandb_runs.add(run.id)
 

@@ -1,5 +1,6 @@
 """One run per output folder."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ SECONDS = 10  # a killed process holds its lock until its memory is freed
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
-    With `dry_run`, does neither.
+    With `dry_run`, only checks that it could.
 
     Only processes that write take the lock, see [`lock_file`]. A process can take it again inside the block. A new
     folder that stays empty is removed.
@@ -32,7 +33,14 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     with ExitStack() as stack:
         if takes_lock and not output_dir.exists():
             stack.callback(_remove_if_empty, output_dir.resolve())
-        raise_together(lambda: _lock(output_dir, stack) if takes_lock else None)
+
+        def begin() -> None:
+            if takes_lock:
+                _lock(output_dir, stack)
+            elif training_args.should_save and is_dry_run:
+                _check_folder(output_dir)
+
+        raise_together(begin)
         yield
 
 
@@ -47,6 +55,12 @@ def _lock(output_dir: Path, stack: ExitStack) -> None:
         raise InputError(
             f"--output_dir: cannot write to {output_dir} ({error.strerror}). Choose another folder."
         ) from error
+
+
+def _check_folder(output_dir: Path) -> None:
+    nearest = next(folder for folder in (output_dir, *output_dir.absolute().parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import check_ids, load_tokenizer, write_vocab_txt
+from snugbert.checkpoints.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
 from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.command_line import changed_flags, format_command
 from snugbert.data.data_arguments import TextArguments
@@ -27,7 +27,7 @@ from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.files import writing
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
-from snugbert.trainers.output_folder import GENERATOR_FOLDER, remove_generator
+from snugbert.trainers.output_folder import remove_generator
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 from snugbert.vocabulary.extension import (

@@ -47,9 +47,11 @@ def test_short_texts_keep_their_outputs_and_long_ones_work(family, tmp_path):
     source = family_checkpoints.write_checkpoint(
         tmp_path / "source", family, max_position_embeddings=BEFORE + rows, pad_token_id=1
     )
+    (source / "generator").mkdir()  # as `snugbert pretrain --objective electra` writes it
     for to in (family, "snugbert"):
         done = convert_model(source, tmp_path / to, to, max_position_embeddings=AFTER)
         assert done.difference <= 1e-12 and "Positions 40 to 99 are new" in done.notes[0]
+        assert f"Convert {source / 'generator'} in the same way" in done.notes[1]
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / to)
         assert tokenizer.model_max_length == AFTER
         assert len(tokenizer("the movie " * AFTER, truncation=True).input_ids) == AFTER

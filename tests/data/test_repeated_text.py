@@ -152,6 +152,8 @@ def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer, monkey
     assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
     assert report == read_report(tmp_path / "resumed")
     assert report.lines.total == sum(map(len, documents))
+    with pytest.raises(InputError, match="with a different text"):  # and nothing is changed
+        prepare_parts(tmp_path / "resumed", parts, tokenizer, language=None, show_progress=False)
     monkeypatch.setattr(preparation, "RepeatCounter", None)  # a prepared text is not read
     assert report == prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
 

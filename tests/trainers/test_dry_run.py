@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,10 @@ def list_files(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.rglob("*") if file.is_file()}
 
 
-def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys):
+def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     small_run = small_run | {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 3, "phases": "24:50%,40:50%"}
     assert run(small_run, output_dir=tmp_path / "without") == 0
     folder = tmp_path / "with"
@@ -64,7 +68,9 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys):
     plan = read_plan(capsys)
     left = [plan[name].rpartition(" epochs, ")[2] for name in ("phase 1", "phase 2")]
     assert left == [f"{number} left after {folder / 'checkpoint-4'}" for number in (0, 4)]
-    assert list_files(folder) == before
+    assert run(small_run, output_dir=folder, dry_run="true", resume_from_checkpoint="true", mlm_probability=0.3) == 2
+    assert "the training data changed" in capsys.readouterr().err
+    assert list_files(folder) == before and not any(temporary.iterdir())
 
 
 def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch):
@@ -112,6 +118,9 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch)
     lengths = count_tokens(features[0])
     assert taken[0] + taken[1] > 16 * lengths.mean() + 2 * lengths.std()  # the largest step first
 
-    assert snugbert_command(["glue", *command, "--dry_run", "--seeds", "3"]) == 0
+    seeds = ["glue", *command, "--dry_run", "--seeds", "3", "--early_stopping_patience", "1"]
+    assert snugbert_command(seeds) == 0
     assert read_plan(capsys)["runs"].startswith("3 runs, about ")
+    assert snugbert_command([*seeds, "--output_dir", str(tmp_path / "train.csv")]) == 2  # a file
+    assert "--output_dir: cannot write to " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugbert.card_snugbert import find_base_model
+from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.data.corpus import Corpus
 from snugbert.data.languages import primary_language
 from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
 from snugbert.reports.pretrained_card import write_pretraining_card
-from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources

@@ -112,11 +112,12 @@ def load_corpora(
 
 def _log_repeated_text(name: str, corpus: Corpus) -> None:
     """Logs how much of a text is repeated, and warns if it is much."""
-    report = None if corpus.folder is None else read_report(corpus.folder)
-    if report is not None:
-        logger.info("%s: %s", name, report)
-        if report.warning:
-            logger.warning("%s: %s", name, report.warning)
+    if corpus.folder is None:
+        return
+    report = read_report(corpus.folder)
+    logger.info("%s: %s", name, report or "repeated lines were not counted when it was prepared")
+    if report is not None and report.warning:
+        logger.warning("%s: %s", name, report.warning)
 
 
 def _check_files(data_args: PretrainingDataArguments) -> None:

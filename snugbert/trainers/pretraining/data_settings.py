@@ -32,7 +32,7 @@ def collect_example_settings(
         "recipe": RECIPE_VERSION,
         "seed": training_args.examples_seed,
         **{name: getattr(data_args, name) for name in names},
-        "mlm_probability": first if first == last else data_args.mlm_probability,
+        "mlm_probability": first if first == last else f"{first}:{last}",
         "whole_word_mask": data_args.masking == "words",
         "lengths": [phase.max_seq_length for phase in phases],
         "batch": phases[0].batch_size,

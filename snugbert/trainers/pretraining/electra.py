@@ -17,7 +17,7 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from snugbert.checkpoints.loading import load_config, load_model
+from snugbert.checkpoints.loading import GENERATOR_FOLDER, load_config, load_model
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.data.languages import read_language, store_language
@@ -29,7 +29,6 @@ from snugbert.modeling_snugbert import (
     SnugBertForReplacedTokenDetection,
     SnugBertPreTrainedModel,
 )
-from snugbert.trainers.output_folder import GENERATOR_FOLDER
 from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WEIGHT
 
 # What ElectraForSequenceClassification computes, so that fine-tuned models convert to it.

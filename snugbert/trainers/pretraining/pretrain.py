@@ -6,10 +6,10 @@ import logging
 import shutil
 import tempfile
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accelerate.utils import broadcast_object_list
 from torch.utils.data import Subset
 from transformers import (
     AutoModelForMaskedLM,
@@ -21,7 +21,7 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.loading import check_ids, load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.checkpoints.students import hash_model
 from snugbert.command_line import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
@@ -31,7 +31,8 @@ from snugbert.errors import InputError
 from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
-from snugbert.trainers.output_folder import GENERATOR_FOLDER, check_disk_space, check_output_dir
+from snugbert.trainers.dry_run import shared_folder
+from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
@@ -54,7 +55,7 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.processes import set_up, wait_for_all
+from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -108,8 +109,10 @@ def pretrain(
     if data_args.show:
         _show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
-    with lock_output_dir(training_args):
-        _train_and_evaluate(model_args, data_args, training_args, tokenizer, config, teacher_config, collator)
+    epochs = nullcontext(Path(training_args.output_dir or "") / "epochs")
+    with lock_output_dir(training_args), shared_folder() if training_args.dry_run else epochs as epochs_dir:
+        configs = config, teacher_config
+        _train_and_evaluate(model_args, data_args, training_args, tokenizer, *configs, collator, epochs_dir)
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
@@ -193,6 +196,7 @@ def _train_and_evaluate(
     config: SnugBertConfig,
     teacher_config: SnugBertConfig | None,
     collator: SnugBertDataCollatorForPretraining,
+    epochs_dir: Path,
 ) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
@@ -207,9 +211,6 @@ def _train_and_evaluate(
         check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
-    epochs_dir = output_dir / "epochs"
-    if training_args.dry_run:  # all processes share the folder
-        (epochs_dir,) = broadcast_object_list([Path(tempfile.mkdtemp()) if training_args.process_index == 0 else None])
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
     if model_args.model_name_or_path is None and data_args.objective != "electra":
         log_recipe(data.phases, model)
@@ -229,8 +230,6 @@ def _train_and_evaluate(
     )
     if training_args.dry_run:
         run_dry_pretraining(make_trainer, training_args, data.phases, data.train_corpus, checkpoint)
-        wait_for_all()
-        shutil.rmtree(epochs_dir, ignore_errors=True)
         return
     trainer = make_trainer(args=training_args, phases=data.phases)
     trainer.run_settings.command_settings = initial_weights

@@ -24,12 +24,13 @@ from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
+from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.data.languages import DEFAULT, store_language
 from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
-from snugbert.trainers.output_folder import GENERATOR_FOLDER, ClearOutputDir, check_output_dir
+from snugbert.trainers.output_folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.pretraining.batches import (
     COUNTS,
     Batch,
