@@ -29,7 +29,7 @@ class Head(NamedTuple):
 
 CLASSIFIES = (
     "The model predicts only the labels above, even if none of them fits the text. A score is the model's "
-    "confidence, not the probability that the label is correct."
+    "confidence. Unless the model is calibrated, it is not the probability that the label is correct."
 )
 # Arguments of a tokenizer that cuts a text into windows.
 WINDOWS = "truncation=True, max_length={size}, stride={stride}, return_overflowing_tokens=True"
@@ -112,7 +112,7 @@ del inputs["overflow_to_sample_mapping"]
 logits = model(**inputs).logits.mean(0)  # the mean of all windows
 print(logits)"""
         use_of_package = '\nprint(snugbert.Predictor({model}).predict([{{"text": "A long text."}}]))'
-        chances = "logits.softmax(-1)" if thresholds == 1 else "logits.sigmoid()"
+        chances = f"logits.double().{'softmax(-1)' if thresholds == 1 else 'sigmoid()'}"
         scores = f"{{{{label: {chances}[index].item() for index, label in model.config.id2label.items()}}}}"
     if thresholds:
         use += f"\nscores = {scores}\n{ONE_THRESHOLD if thresholds == 1 else THRESHOLDS}"

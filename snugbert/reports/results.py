@@ -146,8 +146,10 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         lines.append((set_title(name), f"{examples}: {text}"))
     lines += list_label_lines(results.get("labels", {}))
     if (decisions := results.get("decisions")) is not None:
-        lines += [("thresholds", describe_thresholds(decisions))] * (decisions["metric"] is not None)
-        lines += [("calibration", describe_calibration(decisions))] * (decisions["calibration"] is not None)
+        if decisions["metric"] is not None:
+            lines.append(("thresholds", describe_thresholds(decisions)))
+        if decisions["calibration"] is not None:
+            lines.append(("calibration", describe_calibration(decisions)))
     answers = dict.fromkeys(baseline["answer"] for baseline in results["baselines"].values())
     if answers:
         lines.append(("baseline", ", ".join(answers)))

@@ -114,6 +114,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         labels: in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
         thresholds: label id -> lowest probability at which a classifier of texts predicts the label. Empty: none.
+        windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
+            windows of a long text. None: it does not.
         chooses_decisions: whether a run chooses thresholds or a temperature after training, as [`TextClassification`].
         tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.
@@ -137,6 +139,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     training_metrics: tuple[str, ...] | None = None
     labels: list[str] | None = None
     problem: Problem = "single_label_classification"
+    windows: tuple[int, int] | None = None
     chooses_decisions: bool = False
     tokenizer: PreTrainedTokenizerBase
     max_length: int

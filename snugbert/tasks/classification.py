@@ -18,8 +18,8 @@ from datasets import Dataset, List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import Head, classifier
-from snugbert.checkpoints.loading import is_regression, remember_windows
-from snugbert.configuration_snugbert import compute_max_length, get_windows
+from snugbert.checkpoints.loading import is_regression
+from snugbert.configuration_snugbert import get_windows
 from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
@@ -133,11 +133,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.set_problem(problem)
 
     def set_problem(self, problem: Problem) -> None:
-        """Sets the kind of problem, and with it the metrics."""
+        """Sets the kind of problem, and with it the metrics. The metric of the thresholds is the main one."""
         self.problem = problem
-        task = self.args.task
+        task, tuned = self.args.task, self.args.tune_thresholds
         names = task.metrics if task else METRICS[problem]
-        self.main_metric = task.main_metric if task else names[0]
+        self.main_metric = tuned or (task.main_metric if task else names[0])
         combined = ("combined_score",) if task and len(names) > 1 else ()
         self.metrics = tuple(dict.fromkeys((self.main_metric, *names, *combined)))
 
@@ -151,9 +151,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     @property
     def card_head(self) -> Head:
         """The text about classifiers, or about models that predict numbers."""
-        stride = self.args.doc_stride
-        windows = None if stride is None else (self.max_length, stride)
-        return classifier(self.labels is None, self.text_pairs, len(self.thresholds), windows)
+        return classifier(self.labels is None, self.text_pairs, len(self.thresholds), self.windows)
 
     # --- data ---------------------------------------------------------------------------------------------------
 
@@ -210,8 +208,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """As in [`Task`]. Also encodes the labels of the splits, and stores or reads the windows of documents."""
-        self._choose_windows(config, is_teacher, trains=bool({"train", "unlabeled"} & splits.keys()))
+        """As in [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
+        if is_teacher or not {"train", "unlabeled"} & splits.keys():
+            self._use_windows(config, is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
         distills = is_teacher or teacher is not None
         self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
@@ -228,22 +227,14 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self._read_thresholds(config)
         store_labels(config, self.labels or ["LABEL_0"])
 
-    def _choose_windows(self, config: Any, is_teacher: bool, trains: bool) -> None:
-        """A model that is trained gets the windows of the arguments. Any other model keeps its own.
-
-        `--doc_stride` overrides them, except for a teacher.
-        """
-        args = self.args
-        if trains and not is_teacher:
-            size = min(args.max_seq_length, compute_max_length(config))
-            remember_windows(config, None if args.doc_stride is None else (size, args.doc_stride))
-        elif is_teacher or args.doc_stride is None:
-            self._use_windows(config)
-
-    def _use_windows(self, config: PreTrainedConfig) -> None:
-        """Replaces the arguments by the windows that a model was trained on."""
-        size, stride = get_windows(config) or (self.args.max_seq_length, None)
-        self.args = replace(self.args, max_seq_length=size, doc_stride=stride)
+    def _use_windows(self, config: PreTrainedConfig, is_teacher: bool = False) -> None:
+        """Replaces arguments by the windows that a model was trained on: all, or those that the user left out."""
+        args, windows = self.args, get_windows(config)
+        size, stride = windows or (args.max_seq_length, None)
+        if not is_teacher:
+            stride = stride if args.doc_stride is None else args.doc_stride
+            size = size if args.max_seq_length == GlueDataArguments.max_seq_length else args.max_seq_length
+        self.args = replace(args, max_seq_length=size, doc_stride=stride)
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
         """As in [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
@@ -266,6 +257,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return next(iter(splits.values())).text_columns
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
+
+    @property
+    def windows(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """As in [`Task`]: with `doc_stride`."""
+        return None if self.args.doc_stride is None else (self.max_length, self.args.doc_stride)
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
         """As in [`Task`].
@@ -333,12 +329,15 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         texts, long, tokens, cut = lengths.tolist()
         if not long:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
-        windows = "" if self.text_pairs else ", or train with --doc_stride, which reads whole texts"
+        remedies = []
+        if self.max_length < self.tokenizer.model_max_length:
+            remedies.append("increase --max_seq_length up to the model's limit")
+        if not self.text_pairs:
+            remedies.append("train with --doc_stride, which reads whole texts")
         return (
             f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
-            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut. To keep more, increase --max_seq_length "
-            f"up to the model's limit{windows}"
-        )
+            f"(--max_seq_length). {cut / tokens:.1%} of their tokens are cut"
+        ) + (f". To keep more, {', or '.join(remedies)}" if remedies else "")
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
         """Returns the label, the labels or the number for each example, as the stored thresholds decide."""
@@ -433,7 +432,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         metrics = {name: values[name] for name in names}
         if task is not None and len(metrics) > 1:
             metrics["combined_score"] = sum(metrics.values()) / len(metrics)
-        return metrics
+        tuned = self.args.tune_thresholds
+        return metrics if tuned is None else metrics | {tuned: values[tuned]}
 
     def score_labels(self, split: TextSplit, answers: TextAnswers) -> LabelScores | None:
         """As in [`Task`]: if labels are `UNEVEN`, or one is never predicted."""
@@ -571,8 +571,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
         """As in [`Task`]. As in transformers, a single output without `problem_type` is a number."""
-        if self.args.doc_stride is None:
-            self._use_windows(config)
+        self._use_windows(config)
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"
         self.set_problem("regression" if self.labels is None else problem)

@@ -218,7 +218,8 @@ def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: st
     """Returns the threshold of each label that maximizes a metric. Of equal ones, the nearest to 0.5.
 
     A threshold is the middle between two neighboring probabilities, or 0.5 if that lies between them. All are tried,
-    so the maximum is exact, except for subset accuracy of several labels: coordinate ascent from 0.5.
+    so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is an exception:
+    coordinate ascent from 0.5.
 
     Args:
         probabilities: *Shape:* (N, C)

@@ -205,6 +205,13 @@ def test_predict_score_and_stock_bert_agree(run, workshop, tmp_path):
     for name, changes in {"packed": {}, "padded": {"pad_to_max_length": True}}.items():
         run_command("glue", arguments(workshop, tmp_path / name, **start, **changes))
         assert json.loads((tmp_path / name / "eval_results.json").read_text())["eval_accuracy"] == accuracy
+    for name, value in {"max_seq_length": 8, "doc_stride": 13}.items():  # one of the two is replaced
+        run_command("glue", arguments(workshop, tmp_path / name, **start | {name: value}))
+        probabilities = [row["probabilities"] for row in read_predictions(tmp_path / name / "eval_predictions.jsonl")]
+        output = tmp_path / f"{name}.jsonl"
+        assert snugbert_cli.main(["predict", *flags, f"--{name}", str(value), "--output_file", str(output)]) == 0
+        for row, other, before in zip(read_predictions(output), probabilities, expected, strict=True):
+            assert row["probabilities"] == pytest.approx(other, abs=1e-5) != before["probabilities"]
 
     done = export_model(run, tmp_path / "stock", "bert", validation_file=workshop / "dev.csv")
     assert done.scores == {"accuracy": (accuracy, accuracy)}
@@ -256,6 +263,15 @@ def test_distillation(student_stride, run, workshop, tmp_path):
     teacher, student = results["comparison"]
     expected = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
     assert teacher["mean"] == expected and student["mean"] > 0.9
+
+
+def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tokenizer, tmp_path):
+    short = SnugBertTokenizer(vocab=tokenizer.get_vocab(), model_max_length=12)
+    short.save_pretrained(tmp_path / "tokenizer")
+    flags = {"tokenizer_name": tmp_path / "tokenizer", "max_seq_length": 128, "max_steps": 1, "validation_file": None}
+    run_command("glue", arguments(workshop, tmp_path / "out", **flags))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["document_windows"] == {"max_seq_length": 12, "doc_stride": STRIDE}
 
 
 def test_bad_settings_stop_the_command(workshop, tmp_path):

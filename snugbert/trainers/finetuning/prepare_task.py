@@ -20,6 +20,7 @@ from snugbert.checkpoints.loading import (
     load_model,
     load_tokenizer,
     remember_text_columns,
+    remember_windows,
 )
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
@@ -186,6 +187,8 @@ def prepare_task(
     student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
     task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
+    if training and not model_args.is_teacher:
+        remember_windows(config, task.windows)
     if not model_args.is_teacher:  # before a teacher labels the examples
         validation = (split for name, split in splits.items() if name.startswith("validation"))
         task.check_decisions(next(validation, None) if training else None)

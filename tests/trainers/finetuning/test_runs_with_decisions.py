@@ -152,6 +152,24 @@ def test_the_weights_contain_the_temperature(run, workshop, files, tmp_path):
         assert (tmp_path / "resumed" / name).read_bytes() == (run / name).read_bytes()
 
 
+@pytest.mark.parametrize("flag", ["tune_thresholds", "calibrate"])
+def test_each_flag_alone(flag, workshop, files, tmp_path, capsys):
+    """The metric of the thresholds becomes the main metric."""
+    run_command("glue", arguments(workshop, tmp_path, **files, max_steps=2, **{flag: CHOSEN[flag]}))
+    results, printed = json.loads((tmp_path / "results.json").read_text()), capsys.readouterr().out
+    written = read_predictions(tmp_path / "eval_predictions.jsonl")
+    references = [int(row["label"]) for row in written]
+    plain = [int(row["probabilities"]["1"] > 0.5) for row in written]
+    has_thresholds, has_temperature = "Thresholds, chosen for f1" in printed, "Temperature " in printed
+    assert has_thresholds != has_temperature and has_temperature == (flag == "calibrate")
+    if has_thresholds:
+        assert results["decisions"]["scores_without"]["f1"] == pytest.approx(f1_score(references, plain))
+        assert list(results["metrics"]["eval"]) == ["accuracy", "f1"] and "f1 49.18 (" in printed
+        assert TextClassification(tune_thresholds="f1").main_metric == "f1"
+    else:
+        assert list(results["metrics"]["eval"]) == ["accuracy"]
+
+
 def test_further_training_forgets_the_rule(run, workshop, files, tmp_path):
     run_command("glue", arguments(workshop, tmp_path / "on", **files, **checkpoint_of(run), max_steps=2))
     config = json.loads((tmp_path / "on" / "config.json").read_text())
