@@ -34,6 +34,8 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of O
 METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
+# Two names of the batch size, and of the length of a run.
+EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
 # The flags that a sweep may vary: settings of the training that affect its result.
 VARIED = (
     "adam_beta1",
@@ -100,7 +102,7 @@ class SweepFile:
     Attributes:
         content: the preset's name, or the content of the file without its budget, for the plan of the output folder.
         settings: the flags that vary, and `BATCH_SIZE`.
-        defaults: values of flags that are the same in all runs. The command line may replace them.
+        defaults: values of flags that are the same in all runs. A flag that the user gives replaces them.
         method: one of `METHODS`.
         runs: maximum number of settings. None: no limit.
         hours: time budget. None: no limit.
@@ -186,8 +188,9 @@ def _check(content: Any, name: str, args_class: type) -> SweepFile:
             settings[flag] = _read_values(flag, given, method, args_class)
         else:
             defaults[flag] = _convert(flag, given, args_class)
-    if BATCH_SIZE in settings and "per_device_train_batch_size" in settings:
-        raise InputError(f"{BATCH_SIZE} and per_device_train_batch_size exclude each other. Remove one.")
+    for names in EXCLUSIVE:
+        if names <= content["settings"].keys():
+            raise InputError(f"{' and '.join(sorted(names))} exclude each other. Remove one.")
     budget = ("runs", "hours", "seeds", "winner_seeds")
     kept = {key: value for key, value in content.items() if key not in budget}
     options = {key: value for key, value in content.items() if key != "settings"}

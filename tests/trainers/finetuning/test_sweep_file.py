@@ -4,6 +4,7 @@ import pytest
 from finetuning_examples import arguments
 from transformers import SchedulerType
 
+from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS
@@ -14,6 +15,11 @@ SHARED = {"seed", "data_seed", "sweep", "do_train", "do_eval", "do_predict", "pa
 SHARED |= {"metric_for_best_model", "greater_is_better", "eval_strategy", "eval_steps", "load_best_model_at_end"}
 SHARED |= {"early_stopping_patience", "early_stopping_threshold", "precision", "bf16", "fp16"}
 SHARED |= {"optim_args", "lr_scheduler_kwargs"}  # mappings would look like ranges
+
+
+def read_command(*flags: str) -> FineTuningArguments:
+    (args,) = parse_arguments([FineTuningArguments], ["--output_dir", "out", "--use_cpu", *flags], "snugbert glue", "")
+    return args
 
 
 def test_every_setting_of_the_training_can_vary():
@@ -33,10 +39,10 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "  class_weights: [null, balanced]\n"
         "  freeze_embeddings: [true, false]\n"
         "  unfreeze_after_steps: [10]\n"
-        "  weight_decay: 0.1\n"
+        "  weight_decay: 0.2\n"
         "  warmup_steps: 0.2\n"
     )
-    args = arguments(tmp_path, sweep=str(file), warmup_steps=0.3)
+    args = read_command("--sweep", str(file), "--warmup_steps", "0.1")
     assert args.search.settings == {
         "learning_rate": Span(1e-5, 1e-4, log=True, is_integer=False),
         "num_train_epochs": Choices((2.0, 2.5, 3.0, 3.5, 4.0), ordered=True),
@@ -46,7 +52,26 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "freeze_embeddings": Choices((True, False)),
         "unfreeze_after_steps": Choices((10,)),
     }
-    assert (args.weight_decay, args.warmup_steps) == (0.1, 0.3)  # the command line replaces single values
+    # The command line replaces single values, even with the default.
+    assert (args.weight_decay, args.warmup_steps) == (0.2, 0.1)
+
+
+def test_flags_replace_single_values_only(tmp_path):
+    file = tmp_path / "search.yaml"
+    file.write_text("settings: {num_train_epochs: [1, 2], batch_size: 16, learning_rate: [1e-4, 2e-4]}")
+    (tmp_path / "config.yaml").write_text("learning_rate: 1e-4")
+    for flag, value, varied in (
+        ("--learning_rate", "1e-4", "learning_rate"),
+        ("--config", str(tmp_path / "config.yaml"), "learning_rate"),
+        ("--max_steps", "3", "num_train_epochs"),
+        ("--per_device_train_batch_size", "32", "batch_size"),
+    ):
+        with pytest.raises(InputError, match=rf"^--\w+: --sweep {file} varies {varied}\. Remove one of the two\.$"):
+            read_command("--sweep", str(file), flag, value)
+    file.write_text("settings: {max_steps: 7}")
+    args = read_command("--sweep", str(file), "--num_train_epochs", "1")
+    assert (args.num_train_epochs, args.max_steps) == (1, -1)
+    assert read_command("--sweep", str(file)).max_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -75,7 +100,8 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: a grid needs a list or a range with a step."),
         ("settings: {optim: {low: lamb, high: sgd}}", "optim: unknown value 'lamb'"),
         ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type is not a number. Give a l"),
-        ("settings: {batch_size: [8], per_device_train_batch_size: [8]}", "exclude each other"),
+        ("settings: {batch_size: [8], per_device_train_batch_size: 8}", "exclude each other"),
+        ("settings: {num_train_epochs: [1, 2], max_steps: 7}", "max_steps and num_train_epochs exclude each other"),
         ("setting: {}", "`settings` is missing. It lists the flags to vary"),
         ("{settings: {}, run: 3}", "unknown key run. Did you mean runs?"),
         ("{settings: {}, method: bayes}", "method: unknown value 'bayes'. Choose one of grid, random, tpe"),
