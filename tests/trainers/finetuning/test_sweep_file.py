@@ -38,7 +38,7 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "  lr_scheduler_type: [linear, cosine]\n"
         "  class_weights: [null, balanced]\n"
         "  freeze_embeddings: [true, false]\n"
-        "  unfreeze_after_steps: [10]\n"
+        "  unfreeze_after_steps: {low: 1000000, high: 3000000, step: 1000000}\n"
         "  weight_decay: 0.2\n"
         "  warmup_steps: 0.2\n"
     )
@@ -50,7 +50,7 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "lr_scheduler_type": Choices((SchedulerType.LINEAR, SchedulerType.COSINE)),
         "class_weights": Choices((None, "balanced")),
         "freeze_embeddings": Choices((True, False)),
-        "unfreeze_after_steps": Choices((10,)),
+        "unfreeze_after_steps": Choices((1000000, 2000000, 3000000), ordered=True),
     }
     # The command line replaces single values, even with the default.
     assert (args.weight_decay, args.warmup_steps) == (0.2, 0.1)
@@ -77,18 +77,12 @@ def test_flags_replace_single_values_only(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "settings: {learning_rat: [1]}",
-            "learning_rat is not a flag of the training. Did you mean learni",
-        ),
-        (
-            "settings: {output_dir: [a]}",
-            "output_dir is the same in all runs of a sweep. Set it on the comma",
-        ),
-        (
-            "settings: {max_seq_length: [64]}",
-            "data and model are the same in all runs. Run one sweep",
-        ),
+        ("settings: {learning_rat: [1]}", "learning_rat cannot vary. Did you mean learning_rate"),
+        ("settings: {max_seq_length: [64]}", "max_seq_length cannot vary. Set other flags on the command line"),
+        ("settings: {learning_rate: [1e-4], learning_rate: [1e-5]}", "learning_rate is given twice. Remove one."),
+        ("settings: {learning_rate: [null, 1e-5]}", "learning_rate: null is not a value. Replace or remove it."),
+        ("settings: {weight_decay: {low: , high: 1, step: 0.5}}", "weight_decay: null is not a value."),
+        ("settings: {weight_decay: {low: 0, high: 1, step: .nan}}", "weight_decay: .* step must be above 0"),
         ("settings: {learning_rate: [1e-5, fast]}", "learning_rate: invalid float value: 'fast'"),
         ("settings: {learning_rate: [-1]}", "learning_rate: -1.0 must be at least 0"),
         ("settings: {freeze_layers: [0.5]}", "freeze_layers: invalid int value: '0.5'"),
@@ -99,7 +93,7 @@ def test_flags_replace_single_values_only(tmp_path):
         ("settings: {weight_decay: {low: 1, high: 0, step: 1}}", "weight_decay: low must be below high."),
         ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: a grid needs a list or a range with a step."),
         ("settings: {optim: {low: lamb, high: sgd}}", "optim: unknown value 'lamb'"),
-        ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type is not a number. Give a l"),
+        ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type: low and high must be numb"),
         ("settings: {batch_size: [8], per_device_train_batch_size: 8}", "exclude each other"),
         ("settings: {num_train_epochs: [1, 2], max_steps: 7}", "max_steps and num_train_epochs exclude each other"),
         ("setting: {}", "`settings` is missing. It lists the flags to vary"),
