@@ -191,6 +191,7 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, c
     assert results["intervals"] == {"eval": {"accuracy": [0.25, 0.375]}}
     assert results["sweep"]["settings"][0]["interval"] == results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
     assert results["sweep"]["settings"][0]["interval"] == [0.25, 0.375]
+    assert results["sweep"]["settings"][0]["epochs"] == 0.5  # one of two steps
     wide = "validation accuracy: the 95 % interval is 12 points wide. Evaluate on more examples."
     assert wide in caplog.messages and "(25.0 to 37.5)" in (tmp_path / "README.md").read_text()
 
