@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import shlex
-from argparse import Action, Namespace
+from argparse import SUPPRESS, Action, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib.util import find_spec
@@ -97,6 +97,8 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
+    The constructors only get the arguments that were given.
+
     Args:
         dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
         argv: the arguments after the name of the command.
@@ -121,18 +123,23 @@ def parse_arguments(
         parser.error(explain_flag(flags[0], parser.flags) if flags else f"unknown arguments: {' '.join(unknown)}")
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
+    for action in parser._actions:  # a default is not given
+        action.default = SUPPRESS
+    given = vars(parser.parse_args(from_files + argv))
     try:
-        *instances, _ = parser.parse_args_into_dataclasses(args=from_files + argv, look_for_args_file=False)
+        return tuple(
+            dataclass_type(**{each.name: given[each.name] for each in fields(dataclass_type) if each.name in given})
+            for dataclass_type in dataclass_types
+        )
     except InputError:
         raise
     except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
         raise InputError(_explain_enum(str(error), namespace) or str(error)) from error
     except TypeError as error:  # a JSON argument has an unknown key
-        given = [f"--{name}" for name in JSON_ARGUMENTS if getattr(namespace, name, None) is not None]
-        if not given:
+        names = [f"--{name}" for name in JSON_ARGUMENTS if name in given]
+        if not names:
             raise
-        raise InputError(f"{' or '.join(given)}: {error}") from error
-    return tuple(instances)
+        raise InputError(f"{' or '.join(names)}: {error}") from error
 
 
 def _explain_enum(message: str, namespace: Namespace) -> str:

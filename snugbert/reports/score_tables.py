@@ -193,7 +193,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
         ]
     best = {name: summary["best_setting"][name] for name in setting_columns}
     setting = ", ".join(
-        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, int | float) else escape(str(value))}"
+        f"{name.replace('_', ' ')} {f'{value:g}' if isinstance(value, float) else escape(str(value))}"
         for name, value in best.items()
     )
     failures = "".join(f"\n\nFailed: {escape(failure)}" for failure in summary["failures"])

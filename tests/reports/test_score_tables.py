@@ -149,5 +149,7 @@ def test_tables_of_a_sweep_show_scores_and_only_f1_of_entity_types():
     }
     optimistic = "Its validation score is optimistic, because that score selected it."
     assert f"Best setting: batch size 32, learning rate 3e-05, epochs 3. {optimistic} Its metrics" in text
-    alone = sweep_tables({**summary, "settings": settings[:1], "metrics": {"eval": metrics}}, tuple(setting), 1)
-    assert optimistic not in alone
+    frozen = {"freeze_embeddings": True}
+    one = {"settings": [settings[0] | frozen], "best_setting": setting | frozen, "metrics": {"eval": metrics}}
+    alone = sweep_tables(summary | one, (*setting, *frozen), 1)
+    assert "epochs 3, freeze embeddings True. Its metrics" in alone

@@ -33,6 +33,7 @@ from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.stopping import DivergedError
 
+DISTILLATION_FLAGS = ("distillation_temperature", "distillation_weight")
 TIMED_EXAMPLES = 1000  # of the validation set
 WARMUP_EXAMPLES, ROUNDS = 64, 3
 
@@ -67,9 +68,7 @@ def fine_tune_or_distill(
     if model_args.teacher_name_or_path is None:
         if task.args.unlabeled_file is not None:
             raise InputError("--unlabeled_file needs a teacher that labels it. Give --teacher_name_or_path.")
-        for name in ("distillation_temperature", "distillation_weight"):
-            if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
-                raise InputError(f"--{name} needs --teacher_name_or_path.")
+        refuse_distillation_flags(args)
         run_task(prepare_task(task, model_args, args), args)
         return
     teacher, student, trainer = prepare_distillation(task, model_args, model_args.as_teacher(), args)
@@ -89,6 +88,13 @@ def fine_tune_or_distill(
     run_task(student, args)
 
 
+def refuse_distillation_flags(args: FineTuningArguments) -> None:
+    """Raises [`InputError`] if flags need a teacher."""
+    for name in DISTILLATION_FLAGS:
+        if getattr(args, name) != getattr(FineTuningArguments, name) or args.varies(name):
+            raise InputError(f"--{name} needs --teacher_name_or_path.")
+
+
 def _train_without_teacher(
     task: Task[Any, Any, Any],
     model_args: FineTunedModelArguments,
@@ -105,6 +111,12 @@ def _train_without_teacher(
     args.run_name = f"{args.run_name or Path(args.output_dir).resolve().parent.name}-{WITHOUT_TEACHER}"
     if str(args.resume_from_checkpoint or "false").lower() != "false":
         args.resume_from_checkpoint = "true"  # a named checkpoint belongs to the student with the teacher
+    if args.search is not None:
+        settings = {flag: values for flag, values in args.search.settings.items() if flag not in DISTILLATION_FLAGS}
+        # Without settings, other methods would repeat the same run.
+        args.search = dataclasses.replace(
+            args.search, settings=settings, method=args.search.method if settings else "grid"
+        )
     model_args = dataclasses.replace(model_args, teacher_name_or_path=None)
     logger.info("training the student without the teacher, for comparison. --compare_without_teacher false skips it.")
     student = prepare_task(task.copy(unlabeled_file=None), model_args, args, teacher)

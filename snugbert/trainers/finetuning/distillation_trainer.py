@@ -162,7 +162,7 @@ def prepare_distillation(
     Raises:
         InputError: see [`prepare_task`]; settings exclude each other; or there are no training examples.
     """
-    if args.class_weights is not None or args.label_smoothing_factor:
+    if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
     teacher = prepare_task(task, teacher_args, copy.copy(args), sources=sources)
     if teacher.train_features is None:

@@ -9,7 +9,7 @@ from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.finetuning.sweep_file import SweepFile, read_sweep_file
+from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
 from snugbert.trainers.processes import is_terminal
 
 MAIN_METRIC = "main"  # replaced by the main metric of the task
@@ -90,6 +90,7 @@ class FineTuningArguments(DeviceArguments):
             them.
         min_steps: minimum number of steps of a run. 0 if the user chose the length.
         chooses_evaluation: whether the user left `eval_strategy` to the run.
+        given: names of the settings that the user chose.
     """
 
     do_train: bool = field(
@@ -198,6 +199,14 @@ class FineTuningArguments(DeviceArguments):
     )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the run in --output_dir."})
 
+    given = tuple[str, ...]()  # not an argument
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "FineTuningArguments":
+        """Stores which arguments are given, because a sweep replaces the others."""
+        self = super().__new__(cls)
+        self.given = tuple(name for name, value in kwargs.items() if value is not None)
+        return self
+
     def __post_init__(self):
         self._read_sweep()
         check_ranges(self)
@@ -243,7 +252,7 @@ class FineTuningArguments(DeviceArguments):
         super().__post_init__()
 
     def _read_sweep(self) -> None:
-        """Reads the file of `sweep`. Its defaults replace the ones of the command."""
+        """Reads the file of `sweep`. Its single values replace defaults, but not what the user chose."""
         self.search: SweepFile | None = None
         self.min_steps, epochs, seeds = 0, 3.0, 1
         if self.sweep is not None or self.seeds not in (None, 1):
@@ -251,8 +260,13 @@ class FineTuningArguments(DeviceArguments):
             seeds = self.search.seeds
             if self.num_train_epochs is None and self.max_steps <= 0:
                 self.min_steps = self.search.min_steps
+            for name in self.given:
+                for other in self.search.settings:
+                    if other == name or {other, name} in EXCLUSIVE:
+                        raise InputError(f"--{name}: --sweep {self.sweep} varies {other}. Remove one of the two.")
+            # `max_steps` would win over the number of epochs that the user chose.
             for name, value in self.search.defaults.items():
-                if getattr(self, name) == self.__dataclass_fields__[name].default:
+                if name not in self.given and not (name == "max_steps" and "num_train_epochs" in self.given):
                     setattr(self, name, value)
         self.num_train_epochs = epochs if self.num_train_epochs is None else self.num_train_epochs
         self.seeds = seeds if self.seeds is None else self.seeds

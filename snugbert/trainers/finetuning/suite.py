@@ -16,7 +16,7 @@ from snugbert.reports.results import RESULTS
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.distillation import run_fine_tuning
+from snugbert.trainers.finetuning.distillation import refuse_distillation_flags, run_fine_tuning
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.plan import check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import prepare_task
@@ -60,14 +60,16 @@ def run_suite(
     names = tasks_with_data(data_args, wanted)
     if model_args.teacher_name_or_path is not None:
         raise InputError("--teacher_name_or_path: each task needs its own teacher. Give a single --task_name.")
-    if training_args.class_weights is not None:
+    refuse_distillation_flags(training_args)
+    if training_args.class_weights is not None or training_args.varies("class_weights"):
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
     plan = make_plan(model_args, training_args, asdict(data_args))
     folders, seconds = [output_dir, *(output_dir / name for name in TASKS)], 0.0
+    repeats = training_args.sweeps or training_args.overwrite_output_dir  # a sweep skips its finished runs
     (check_plan if training_args.dry_run else prepare_folders)(plan, training_args, folders)
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
-        if training_args.sweeps or not (output_dir / name / RESULTS).exists():  # a sweep skips its finished runs
+        if repeats or not (output_dir / name / RESULTS).exists():
             args = make_task_arguments(training_args, name)
             task = TextClassification(replace(data_args, task_name=name))
             seconds += run_task(prepare_task(task, model_args, args), args)
@@ -108,8 +110,9 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
     task_args.run_name = f"{args.run_name or folder.resolve().parent.name}-{name}"
     task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
     # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
-    task_args.overwrite_output_dir = not args.sweeps
-    task_args.resume_from_checkpoint = "true"
+    # With --overwrite_output_dir, it is empty, except in a dry run.
+    task_args.overwrite_output_dir = args.overwrite_output_dir or not args.sweeps
+    task_args.resume_from_checkpoint = None if args.overwrite_output_dir else "true"
     return task_args
 
 

@@ -65,19 +65,15 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # values that can be a part of a folder's name
-# Columns of every table, and the flags that set them.
-COLUMNS = {
-    "batch_size": (BATCH_SIZE, "per_device_train_batch_size"),  # over all processes and accumulation steps
-    "learning_rate": ("learning_rate",),
-    "epochs": ("num_train_epochs",),
-}
+# Every table has columns for these flags.
+IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
 
 class PlannedRun(NamedTuple):
     """One run of a sweep, finished or not."""
 
     values: dict[str, Any]  # of the flags that vary
-    setting: dict[str, Any]  # `COLUMNS`, and other flags that vary, for reports
+    setting: dict[str, Any]  # columns of every table, and other flags that vary, for reports
     args: FineTuningArguments
 
     @property
@@ -231,9 +227,11 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
         "epochs": run_args.num_train_epochs,
     }
     # Enums are stored by their values.
-    other = {flag: getattr(value, "value", value) for flag, value in values.items() if flag not in _flags_of_columns()}
+    other = {flag: getattr(value, "value", value) for flag, value in values.items() if flag not in IN_COLUMNS}
     name = f"batch-{setting['batch_size']}_rate-{setting['learning_rate']:g}_epochs-{setting['epochs']:g}"
     name += "".join(f"_{flag}-{_shorten(value)}" for flag, value in other.items())
+    if run_args.max_steps > 0:
+        setting["epochs"] = float(f"{run_args.max_steps / math.ceil(examples / setting['batch_size']):.3g}")
     run_args.seed = seed
     run_args.output_dir = str(Path(str(args.output_dir)) / "runs" / f"{name}_seed-{seed}")
     run_args.run_name = (
@@ -246,10 +244,6 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
     return PlannedRun(dict(values), setting | other, run_args)
-
-
-def _flags_of_columns() -> set[str]:
-    return {flag for flags in COLUMNS.values() for flag in flags}
 
 
 def _shorten(value: Any) -> str:

@@ -20,7 +20,7 @@ import math
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import yaml
@@ -34,6 +34,8 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of O
 METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
+# Two names of the batch size, and of the length of a run.
+EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
 # The flags that a sweep may vary: settings of the training that affect its result.
 VARIED = (
     "adam_beta1",
@@ -100,7 +102,7 @@ class SweepFile:
     Attributes:
         content: the preset's name, or the content of the file without its budget, for the plan of the output folder.
         settings: the flags that vary, and `BATCH_SIZE`.
-        defaults: values of flags that are the same in all runs. The command line may replace them.
+        defaults: values of flags that are the same in all runs. A flag that the user gives replaces them.
         method: one of `METHODS`.
         runs: maximum number of settings. None: no limit.
         hours: time budget. None: no limit.
@@ -151,14 +153,26 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
             raise InputError(f"--sweep: the file {name} does not exist.{suggest_path(name)}")
         raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or give a YAML file.")
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
         json.dumps(content)
-    except (yaml.YAMLError, UnicodeDecodeError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         raise InputError(f"--sweep: {name} cannot be read: {' '.join(str(error).split())}") from error
     try:
+        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
         return _check(content, name, args_class)
     except InputError as error:
         raise InputError(f"--sweep: {name}: {error}") from error
+
+
+def _refuse_repeated_keys(node: yaml.Node | None) -> None:
+    """YAML itself would take the last one."""
+    if isinstance(node, yaml.MappingNode):
+        keys = [key.value for key, _ in node.value]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise InputError(f"{repeated[0]} is given twice. Remove one.")
+        for _, value in node.value:
+            _refuse_repeated_keys(value)
 
 
 def _check(content: Any, name: str, args_class: type) -> SweepFile:
@@ -186,8 +200,9 @@ def _check(content: Any, name: str, args_class: type) -> SweepFile:
             settings[flag] = _read_values(flag, given, method, args_class)
         else:
             defaults[flag] = _convert(flag, given, args_class)
-    if BATCH_SIZE in settings and "per_device_train_batch_size" in settings:
-        raise InputError(f"{BATCH_SIZE} and per_device_train_batch_size exclude each other. Remove one.")
+    for names in EXCLUSIVE:
+        if names <= content["settings"].keys():
+            raise InputError(f"{' and '.join(sorted(names))} exclude each other. Remove one.")
     budget = ("runs", "hours", "seeds", "winner_seeds")
     kept = {key: value for key, value in content.items() if key not in budget}
     options = {key: value for key, value in content.items() if key != "settings"}
@@ -210,12 +225,17 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
     numbers = [value for value in (low, high) if isinstance(value, int | float) and not isinstance(value, bool)]
     log, is_integer = given.get("log", False), all(isinstance(value, int) for value in numbers)
     if len(numbers) < 2:
-        raise InputError(f"{flag} is not a number. Give a list.")
+        raise InputError(f"{flag}: low and high must be numbers. Otherwise, give a list.")
     try:
         step = float(given["step"]) if "step" in given else 1.0 if is_integer and not log else None
     except (TypeError, ValueError) as error:
         raise InputError(f"{flag}: step {given['step']!r} is not a number.") from error
-    if type(log) is not bool or low >= high or (step is not None and (step <= 0 or log)) or (log and low <= 0):
+    if (
+        type(log) is not bool
+        or not low < high < math.inf
+        or (step is not None and (log or not 0 < step < math.inf))
+        or (log and low <= 0)
+    ):
         raise InputError(
             f"{flag}: low must be below high. step must be above 0. log must be true or false, needs a low above 0, "
             "and excludes step."
@@ -225,17 +245,19 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
             raise InputError(f"{flag}: a grid needs a list or a range with a step.")
         return Span(low, high, log, is_integer)
     count = math.floor((high - low) / step + 1e-9) + 1  # 0.3 / 0.1 is 2.9999999999999996
-    steps = [float(f"{low + i * step:.6g}") for i in range(count)]
-    return Choices(tuple(_convert(flag, f"{value:g}", args_class) for value in steps), ordered=True)
+    return Choices(tuple(_convert(flag, f"{low + i * step:.12g}", args_class) for i in range(count)), ordered=True)
 
 
 def _convert(flag: str, value: Any, args_class: type) -> Any:
     """Reads a value as the command line reads it, and checks it. YAML reads 1e-5 as text."""
     if flag not in (*VARIED, BATCH_SIZE):
-        raise InputError(f"settings: {_explain_setting(str(flag), args_class)}")
+        hint = did_you_mean(str(flag), (*VARIED, BATCH_SIZE))
+        raise InputError(f"settings: {flag} cannot vary.{hint} Set other flags on the command line.")
     name = "per_device_train_batch_size" if flag == BATCH_SIZE else flag
     if value is None:  # a flag that is not given
-        return args_class.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+        if not isinstance(None, get_type_hints(args_class)[name]):
+            raise InputError(f"{flag}: null is not a value. Replace or remove it.")
+        return None
     text = str(value).lower() if isinstance(value, bool) else str(value)
     freeze = [] if flag.startswith("freeze") else ["--freeze_layers", "1"]  # unfreeze_after_steps needs it
     try:
@@ -244,13 +266,3 @@ def _convert(flag: str, value: Any, args_class: type) -> Any:
         message = str(error).partition(" `snugbert")[0]  # without the hint to `--help`
         raise InputError(re.sub(rf"^(argument )?--{name}(/--[\w-]+)?:? ", f"{flag}: ", message)) from error
     return getattr(args, name)
-
-
-def _explain_setting(flag: str, args_class: type) -> str:
-    if flag in args_class.__dataclass_fields__:  # type: ignore[attr-defined]
-        return f"{flag} is the same in all runs of a sweep. Set it on the command line."
-    hint = did_you_mean(flag, (*VARIED, BATCH_SIZE))
-    return (
-        f"{flag} is not a flag of the training.{hint} Flags of data and model are the same in all runs. Run one sweep "
-        "per value."
-    )

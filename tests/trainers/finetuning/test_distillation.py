@@ -108,8 +108,10 @@ def test_a_command_compares_teacher_and_student(folder, tmp_path, capsys):
 
 
 def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
-    teacher = shutil.copytree(folder / "teacher", tmp_path / "teacher")
-    assert snugbert_cli.main(["glue", *student(folder, tmp_path / "run", seeds=2, teacher_name_or_path=teacher)]) == 0
+    teacher, search = shutil.copytree(folder / "teacher", tmp_path / "teacher"), tmp_path / "search.yaml"
+    search.write_text("settings: {distillation_weight: [0.1, 0.9]}")
+    command = student(folder, tmp_path / "run", seeds=2, sweep=search, teacher_name_or_path=teacher)
+    assert snugbert_cli.main(["glue", *command]) == 0
     results, without = (
         json.loads((path / "results.json").read_text())
         for path in (tmp_path / "run", tmp_path / "run/without_teacher")
@@ -117,11 +119,16 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
     for row, found in zip(results["comparison"][1:], (results, without), strict=True):
         score = found["sweep"]["metrics"]["eval"]["accuracy"]
         assert (row["mean"], row["std"], row["interval"], row["seeds"]) == (*score.values(), 2)
+    assert [row["distillation_weight"] for row in results["sweep"]["settings"]] == [0.1, 0.9]
+    assert "distillation_weight" not in without["sweep"]["best_setting"]  # it would change nothing
     printed = capsys.readouterr().out
     assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals: Student's t" in printed
     change_weights(teacher)
     with pytest.raises(InputError, match="teacher weights"):
-        run_command("glue", student(folder, tmp_path / "run", seeds=2, teacher_name_or_path=teacher))
+        run_command("glue", command)
+    search.write_text("settings: {label_smoothing_factor: [0.0, 0.2]}")
+    with pytest.raises(InputError, match="cannot be combined with --class_weights or --label_smoothing_factor"):
+        run_command("glue", command)
 
 
 def change_weights(model: Path) -> None:

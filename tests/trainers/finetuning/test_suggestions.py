@@ -33,8 +33,10 @@ SETTINGS = {
 def search_arguments(folder: Path, settings=None, flags=None, **content):
     """Arguments with a file of a sweep."""
     file = folder.parent / f"{folder.name}.yaml"
-    file.write_text(yaml.safe_dump({"settings": settings or SETTINGS, **content}, sort_keys=False))
-    return arguments(folder, sweep=str(file), **{"metric_for_best_model": "accuracy", **(flags or {})})
+    settings = settings or SETTINGS
+    file.write_text(yaml.safe_dump({"settings": settings, **content}, sort_keys=False))
+    rate = {"learning_rate": None} if "learning_rate" in settings else {}
+    return arguments(folder, sweep=str(file), **{"metric_for_best_model": "accuracy", **rate, **(flags or {})})
 
 
 def evaluate(rate: float, epochs: float, schedule: str) -> list[float]:
@@ -168,7 +170,7 @@ def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch
     with pytest.raises(InputError, match=r"--sweep: .* contains runs with 13 runs\. Use at least as many\."):
         run_search(tmp_path / "b", **content | {"runs": 9})
     with pytest.raises(InputError, match=r"contains a run with different --sweep\."):
-        run_search(tmp_path / "b", SETTINGS, **content)
+        run_search(tmp_path / "b", {**RATES, "batch_size": [12]}, **content)
 
 
 PROCESSES = {"method": "tpe", "prune": True, "runs": 7, "flags": {"num_train_epochs": 2.0}}

@@ -12,6 +12,7 @@ from card_metadata import read_metadata
 from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
 
 from snugbert.errors import InputError
+from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suite import make_task_arguments
@@ -155,15 +156,30 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
     with pytest.raises(InputError, match="out contains a run with different --learning_rate, --seeds"):
         run_command("glue", [*command, "--learning_rate", "1e-3", "--seeds", "2"])
+    assert list_planned(command, monkeypatch) == [("cola", 0, None), ("mnli", 0, None), ("qqp", 0, None)]
     (output_dir / "plan.json").unlink()
     with pytest.raises(InputError, match="out already contains a run"):
         run_command("glue", command)
 
 
-def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
+def list_planned(command: list[str], monkeypatch) -> list[tuple]:
+    """Returns task, number of runs and checkpoint of each task in a dry run that would replace a finished suite."""
+    planned = []
+
+    def count(prepared, args, runs=()):
+        planned.append((Path(args.output_dir).name, len(runs), args.resume_from_checkpoint))
+        return 0.0
+
+    monkeypatch.setattr(sweep, "run_dry_fine_tuning", count)
+    run_command("glue", [*command, "--learning_rate", "1e-4", "--overwrite_output_dir", "--dry_run"])
+    return planned
+
+
+def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, monkeypatch, caplog, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
-    run_command("glue", arguments(workshop, tmp_path / "out", **some))
+    command = arguments(workshop, tmp_path / "out", **some)
+    run_command("glue", command)
     assert caplog.text.count("skipped 2 rows with too few or too many columns") == 1
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (
@@ -180,6 +196,12 @@ def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, caplog, capsys):
     assert best != means and float(best["average"]) == pytest.approx(
         50 * (max(all_scores[:2]) + max(all_scores[2:])), abs=0.1
     )
+    assert list_planned(command, monkeypatch) == [("cola", 2, None), ("qqp", 2, None)]
+    search = tmp_path / "search.yaml"
+    for flag in ("class_weights", "distillation_weight"):
+        search.write_text(f"settings: {{{flag}: [1.0]}}")
+        with pytest.raises(InputError, match=f"--{flag}"):
+            run_command("glue", [*command, "--sweep", str(search)])
 
 
 def test_each_task_of_the_suite_has_a_name_on_the_hub(tmp_path):

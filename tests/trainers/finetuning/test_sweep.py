@@ -26,7 +26,7 @@ class Interrupted(Exception):
 
 
 def test_the_papers_grid(tmp_path):
-    args = arguments(tmp_path, sweep="paper")
+    args = arguments(tmp_path, sweep="paper", learning_rate=None)
     names = [sweep.plan_run(args, 60, draw_setting(args.search, 42, index), 7).name for index in range(24)]
     rates = ("5e-05", "4e-05", "3e-05", "2e-05")
     assert names == [
@@ -41,7 +41,7 @@ def test_the_papers_grid(tmp_path):
 def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args, tmp_path, monkeypatch):
     grid = "settings: {batch_size: [16, 32], learning_rate: [1e-3, 1e-4], num_train_epochs: [1]}"
     (tmp_path / "grid.yaml").write_text(grid)
-    settings = {"sweep": str(tmp_path / "grid.yaml"), "seeds": 2}
+    settings = {"sweep": str(tmp_path / "grid.yaml"), "seeds": 2, "learning_rate": None}
     calls = []
 
     def counted(task, args, callbacks):
@@ -191,6 +191,7 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, c
     assert results["intervals"] == {"eval": {"accuracy": [0.25, 0.375]}}
     assert results["sweep"]["settings"][0]["interval"] == results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
     assert results["sweep"]["settings"][0]["interval"] == [0.25, 0.375]
+    assert results["sweep"]["settings"][0]["epochs"] == 0.5  # one of two steps
     wide = "validation accuracy: the 95 % interval is 12 points wide. Evaluate on more examples."
     assert wide in caplog.messages and "(25.0 to 37.5)" in (tmp_path / "README.md").read_text()
 
@@ -198,7 +199,7 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path, c
 def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
     task = prepare_counting(tokenizer)
     with pytest.raises(InputError, match="16 is not divisible by"):
-        sweep.run_task(task, arguments(tmp_path, sweep="paper", gradient_accumulation_steps=3))
+        sweep.run_task(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
     task.evaluation_sets = []
     with pytest.raises(
         InputError, match=r"--validation_file is missing\. Evaluation during training and sweeps need validation"

@@ -4,6 +4,7 @@ import pytest
 from finetuning_examples import arguments
 from transformers import SchedulerType
 
+from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS
@@ -14,6 +15,11 @@ SHARED = {"seed", "data_seed", "sweep", "do_train", "do_eval", "do_predict", "pa
 SHARED |= {"metric_for_best_model", "greater_is_better", "eval_strategy", "eval_steps", "load_best_model_at_end"}
 SHARED |= {"early_stopping_patience", "early_stopping_threshold", "precision", "bf16", "fp16"}
 SHARED |= {"optim_args", "lr_scheduler_kwargs"}  # mappings would look like ranges
+
+
+def read_command(*flags: str) -> FineTuningArguments:
+    (args,) = parse_arguments([FineTuningArguments], ["--output_dir", "out", "--use_cpu", *flags], "snugbert glue", "")
+    return args
 
 
 def test_every_setting_of_the_training_can_vary():
@@ -32,11 +38,11 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "  lr_scheduler_type: [linear, cosine]\n"
         "  class_weights: [null, balanced]\n"
         "  freeze_embeddings: [true, false]\n"
-        "  unfreeze_after_steps: [10]\n"
-        "  weight_decay: 0.1\n"
+        "  unfreeze_after_steps: {low: 1000000, high: 3000000, step: 1000000}\n"
+        "  weight_decay: 0.2\n"
         "  warmup_steps: 0.2\n"
     )
-    args = arguments(tmp_path, sweep=str(file), warmup_steps=0.3)
+    args = read_command("--sweep", str(file), "--warmup_steps", "0.1")
     assert args.search.settings == {
         "learning_rate": Span(1e-5, 1e-4, log=True, is_integer=False),
         "num_train_epochs": Choices((2.0, 2.5, 3.0, 3.5, 4.0), ordered=True),
@@ -44,26 +50,39 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         "lr_scheduler_type": Choices((SchedulerType.LINEAR, SchedulerType.COSINE)),
         "class_weights": Choices((None, "balanced")),
         "freeze_embeddings": Choices((True, False)),
-        "unfreeze_after_steps": Choices((10,)),
+        "unfreeze_after_steps": Choices((1000000, 2000000, 3000000), ordered=True),
     }
-    assert (args.weight_decay, args.warmup_steps) == (0.1, 0.3)  # the command line replaces single values
+    # The command line replaces single values, even with the default.
+    assert (args.weight_decay, args.warmup_steps) == (0.2, 0.1)
+
+
+def test_flags_replace_single_values_only(tmp_path):
+    file = tmp_path / "search.yaml"
+    file.write_text("settings: {num_train_epochs: [1, 2], batch_size: 16, learning_rate: [1e-4, 2e-4]}")
+    (tmp_path / "config.yaml").write_text("learning_rate: 1e-4")
+    for flag, value, varied in (
+        ("--learning_rate", "1e-4", "learning_rate"),
+        ("--config", str(tmp_path / "config.yaml"), "learning_rate"),
+        ("--max_steps", "3", "num_train_epochs"),
+        ("--per_device_train_batch_size", "32", "batch_size"),
+    ):
+        with pytest.raises(InputError, match=rf"^--\w+: --sweep {file} varies {varied}\. Remove one of the two\.$"):
+            read_command("--sweep", str(file), flag, value)
+    file.write_text("settings: {max_steps: 7}")
+    args = read_command("--sweep", str(file), "--num_train_epochs", "1")
+    assert (args.num_train_epochs, args.max_steps) == (1, -1)
+    assert read_command("--sweep", str(file)).max_steps == 7
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "settings: {learning_rat: [1]}",
-            "learning_rat is not a flag of the training. Did you mean learni",
-        ),
-        (
-            "settings: {output_dir: [a]}",
-            "output_dir is the same in all runs of a sweep. Set it on the comma",
-        ),
-        (
-            "settings: {max_seq_length: [64]}",
-            "data and model are the same in all runs. Run one sweep",
-        ),
+        ("settings: {learning_rat: [1]}", "learning_rat cannot vary. Did you mean learning_rate"),
+        ("settings: {max_seq_length: [64]}", "max_seq_length cannot vary. Set other flags on the command line"),
+        ("settings: {learning_rate: [1e-4], learning_rate: [1e-5]}", "learning_rate is given twice. Remove one."),
+        ("settings: {learning_rate: [null, 1e-5]}", "learning_rate: null is not a value. Replace or remove it."),
+        ("settings: {weight_decay: {low: , high: 1, step: 0.5}}", "weight_decay: null is not a value."),
+        ("settings: {weight_decay: {low: 0, high: 1, step: .nan}}", "weight_decay: .* step must be above 0"),
         ("settings: {learning_rate: [1e-5, fast]}", "learning_rate: invalid float value: 'fast'"),
         ("settings: {learning_rate: [-1]}", "learning_rate: -1.0 must be at least 0"),
         ("settings: {freeze_layers: [0.5]}", "freeze_layers: invalid int value: '0.5'"),
@@ -74,8 +93,9 @@ def test_values_are_read_as_on_the_command_line(tmp_path):
         ("settings: {weight_decay: {low: 1, high: 0, step: 1}}", "weight_decay: low must be below high."),
         ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: a grid needs a list or a range with a step."),
         ("settings: {optim: {low: lamb, high: sgd}}", "optim: unknown value 'lamb'"),
-        ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type is not a number. Give a l"),
-        ("settings: {batch_size: [8], per_device_train_batch_size: [8]}", "exclude each other"),
+        ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type: low and high must be numb"),
+        ("settings: {batch_size: [8], per_device_train_batch_size: 8}", "exclude each other"),
+        ("settings: {num_train_epochs: [1, 2], max_steps: 7}", "max_steps and num_train_epochs exclude each other"),
         ("setting: {}", "`settings` is missing. It lists the flags to vary"),
         ("{settings: {}, run: 3}", "unknown key run. Did you mean runs?"),
         ("{settings: {}, method: bayes}", "method: unknown value 'bayes'. Choose one of grid, random, tpe"),
