@@ -51,7 +51,6 @@ from snugbert.trainers.finetuning.sweep_results import (
     FinishedRun,
     best_run,
     choose_setting,
-    mean_score,
     read_runs,
     selection_metric,
     summarize_sweep,
@@ -309,10 +308,10 @@ def _run_all(
                     break
         tried.append(values)
         setting = runs[0].setting
-        done = [finished[run.folder] for run in runs if run.folder in finished]
-        if runs[0].folder in finished:
-            scores = done[0].evaluations(metric, set_name) if stopper else []
-            suggestions.tell(mean_score(done, metric, set_name), scores)
+        if (first := finished.get(runs[0].folder)) is not None:
+            # Only the score of the first seed, so that a sweep with more seeds than before tries the same settings.
+            scores = first.evaluations(metric, set_name) if stopper else []
+            suggestions.tell(first.score(metric, set_name), scores)
         elif search.size is None:
             break
     best = choose_setting([*finished.values()], prepared, args) or setting
@@ -436,8 +435,17 @@ def _keep_best_weights(output_dir: Path, best: FinishedRun) -> None:
 
 
 def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
-    """Moves the best run's weights to the output folder, and copies its small files."""
-    for path in best.folder.iterdir():
+    """Copies the best run's small files to the output folder, then moves its weights there.
+
+    Raises:
+        InputError: its weights are missing.
+    """
+    if not best.has_weights:
+        raise InputError(
+            f"--output_dir: the weights of the best run, {best.folder.name}, are missing. Choose another folder, or "
+            "repeat the sweep (--overwrite_output_dir)."
+        )
+    for path in sorted(best.folder.iterdir(), key=lambda path: path.suffix == ".safetensors"):
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
         elif path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):

@@ -1,10 +1,12 @@
 """The results of a sweep: its finished runs, the best of them, and the summary of all settings."""
 
 from collections.abc import Mapping, Sequence
+from filecmp import cmp
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.files import read_json
 from snugbert.reports.intervals import Interval, estimate_mean_interval
@@ -30,6 +32,14 @@ class FinishedRun(NamedTuple):
     def is_complete(self) -> bool:
         """Whether the run neither diverged nor was stopped early."""
         return "metrics" in self.results
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are in the run's folder, or in the sweep's, where an earlier command moved them."""
+        folders, weights = (self.folder, self.folder.parents[1]), "model*.safetensors"
+        states = [folder / TRAINER_STATE_NAME for folder in folders]
+        moved = all(state.exists() for state in states) and cmp(*states, shallow=False)
+        return any(folders[0].glob(weights)) or (moved and any(folders[1].glob(weights)))
 
     def score(self, metric: str, set_name: str) -> float:
         """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
@@ -112,7 +122,7 @@ def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuni
 
     def rank(run: FinishedRun) -> tuple[bool, float, bool]:
         score = float(np.nan_to_num(sign * run.score(metric, set_name), nan=-np.inf))
-        return run.is_complete, score, any(run.folder.glob("model*.safetensors"))
+        return run.is_complete, score, run.has_weights
 
     return max(runs, key=rank)
 

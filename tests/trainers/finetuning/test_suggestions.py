@@ -86,6 +86,21 @@ def test_suggestions_equal_optunas_own_loop(method, prune, tmp_path):
     assert any(ended < epochs for _, epochs, _, ended in found) == prune
 
 
+def test_more_seeds_do_not_change_the_settings(tokenizer, model_args, tmp_path):
+    """Otherwise, earlier runs would not be part of the continued sweep. The first ten settings are random."""
+    found = []
+    for name, seeds in (("one", 1), ("two", 2)):
+        args = search_arguments(tmp_path / name, method="tpe", runs=14, seeds=seeds, flags={"greater_is_better": True})
+
+        def run(run, *_):
+            score = run.args.learning_rate * (-1 if run.args.seed > 42 else 1)
+            return sweep.FinishedRun(run.setting, run.args.seed, run.folder, {"metrics": {"eval": {"accuracy": score}}})
+
+        runs = sweep._run_all(prepare_counting(tokenizer), args, run)
+        found.append([run.setting for run in runs if run.seed == 42])
+    assert found[0] == found[1] and len(found[0]) == 14
+
+
 def test_random_settings_depend_on_the_seed_and_the_index(tmp_path):
     search = search_arguments(tmp_path / "run", method="random", runs=3).search
     drawn = [draw_setting(search, 1, index) for index in range(400)]
