@@ -310,7 +310,8 @@ def _run_all(
         setting = runs[0].setting
         if (first := finished.get(runs[0].folder)) is not None:
             # Only the score of the first seed, so that a sweep with more seeds than before tries the same settings.
-            scores = first.evaluations(metric, set_name) if stopper else []
+            # Only the main process needs the evaluations, and machines may share no disk.
+            scores = first.evaluations(metric, set_name) if stopper and args.process_index == 0 else []
             suggestions.tell(first.score(metric, set_name), scores)
         elif search.size is None:
             break

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suggestions import StopBadRuns, Suggestions, draw_setting
+from snugbert.trainers.finetuning.sweep_results import FinishedRun, choose_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -94,7 +96,7 @@ def test_more_seeds_do_not_change_the_settings(tokenizer, model_args, tmp_path):
 
         def run(run, *_):
             score = run.args.learning_rate * (-1 if run.args.seed > 42 else 1)
-            return sweep.FinishedRun(run.setting, run.args.seed, run.folder, {"metrics": {"eval": {"accuracy": score}}})
+            return FinishedRun(run.setting, run.args.seed, run.folder, {"metrics": {"eval": {"accuracy": score}}})
 
         runs = sweep._run_all(prepare_counting(tokenizer), args, run)
         found.append([run.setting for run in runs if run.seed == 42])
@@ -190,13 +192,14 @@ PROCESSES = {"method": "tpe", "prune": True, "runs": 7, "flags": {"num_train_epo
 
 
 def search_in_processes(folder: Path) -> None:
-    run_search(folder, **PROCESSES)
+    """The processes share no disk."""
+    run_search(folder.with_name(f"{folder.name}{os.environ['RANK']}"), **PROCESSES)
 
 
 def test_processes_get_the_same_settings_and_stop_together(tmp_path):
     assert run_forked(search_in_processes, tmp_path / "two", processes=2).returncode == 0
     run_search(tmp_path / "one", **PROCESSES)
-    one, two = (read_sweep(tmp_path / name) for name in ("one", "two"))
+    one, two = (read_sweep(tmp_path / name) for name in ("one", "two0"))
     assert len(one["stopped"]) > 0
     columns = ("batch_size", "learning_rate", "epochs")
     for part in ("settings", "stopped"):
@@ -217,6 +220,21 @@ def test_a_budget_of_time(tmp_path, monkeypatch, list_left):
     assert len(list_left(tmp_path / "run", hours=20.0, **content)) == 1  # how many follow is not known
     first = json.loads(next((tmp_path / "run/runs").glob("*/results.json")).read_text())
     assert first["seconds"] == 3600
+
+
+def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
+    scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
+    runs = [
+        FinishedRun({"name": name}, 42 + i, tmp_path, {} if score is None else {"metrics": {"eval": {"accuracy": score}}})
+        for name, each in scores.items()
+        for i, score in enumerate(each)
+    ]
+    args = arguments(tmp_path, seeds=2, metric_for_best_model="accuracy", greater_is_better=True)
+    order = []
+    while runs:
+        order.append(choose_setting(runs, prepare_counting(tokenizer), args)["name"])
+        runs = [run for run in runs if run.setting["name"] != order[-1]]
+    assert order == ["best", "worse", "one of two", "undefined"]
 
 
 def test_diverged_runs_are_counted(tmp_path, monkeypatch):
