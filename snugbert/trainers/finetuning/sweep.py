@@ -7,6 +7,7 @@ continues with the run that was interrupted. Only the best run keeps its weights
 import copy
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 
@@ -64,6 +66,7 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # values that can be a part of a folder's name
+LONGEST_NAME = 200  # of a folder, without digest and seed. File systems allow 255 bytes
 # Columns of every table, and the flags that set them.
 COLUMNS = {
     "batch_size": (BATCH_SIZE, "per_device_train_batch_size"),  # over all processes and accumulation steps
@@ -233,6 +236,8 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     other = {flag: getattr(value, "value", value) for flag, value in values.items() if flag not in _flags_of_columns()}
     name = f"batch-{setting['batch_size']}_rate-{setting['learning_rate']:g}_epochs-{setting['epochs']:g}"
     name += "".join(f"_{flag}-{_shorten(value)}" for flag, value in other.items())
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}_{_digest(name)}"
     run_args.seed = seed
     run_args.output_dir = str(Path(str(args.output_dir)) / "runs" / f"{name}_seed-{seed}")
     run_args.run_name = (
@@ -254,7 +259,11 @@ def _flags_of_columns() -> set[str]:
 def _shorten(value: Any) -> str:
     """Returns a part of a folder's name. A digest replaces text that file systems may not allow."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if NAME.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if NAME.fullmatch(text) else _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int) -> int:
@@ -345,9 +354,16 @@ def _run(
     except DivergedError as error:
         logger.warning("%s: %s", run.name, error)
         failure = {"failure": f"{run.name}: {error}"}
+    except torch.OutOfMemoryError:
+        if args.world_size > 1:  # the other processes wait for this one
+            raise
+        logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
+        failure = {"failure": f"{run.name}: out of memory"}
     except PrunedError:
         logger.info("%s: stopped early, because it is worse than the median", run.name)
         failure = {"stopped_early": True}
+    if failure:
+        gc.collect()  # the exception kept the model in memory
     if args.should_save:
         _store(run, failure, [score for callback in callbacks for score in callback.evaluations], start)
         output_dir = Path(str(args.output_dir))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+import torch
 import yaml
 from finetuning_examples import arguments, make_tokenizer, prepare_counting
 from forked import run as run_forked
@@ -237,16 +238,18 @@ def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
     assert order == ["best", "worse", "one of two", "undefined"]
 
 
-def test_diverged_runs_are_counted(tmp_path, monkeypatch):
-    fine_tune = sweep.fine_tune
+def test_failed_runs_are_counted(tmp_path, monkeypatch):
+    fine_tune, errors = sweep.fine_tune, itertools.cycle([torch.OutOfMemoryError, sweep.DivergedError])
 
-    def diverge(task, args, callbacks: Sequence[StopBadRuns]):
+    def fail(task, args, callbacks: Sequence[StopBadRuns]):
         if args.learning_rate > 5e-3:
-            raise sweep.DivergedError("the loss is nan")
+            raise next(errors)("the loss is nan")
         return fine_tune(task, args, callbacks)
 
-    monkeypatch.setattr(sweep, "fine_tune", diverge)
+    monkeypatch.setattr(sweep, "fine_tune", fail)
     run_search(tmp_path / "run", method="tpe", runs=4, flags={"max_steps": 2})
     found = read_sweep(tmp_path / "run")
+    messages = [failure.partition("_seed-42: ")[2] for failure in found["failures"]]
+    assert messages == ["out of memory", "the loss is nan"]
     assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
     assert all(row["learning_rate"] <= 5e-3 for row in found["settings"])
