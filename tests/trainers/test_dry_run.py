@@ -118,7 +118,10 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch)
     times, search = [], tmp_path / "search.yaml"
     for content, number in (
         ("method: random, hours: 1, settings: {num_train_epochs: [2]}", "as many as fit (hours: 1)"),
-        ("method: random, runs: 90, hours: 0.25, settings: {num_train_epochs: [2, 3]}", "at most 2 runs (hours: 0.25)"),
+        (
+            "method: random, runs: 90, hours: 0.25, settings: {num_train_epochs: [2, 3]}",
+            "at most 2 runs (hours: 0.25)",
+        ),
         ("settings: {max_steps: 400, gradient_accumulation_steps: [1, 9]}", "2 runs"),
         ("settings: {max_steps: 400, gradient_accumulation_steps: [9, 1]}", "2 runs"),
     ):

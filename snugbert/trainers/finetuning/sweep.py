@@ -15,6 +15,7 @@ import logging
 import math
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -32,8 +33,8 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.reports.sweep_plot import draw_sweep
-from snugbert.trainers.dry_run import print_plan
-from snugbert.trainers.finetuning.fine_tune import fine_tune
+from snugbert.trainers.dry_run import as_dry_run, print_plan
+from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
@@ -135,8 +136,10 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     if args.num_train_epochs > epochs:
         logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
     output_dir = Path(str(args.output_dir))
+    (continues,) = broadcast_object_list([check_plan(plan, args, [output_dir])])
+    if not continues:
+        _check_values(prepared, args)
     if args.dry_run:
-        (continues,) = broadcast_object_list([check_plan(plan, args, [output_dir])])
         left: dict[Path, FineTuningArguments] = {}  # a setting may be suggested twice
 
         def read(run: PlannedRun, *_: Any) -> FinishedRun | None:
@@ -194,6 +197,31 @@ def _list_values(values: Choices | Span | None) -> Sequence[Any]:
     if isinstance(values, Span):
         return range(int(values.low), int(values.high) + 1)
     return () if values is None else values.values
+
+
+def _check_values(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Makes a trainer for each value, so that a value that does not fit ends the sweep before its first run.
+
+    The other flags then have their first values. The last trainer has the last value of all flags. Of ranges, only
+    both ends are tried. Values of `COLUMNS` fit every model.
+
+    Raises:
+        InputError: see [`make_trainer`], or a value does not fit the optimizer or the schedule.
+    """
+    assert args.search is not None and prepared.train_features is not None
+    varied: dict[str, tuple[Any, ...]] = {}
+    for flag, values in args.search.settings.items():
+        varied[flag] = (values.low, values.high) if isinstance(values, Span) else values.values
+        if isinstance(values, Choices) and values.ordered:
+            varied[flag] = (values.values[0], values.values[-1])
+    first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
+    others = [flag for flag in varied if flag not in _flags_of_columns()]
+    settings = [first, *(first | {flag: value} for flag in others for value in varied[flag][1:]), last]
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in settings if others else ():
+            run_args = plan_run(args, len(prepared.train_features), setting, args.seed).args
+            make_trainer(prepared, as_dry_run(run_args, folder)).create_optimizer_and_scheduler(1)
+            gc.collect()  # a dry run measures the memory
 
 
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:

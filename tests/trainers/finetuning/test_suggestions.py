@@ -226,7 +226,7 @@ def test_a_budget_of_time(tmp_path, monkeypatch, list_left):
 def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
     scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
     runs = [
-        FinishedRun({"name": name}, 42 + i, tmp_path, {} if score is None else {"metrics": {"eval": {"accuracy": score}}})
+        FinishedRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
         for name, each in scores.items()
         for i, score in enumerate(each)
     ]
