@@ -123,4 +123,24 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch)
     assert read_plan(capsys)["runs"].startswith("3 runs, about ")
     assert snugbert_command([*seeds, "--output_dir", str(tmp_path / "train.csv")]) == 2  # a file
     assert "--output_dir: cannot write to " in capsys.readouterr().err
+    # The budget of time limits a sweep. The order of its runs does not change the estimate.
+    times, search = [], tmp_path / "search.yaml"
+    free = {**more, "num_train_epochs": None, "gradient_accumulation_steps": None}
+    command = arguments(tmp_path, tmp_path / "run", **free, per_device_train_batch_size=8)
+    for content, number in (
+        ("method: random, hours: 1, settings: {num_train_epochs: [2]}", "as many as fit (hours: 1)"),
+        (
+            "method: random, runs: 90, hours: 0.25, settings: {num_train_epochs: [2, 3]}",
+            "at most 2 runs (hours: 0.25)",
+        ),
+        ("settings: {max_steps: 400, gradient_accumulation_steps: [1, 9]}", "2 runs"),
+        ("settings: {max_steps: 400, gradient_accumulation_steps: [9, 1]}", "2 runs"),
+    ):
+        search.write_text(f"{{{content}}}")
+        assert snugbert_command(["glue", *command, "--dry_run", "--eval_strategy", "no", "--sweep", str(search)]) == 0
+        runs, _, time = read_plan(capsys)["runs"].partition(", about ")
+        assert runs == number
+        ((hours, minutes),) = re.findall(r"(?:(\d+) h )?(\d+) min", time)
+        times.append(60 * int(hours or 0) + int(minutes))
+    assert times[:2] == [60, 15] and times[2] == pytest.approx(times[3], rel=0.02)
     assert not (tmp_path / "run").exists()

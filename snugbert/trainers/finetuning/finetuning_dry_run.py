@@ -94,8 +94,13 @@ def run_dry_fine_tuning(
     rows["time"] = describe_seconds(start, training, evaluation, watches)
     total = training + evaluation
     if runs:
-        total *= sum(map(_relative_length, runs)) / _relative_length(first)
-        rows["runs"] = f"{format_count(len(runs), 'run')}, about {format_duration(start + total)} together"
+        assert args.search is not None
+        number, size, hours = format_count(len(runs), "run"), args.search.size, args.search.hours
+        one, total = total, total * sum(map(_relative_length, runs)) / _relative_length(first)
+        if hours is not None and (size is None or total > 3600 * hours):  # the first run may take longer
+            number = f"{'as many as fit' if size is None else f'at most {number}'} (hours: {hours:g})"
+            total = max(one, 3600 * hours)
+        rows["runs"] = f"{number}, about {format_duration(start + total)} together"
     print_plan(args, rows)
     return total
 
@@ -175,5 +180,5 @@ def _time_evaluation(trainer: FineTuningTrainer, features: Any) -> float:
 def _relative_length(args: FineTuningArguments) -> float:
     """Returns the length of a run relative to other runs of its sweep."""
     if args.max_steps > 0:
-        return args.max_steps * args.train_batch_size
+        return args.max_steps * args.train_batch_size * args.gradient_accumulation_steps
     return args.num_train_epochs

@@ -7,6 +7,7 @@ continues with the run that was interrupted. Only the best run keeps its weights
 import copy
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -14,6 +15,7 @@ import logging
 import math
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 
@@ -30,8 +33,8 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.reports.sweep_plot import draw_sweep
-from snugbert.trainers.dry_run import print_plan
-from snugbert.trainers.finetuning.fine_tune import fine_tune
+from snugbert.trainers.dry_run import as_dry_run, print_plan
+from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
 from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
@@ -51,7 +54,6 @@ from snugbert.trainers.finetuning.sweep_results import (
     FinishedRun,
     best_run,
     choose_setting,
-    mean_score,
     read_runs,
     selection_metric,
     summarize_sweep,
@@ -65,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # values that can be a part of a folder's name
+LONGEST_NAME = 200  # of a folder, without digest and seed. File systems allow 255 bytes
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -129,8 +132,10 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     if args.num_train_epochs > epochs:
         logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
     output_dir = Path(str(args.output_dir))
+    (continues,) = broadcast_object_list([check_plan(plan, args, [output_dir])])
+    if not continues:
+        _check_values(prepared, args)
     if args.dry_run:
-        (continues,) = broadcast_object_list([check_plan(plan, args, [output_dir])])
         left: dict[Path, FineTuningArguments] = {}  # a setting may be suggested twice
 
         def read(run: PlannedRun, *_: Any) -> FinishedRun | None:
@@ -190,6 +195,31 @@ def _list_values(values: Choices | Span | None) -> Sequence[Any]:
     return () if values is None else values.values
 
 
+def _check_values(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Makes a trainer for each value, so that a value that does not fit ends the sweep before its first run.
+
+    The other flags then have their first values. The last trainer has the last value of all flags. Of ranges, only
+    both ends are tried. Values of `IN_COLUMNS` fit every model.
+
+    Raises:
+        InputError: see [`make_trainer`], or a value does not fit the optimizer or the schedule.
+    """
+    assert args.search is not None and prepared.train_features is not None
+    varied: dict[str, tuple[Any, ...]] = {}
+    for flag, values in args.search.settings.items():
+        varied[flag] = (values.low, values.high) if isinstance(values, Span) else values.values
+        if isinstance(values, Choices) and values.ordered:
+            varied[flag] = (values.values[0], values.values[-1])
+    first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
+    others = [flag for flag in varied if flag not in IN_COLUMNS]
+    settings = [first, *(first | {flag: value} for flag in others for value in varied[flag][1:]), last]
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in settings if others else ():
+            run_args = plan_run(args, len(prepared.train_features), setting, args.seed).args
+            make_trainer(prepared, as_dry_run(run_args, folder)).create_optimizer_and_scheduler(1)
+            gc.collect()  # a dry run measures the memory
+
+
 def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
     """Returns arguments with enough epochs for `min_steps`."""
     batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -230,6 +260,8 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     other = {flag: getattr(value, "value", value) for flag, value in values.items() if flag not in IN_COLUMNS}
     name = f"batch-{setting['batch_size']}_rate-{setting['learning_rate']:g}_epochs-{setting['epochs']:g}"
     name += "".join(f"_{flag}-{_shorten(value)}" for flag, value in other.items())
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:LONGEST_NAME]}_{_digest(name)}"
     if run_args.max_steps > 0:
         setting["epochs"] = float(f"{run_args.max_steps / math.ceil(examples / setting['batch_size']):.3g}")
     run_args.seed = seed
@@ -249,7 +281,11 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
 def _shorten(value: Any) -> str:
     """Returns a part of a folder's name. A digest replaces text that file systems may not allow."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return text if NAME.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:8]
+    return text if NAME.fullmatch(text) else _digest(text)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int) -> int:
@@ -303,10 +339,11 @@ def _run_all(
                     break
         tried.append(values)
         setting = runs[0].setting
-        done = [finished[run.folder] for run in runs if run.folder in finished]
-        if runs[0].folder in finished:
-            scores = done[0].evaluations(metric, set_name) if stopper else []
-            suggestions.tell(mean_score(done, metric, set_name), scores)
+        if (first := finished.get(runs[0].folder)) is not None:
+            # Only the score of the first seed, so that a sweep with more seeds than before tries the same settings.
+            # Only the main process needs the evaluations, and machines may share no disk.
+            scores = first.evaluations(metric, set_name) if stopper and args.process_index == 0 else []
+            suggestions.tell(first.score(metric, set_name), scores)
         elif search.size is None:
             break
     best = choose_setting([*finished.values()], prepared, args) or setting
@@ -339,9 +376,16 @@ def _run(
     except DivergedError as error:
         logger.warning("%s: %s", run.name, error)
         failure = {"failure": f"{run.name}: {error}"}
+    except torch.OutOfMemoryError:
+        if args.world_size > 1:  # the other processes wait for this one
+            raise
+        logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
+        failure = {"failure": f"{run.name}: out of memory"}
     except PrunedError:
         logger.info("%s: stopped early, because it is worse than the median", run.name)
         failure = {"stopped_early": True}
+    if failure:
+        gc.collect()  # the exception kept the model in memory
     if args.should_save:
         _store(run, failure, [score for callback in callbacks for score in callback.evaluations], start)
         output_dir = Path(str(args.output_dir))
@@ -430,8 +474,17 @@ def _keep_best_weights(output_dir: Path, best: FinishedRun) -> None:
 
 
 def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
-    """Moves the best run's weights to the output folder, and copies its small files."""
-    for path in best.folder.iterdir():
+    """Copies the best run's small files to the output folder, then moves its weights there.
+
+    Raises:
+        InputError: its weights are missing.
+    """
+    if not best.has_weights:
+        raise InputError(
+            f"--output_dir: the weights of the best run, {best.folder.name}, are missing. Choose another folder, or "
+            "repeat the sweep (--overwrite_output_dir)."
+        )
+    for path in sorted(best.folder.iterdir(), key=lambda path: path.suffix == ".safetensors"):
         if path.suffix == ".safetensors":
             path.replace(output_dir / path.name)
         elif path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):

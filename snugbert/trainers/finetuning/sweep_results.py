@@ -1,10 +1,12 @@
 """The results of a sweep: its finished runs, the best of them, and the summary of all settings."""
 
 from collections.abc import Mapping, Sequence
+from filecmp import cmp
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.files import read_json
 from snugbert.reports.intervals import Interval, estimate_mean_interval
@@ -30,6 +32,14 @@ class FinishedRun(NamedTuple):
     def is_complete(self) -> bool:
         """Whether the run neither diverged nor was stopped early."""
         return "metrics" in self.results
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights are in the run's folder, or in the sweep's, where an earlier command moved them."""
+        folders, weights = (self.folder, self.folder.parents[1]), "model*.safetensors"
+        states = [folder / TRAINER_STATE_NAME for folder in folders]
+        moved = all(state.exists() for state in states) and cmp(*states, shallow=False)
+        return any(folders[0].glob(weights)) or (moved and any(folders[1].glob(weights)))
 
     def score(self, metric: str, set_name: str) -> float:
         """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
@@ -90,16 +100,20 @@ def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineT
 
 
 def choose_setting(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
-    """Returns the setting with the best mean over the seeds that every setting has. Empty: no run is complete."""
+    """Returns the setting with the best mean over the seeds that every setting has. Empty: no run is complete.
+
+    A setting with a failed seed comes after all whose seeds are complete.
+    """
     set_name, metric = selection_metric(prepared, args)
-    compared = [run for run in runs if run.is_complete and run.seed < args.seed + args.seeds]
+    compared = [run for run in runs if run.seed < args.seed + args.seeds]
     sign = 1 if args.greater_is_better else -1
 
-    def rank(setting: Mapping[str, Any]) -> float:
-        score = mean_score([run for run in compared if run.setting == setting], metric, set_name)
-        return float(np.nan_to_num(sign * score, nan=-np.inf))
+    def rank(setting: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        seeds = [run for run in compared if run.setting == setting]
+        score = sign * float(np.mean([run.score(metric, set_name) for run in seeds if run.is_complete]))
+        return bool(np.isfinite(score)), all(run.is_complete for run in seeds), float(np.nan_to_num(score))
 
-    return max(_list_settings(compared), key=rank, default={})
+    return max(_list_settings([run for run in compared if run.is_complete]), key=rank, default={})
 
 
 def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> FinishedRun:
@@ -112,15 +126,9 @@ def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuni
 
     def rank(run: FinishedRun) -> tuple[bool, float, bool]:
         score = float(np.nan_to_num(sign * run.score(metric, set_name), nan=-np.inf))
-        return run.is_complete, score, any(run.folder.glob("model*.safetensors"))
+        return run.is_complete, score, run.has_weights
 
     return max(runs, key=rank)
-
-
-def mean_score(runs: Sequence[FinishedRun], metric: str, set_name: str) -> float:
-    """Returns the mean over complete runs. NaN if there are none, or if the metric of one is undefined."""
-    scores = [run.score(metric, set_name) for run in runs if run.is_complete]
-    return float(np.mean(scores)) if scores else np.nan
 
 
 def selection_metric(prepared: PreparedTask, args: FineTuningArguments) -> tuple[str, str]:

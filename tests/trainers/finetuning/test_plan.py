@@ -47,6 +47,24 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_pa
     assert (tmp_path / "run" / "results.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 is too large"),
+        ("freeze_layers: {low: 0, high: 99}, learning_rate: [1e-4, 1e-3]", "--freeze_layers 99 is too large"),
+        ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 overlap"),
+        ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
+    ],
+)
+def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, model_args, tmp_path):
+    (tmp_path / "search.yaml").write_text(f"settings: {{{settings}}}")
+    for dry_run in (False, True):
+        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)
+        with pytest.raises(InputError, match=error):
+            sweep.run_task(prepare_counting(tokenizer), args)
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_settings_that_both_plans_have_are_compared(model_args, tmp_path):
     """A plan of an earlier version may have fewer."""
     args = arguments(tmp_path)

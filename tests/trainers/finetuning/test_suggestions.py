@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+import torch
 import yaml
 from finetuning_examples import arguments, make_tokenizer, prepare_counting
 from forked import run as run_forked
@@ -20,6 +22,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suggestions import StopBadRuns, Suggestions, draw_setting
+from snugbert.trainers.finetuning.sweep_results import FinishedRun, choose_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -86,6 +89,21 @@ def test_suggestions_equal_optunas_own_loop(method, prune, tmp_path):
         suggestions.tell(scores[-1] if ended == len(scores) else math.nan, scores[:ended])
     assert found == own_loop(method, prune, 30) and len(found) == 30
     assert any(ended < epochs for _, epochs, _, ended in found) == prune
+
+
+def test_more_seeds_do_not_change_the_settings(tokenizer, model_args, tmp_path):
+    """Otherwise, earlier runs would not be part of the continued sweep. The first ten settings are random."""
+    found = []
+    for name, seeds in (("one", 1), ("two", 2)):
+        args = search_arguments(tmp_path / name, method="tpe", runs=14, seeds=seeds, flags={"greater_is_better": True})
+
+        def run(run, *_):
+            score = run.args.learning_rate * (-1 if run.args.seed > 42 else 1)
+            return FinishedRun(run.setting, run.args.seed, run.folder, {"metrics": {"eval": {"accuracy": score}}})
+
+        runs = sweep._run_all(prepare_counting(tokenizer), args, run)
+        found.append([run.setting for run in runs if run.seed == 42])
+    assert found[0] == found[1] and len(found[0]) == 14
 
 
 def test_random_settings_depend_on_the_seed_and_the_index(tmp_path):
@@ -177,13 +195,14 @@ PROCESSES = {"method": "tpe", "prune": True, "runs": 7, "flags": {"num_train_epo
 
 
 def search_in_processes(folder: Path) -> None:
-    run_search(folder, **PROCESSES)
+    """The processes share no disk."""
+    run_search(folder.with_name(f"{folder.name}{os.environ['RANK']}"), **PROCESSES)
 
 
 def test_processes_get_the_same_settings_and_stop_together(tmp_path):
     assert run_forked(search_in_processes, tmp_path / "two", processes=2).returncode == 0
     run_search(tmp_path / "one", **PROCESSES)
-    one, two = (read_sweep(tmp_path / name) for name in ("one", "two"))
+    one, two = (read_sweep(tmp_path / name) for name in ("one", "two0"))
     assert len(one["stopped"]) > 0
     columns = ("batch_size", "learning_rate", "epochs")
     for part in ("settings", "stopped"):
@@ -206,16 +225,33 @@ def test_a_budget_of_time(tmp_path, monkeypatch, list_left):
     assert first["seconds"] == 3600
 
 
-def test_diverged_runs_are_counted(tmp_path, monkeypatch):
-    fine_tune = sweep.fine_tune
+def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
+    scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
+    runs = [
+        FinishedRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
+        for name, each in scores.items()
+        for i, score in enumerate(each)
+    ]
+    args = arguments(tmp_path, seeds=2, metric_for_best_model="accuracy", greater_is_better=True)
+    order = []
+    while runs:
+        order.append(choose_setting(runs, prepare_counting(tokenizer), args)["name"])
+        runs = [run for run in runs if run.setting["name"] != order[-1]]
+    assert order == ["best", "worse", "one of two", "undefined"]
 
-    def diverge(task, args, callbacks: Sequence[StopBadRuns]):
+
+def test_failed_runs_are_counted(tmp_path, monkeypatch):
+    fine_tune, errors = sweep.fine_tune, itertools.cycle([torch.OutOfMemoryError, sweep.DivergedError])
+
+    def fail(task, args, callbacks: Sequence[StopBadRuns]):
         if args.learning_rate > 5e-3:
-            raise sweep.DivergedError("the loss is nan")
+            raise next(errors)("the loss is nan")
         return fine_tune(task, args, callbacks)
 
-    monkeypatch.setattr(sweep, "fine_tune", diverge)
+    monkeypatch.setattr(sweep, "fine_tune", fail)
     run_search(tmp_path / "run", method="tpe", runs=4, flags={"max_steps": 2})
     found = read_sweep(tmp_path / "run")
+    messages = [failure.partition("_seed-42: ")[2] for failure in found["failures"]]
+    assert messages == ["out of memory", "the loss is nan"]
     assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
     assert all(row["learning_rate"] <= 5e-3 for row in found["settings"])

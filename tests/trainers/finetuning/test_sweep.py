@@ -16,6 +16,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
+from snugbert.trainers.finetuning.plan import RUN_FOLDER
 from snugbert.trainers.finetuning.suggestions import draw_setting
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -36,6 +37,17 @@ def test_the_papers_grid(tmp_path):
         for epochs in (2, 3, 4)
     ]
     assert args.search.size == 24 and draw_setting(args.search, 42, 24) is None
+
+
+def test_names_of_many_flags(tmp_path):
+    """File systems allow 255 bytes. The names still differ, and are recognized as runs of a sweep."""
+    flags = "adam_beta1 adam_beta2 label_smoothing_factor layerwise_lr_decay max_grad_norm neftune_noise_alpha"
+    values = dict.fromkeys([*flags.split(), "distillation_temperature", "distillation_weight"], 0.123456)
+    runs = [sweep.plan_run(arguments(tmp_path), 60, values | {"weight_decay": decay}, 7) for decay in (0.1, 0.2)]
+    for run in runs:
+        assert RUN_FOLDER.fullmatch(run.name) and len(run.name) < 220
+        run.folder.mkdir(parents=True)
+    assert runs[0].name != runs[1].name
 
 
 def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args, tmp_path, monkeypatch):
@@ -121,6 +133,9 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
         assert "accuracy 90.00 (baseline 25.00), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
+    (output_dir / "trainer_state.json").write_text("{}")  # the weights next to it are of another run
+    with pytest.raises(InputError, match=r"the weights of the best run, .*_seed-43, are missing\."):
+        sweep_over(5)
     with pytest.raises(InputError, match=r"contains runs with 5 seeds\. Use at least as many\. Choose another folder"):
         sweep_over(2)
 
