@@ -37,8 +37,8 @@ class FinishedRun(NamedTuple):
     def has_weights(self) -> bool:
         """Whether the weights are in the run's folder, or in the sweep's, where an earlier command moved them."""
         folders, weights = (self.folder, self.folder.parents[1]), "model*.safetensors"
-        states = [folder / TRAINER_STATE_NAME for folder in folders]
-        moved = all(state.exists() for state in states) and cmp(*states, shallow=False)
+        a, b = (folder / TRAINER_STATE_NAME for folder in folders)
+        moved = a.exists() and b.exists() and cmp(a, b, shallow=False)
         return any(folders[0].glob(weights)) or (moved and any(folders[1].glob(weights)))
 
     def score(self, metric: str, set_name: str) -> float:

@@ -106,7 +106,7 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
 
 def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "run"
-    scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.7}  # of each seed; 45 diverges
+    scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.9}  # of each seed; 45 diverges. Of equal runs, the earlier one stays
     failures: list[type[Exception]] = [Interrupted, DivergedError]
 
     def run_of_a_seed(task, args, callbacks):
@@ -126,7 +126,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     (kept,) = output_dir.rglob("*.safetensors")
     assert kept.parent.name.endswith("seed-43")
     best = kept.read_bytes()
-    for seeds in (4, 5):  # one more seed is allowed
+    for seeds in (4, 5, 5):  # one more seed is allowed
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
         results = json.loads((output_dir / "results.json").read_text())
