@@ -68,6 +68,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # values that can be a part of a folder's name
 LONGEST_NAME = 200  # of a folder, without digest and seed. File systems allow 255 bytes
+MOST_REPEATS = 100  # suggestions in a row without a new setting, if only time limits a sweep
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -323,8 +324,13 @@ def _run_all(
     finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
     tried: list[dict[str, Any]] = []
     setting: dict[str, Any] = {}  # the last one
+    repeats = 0
     while (values := suggestions.ask(len(tried))) is not None:
         runs = [plan_run(args, examples, values, args.seed + number) for number in range(args.seeds)]
+        repeats = repeats + 1 if runs[0].folder in finished else 0
+        if search.size is None and repeats == MOST_REPEATS:
+            logger.info("stopped, because the last %d suggested settings are known", repeats)
+            break
         if runs[0].read() is None and _is_out_of_time(search.hours, [*finished.values()], args.seeds + extra):
             tries = format_count(len(tried), "setting")
             logger.info("stopped after %s. Another one would probably exceed %g hours", tries, search.hours)

@@ -51,7 +51,7 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_pa
     ("settings", "error"),
     [
         ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 is too large"),
-        ("freeze_layers: {low: 0, high: 99}, learning_rate: [1e-4, 1e-3]", "--freeze_layers 99 is too large"),
+        ("freeze_layers: {low: 0, high: 99}, weight_decay: [0.1, 0.2]", "--freeze_layers 99 is too large"),
         ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 overlap"),
         ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
     ],

@@ -223,6 +223,9 @@ def test_a_budget_of_time(tmp_path, monkeypatch, list_left):
     assert len(list_left(tmp_path / "run", hours=20.0, **content)) == 1  # how many follow is not known
     first = json.loads(next((tmp_path / "run/runs").glob("*/results.json")).read_text())
     assert first["seconds"] == 3600
+    few = {"learning_rate": [1e-3, 2e-3]}
+    run_search(tmp_path / "few", few, method="random", hours=1000.0, flags={"max_steps": 1})  # ends without new ones
+    assert len(read_sweep(tmp_path / "few")["settings"]) == 2
 
 
 def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
