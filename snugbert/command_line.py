@@ -123,7 +123,7 @@ def parse_arguments(
         parser.error(explain_flag(flags[0], parser.flags) if flags else f"unknown arguments: {' '.join(unknown)}")
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
-    for action in parser._actions:  # a default is not given
+    for action in parser._actions:  # leaves out arguments that were not given
         action.default = SUPPRESS
     given = vars(parser.parse_args(from_files + argv))
     try:

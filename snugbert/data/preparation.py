@@ -279,8 +279,7 @@ def prepare_parts(
 
     Args:
         folder, tokenizer, show_progress: as in [`prepare_corpus`].
-        parts: all parts from [`plan_parts`] for one shard, or the parts of a shard. A part that reads all of the text
-            is alone.
+        parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only one.
         language: code of the language whose rules split lines into sentences. None if each line is a sentence.
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].

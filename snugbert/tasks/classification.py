@@ -66,6 +66,7 @@ METRICS = {
     "single_label_classification": ("accuracy",),
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
+DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
 # The scores of each label are shown if the most frequent one is this many times as frequent as the rarest.
 UNEVEN = 2
 
@@ -209,8 +210,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         is_teacher: bool = False,
     ) -> None:
         """As in [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
-        if is_teacher or not {"train", "unlabeled"} & splits.keys():
-            self._use_windows(config, is_teacher)
+        trains = not is_teacher and {"train", "unlabeled"} & splits.keys()
+        self._use_windows(None if trains else get_windows(config), is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
         distills = is_teacher or teacher is not None
         self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
@@ -227,13 +228,18 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self._read_thresholds(config)
         store_labels(config, self.labels or ["LABEL_0"])
 
-    def _use_windows(self, config: PreTrainedConfig, is_teacher: bool = False) -> None:
-        """Replaces arguments by the windows that a model was trained on: all, or those that the user left out."""
-        args, windows = self.args, get_windows(config)
-        size, stride = windows or (args.max_seq_length, None)
-        if not is_teacher:
-            stride = stride if args.doc_stride is None else args.doc_stride
-            size = size if args.max_seq_length == GlueDataArguments.max_seq_length else args.max_seq_length
+    def _use_windows(self, windows: tuple[int, int] | None, is_teacher: bool = False) -> None:
+        """Sets the length and the windows of texts, unless the user chose them. A teacher keeps its own windows.
+
+        Args:
+            windows: of a model that is not trained now, see [`get_windows`].
+            is_teacher: whether it is a teacher.
+        """
+        args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
+        if windows is None or not is_teacher:
+            size = args.max_seq_length or size
+        if not is_teacher and args.doc_stride is not None:
+            stride = args.doc_stride
         self.args = replace(args, max_seq_length=size, doc_stride=stride)
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
@@ -571,7 +577,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
         """As in [`Task`]. As in transformers, a single output without `problem_type` is a number."""
-        self._use_windows(config)
+        self._use_windows(get_windows(config))
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"
         self.set_problem("regression" if self.labels is None else problem)

@@ -61,9 +61,11 @@ class GlueDataArguments(DataArguments):
         default=None,
         metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
     )
-    max_seq_length: int = field(
-        default=128,
-        metadata={"help": "Maximum tokens of an example or a window. Longer examples are truncated."},
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={
+            "help": "Maximum tokens of a text or window. Default: 128, or the model's windows.",
+        },
     )
     doc_stride: int | None = field(
         default=None,

@@ -19,7 +19,7 @@ SECONDS = 10  # a killed process holds its lock until its memory is freed
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
-    With `dry_run`, only checks that it could.
+    With `dry_run`, only checks that the folder can be written.
 
     Only processes that write take the lock, see [`lock_file`]. A process can take it again inside the block. A new
     folder that stays empty is removed.

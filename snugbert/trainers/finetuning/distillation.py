@@ -168,7 +168,7 @@ def measure_models(
         "interval": validation.estimate_intervals(answers).get(metric),
     }
 
-    # Chosen on examples that may be these, so the teacher's score is too good. The student's is cross-fitted.
+    # The teacher's thresholds may come from these examples. Then its score is too high. The student's is cross-fitted.
     teacher_name = "teacher with its thresholds" if teacher.task.thresholds else "teacher"
 
     def make_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:

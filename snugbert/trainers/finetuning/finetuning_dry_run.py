@@ -37,7 +37,7 @@ from snugbert.trainers.run_checkpoints import step_of
 
 
 def run_dry_fine_tuning(
-    prepared: PreparedTask, args: FineTuningArguments, runs: Sequence[FineTuningArguments] = ()
+    prepared: PreparedTask, args: FineTuningArguments, runs: Sequence[FineTuningArguments] = (), spent: float = 0.0
 ) -> float:
     """Checks a run, takes a few of its steps in memory, and prints its plan. Every process must call this.
 
@@ -46,6 +46,7 @@ def run_dry_fine_tuning(
         args: the arguments of the command.
         runs: the arguments of the runs of a sweep that are not finished. The first one is measured, and the time of
             the others follows from their number of epochs or steps. Empty: the command is a single run.
+        spent: seconds of the finished runs of the sweep, which count for its `hours`.
 
     Returns:
         The expected seconds of all runs.
@@ -97,9 +98,9 @@ def run_dry_fine_tuning(
         assert args.search is not None
         number, size, hours = format_count(len(runs), "run"), args.search.size, args.search.hours
         one, total = total, total * sum(map(_relative_length, runs)) / _relative_length(first)
-        if hours is not None and (size is None or total > 3600 * hours):  # the first run may take longer
+        if hours is not None and (size is None or spent + total > 3600 * hours):  # the first run may take longer
             number = f"{'as many as fit' if size is None else f'at most {number}'} (hours: {hours:g})"
-            total = max(one, 3600 * hours)
+            total = max(one, 3600 * hours - spent)
         rows["runs"] = f"{number}, about {format_duration(start + total)} together"
     print_plan(args, rows)
     return total

@@ -87,7 +87,7 @@ class Suggestions:
         """Tells Optuna the result of the last setting.
 
         Args:
-            score: its score. NaN: it was stopped early, it diverged, or the score is undefined.
+            score: its score. NaN: it was stopped early, it failed, or the score is undefined.
             evaluations: its scores in training.
         """
         if self._study is None:
@@ -120,10 +120,6 @@ class StopBadRuns(TrainerCallback):
     def __init__(self, suggestions: Suggestions, metric: str):
         self._suggestions, self._metric = suggestions, metric
         self.evaluations: list[float] = []
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Called by Trainer. The same callback compares all runs."""
-        self.evaluations = []
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after each evaluation. The log contains the ones before a resumed checkpoint, too.

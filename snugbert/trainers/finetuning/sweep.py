@@ -22,7 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
@@ -145,9 +144,9 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
                 left[run.folder] = run.args
             return finished
 
-        _run_all(prepared, args, read)
+        finished_runs = _run_all(prepared, args, read)
         if left:
-            return run_dry_fine_tuning(prepared, args, [*left.values()])
+            return run_dry_fine_tuning(prepared, args, [*left.values()], sum(_list_seconds(finished_runs)))
         print_plan(args, {"training": "nothing to do, the sweep is finished"})
         return 0.0
     prepare_folders(plan, args, [output_dir])
@@ -199,8 +198,8 @@ def _list_values(values: Choices | Span | None) -> Sequence[Any]:
 def _check_values(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Makes a trainer for each value, so that a value that does not fit ends the sweep before its first run.
 
-    The other flags then have their first values. The last trainer has the last value of all flags. Of ranges, only
-    both ends are tried. Values of `IN_COLUMNS` fit every model.
+    One flag varies at a time, and the others keep their first value. The last trainer has the last value of all flags.
+    Of ranges, only both ends are tried. Values of `IN_COLUMNS` fit every model.
 
     Raises:
         InputError: see [`make_trainer`], or a value does not fit the optimizer or the schedule.
@@ -373,6 +372,8 @@ def _run(
         prepared = dataclasses.replace(prepared, settings=prepared.settings | student)
     start = time.monotonic()
     failure: dict[str, Any] = {}
+    for callback in callbacks:
+        callback.evaluations = []  # the same callback compares all runs
     try:
         results = fine_tune(prepared, run.args, callbacks)
         interval = results.get("intervals", {}).get(set_name, {}).get(metric)
@@ -383,7 +384,8 @@ def _run(
         logger.warning("%s: %s", run.name, error)
         failure = {"failure": f"{run.name}: {error}"}
     except torch.OutOfMemoryError:
-        if args.world_size > 1:  # the other processes wait for this one
+        # Other processes wait for this one. If no run has ended well, the memory may only be taken at the moment.
+        if args.world_size > 1 or not any(each.is_complete for each in read_runs(Path(str(args.output_dir)))):
             raise
         logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
         failure = {"failure": f"{run.name}: out of memory"}
@@ -415,8 +417,12 @@ def _is_out_of_time(hours: float | None, runs: list[FinishedRun], needed: int) -
 
     The time of attempts that were interrupted does not count.
     """
-    seconds = [run.results.get("seconds", run.results.get("training", {}).get("train_runtime", 0)) for run in runs]
-    return hours is not None and len(runs) > 0 and sum(seconds) + needed * np.mean(seconds) > 3600 * hours
+    seconds = _list_seconds(runs)
+    return hours is not None and len(runs) > 0 and sum(seconds) * (1 + needed / len(runs)) > 3600 * hours
+
+
+def _list_seconds(runs: list[FinishedRun]) -> list[float]:
+    return [run.results.get("seconds", run.results.get("training", {}).get("train_runtime", 0)) for run in runs]
 
 
 def _finish(

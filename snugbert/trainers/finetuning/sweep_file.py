@@ -237,8 +237,8 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
         or (log and low <= 0)
     ):
         raise InputError(
-            f"{flag}: low must be below high. step must be above 0. log must be true or false, needs a low above 0, "
-            "and excludes step."
+            f"{flag}: low must be below high, and high must be finite. step must be above 0. log must be true or "
+            "false, needs a low above 0, and excludes step."
         )
     if step is None:
         if method == "grid":

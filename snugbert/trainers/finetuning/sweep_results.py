@@ -19,18 +19,18 @@ from snugbert.trainers.run_settings import read_state
 
 
 class FinishedRun(NamedTuple):
-    """A run that finished, diverged or was stopped early."""
+    """A run that finished, failed or was stopped early."""
 
     setting: dict[str, Any]
     seed: int
     folder: Path
-    # [`RunResults`], or "evaluations" with either "failure" (the message of a diverged run) or "stopped_early". All
+    # [`RunResults`], or "evaluations" with either "failure" (the message of a failed run) or "stopped_early". All
     # have "seconds", the time that the run took.
     results: dict[str, Any]
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run neither diverged nor was stopped early."""
+        """Whether the run neither failed nor was stopped early."""
         return "metrics" in self.results
 
     @property
@@ -70,7 +70,7 @@ def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineT
     Returns:
         `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
         its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
-        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of diverged runs;
+        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of failed runs;
         `stopped`: the fields of each setting that was stopped early and its `scores` in training, if there are any.
         The interval of one seed is the run's own. It is None if there is none.
     """

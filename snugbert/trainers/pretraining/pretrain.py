@@ -109,10 +109,11 @@ def pretrain(
     if data_args.show:
         _show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
         return
-    epochs = nullcontext(Path(training_args.output_dir or "") / "epochs")
-    with lock_output_dir(training_args), shared_folder() if training_args.dry_run else epochs as epochs_dir:
-        configs = config, teacher_config
-        _train_and_evaluate(model_args, data_args, training_args, tokenizer, *configs, collator, epochs_dir)
+    epochs = shared_folder() if training_args.dry_run else nullcontext(Path(training_args.output_dir or "") / "epochs")
+    with lock_output_dir(training_args), epochs as epochs_dir:
+        _train_and_evaluate(
+            model_args, data_args, training_args, tokenizer, config, teacher_config, collator, epochs_dir
+        )
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:

@@ -22,7 +22,7 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suggestions import StopBadRuns, Suggestions, draw_setting
-from snugbert.trainers.finetuning.sweep_results import FinishedRun, choose_setting
+from snugbert.trainers.finetuning.sweep_results import FinishedRun, choose_setting, read_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -145,7 +145,7 @@ def run_search(folder: Path, settings=None, **content) -> None:
 def list_left(monkeypatch):
     """A function that returns the runs that a dry run of a search counts."""
     counted = []
-    monkeypatch.setattr(sweep, "run_dry_fine_tuning", lambda prepared, args, runs: counted.extend(runs))
+    monkeypatch.setattr(sweep, "run_dry_fine_tuning", lambda prepared, args, runs, spent: counted.extend(runs))
 
     def call(folder, **content) -> list[str]:
         counted.clear()
@@ -258,3 +258,7 @@ def test_failed_runs_are_counted(tmp_path, monkeypatch):
     assert messages == ["out of memory", "the loss is nan"]
     assert len(found["settings"]) + len(found["failures"]) == 4 and 0 < len(found["failures"]) < 4
     assert all(row["learning_rate"] <= 5e-3 for row in found["settings"])
+    # If no run ends well, the memory may be free later.
+    with pytest.raises(torch.OutOfMemoryError):
+        run_search(tmp_path / "full", {"learning_rate": [1e-2, 2e-2]}, flags={"max_steps": 2})
+    assert not read_runs(tmp_path / "full")

@@ -166,7 +166,7 @@ def list_planned(command: list[str], monkeypatch) -> list[tuple]:
     """Returns task, number of runs and checkpoint of each task in a dry run that would replace a finished suite."""
     planned = []
 
-    def count(prepared, args, runs=()):
+    def count(prepared, args, runs=(), spent=0.0):
         planned.append((Path(args.output_dir).name, len(runs), args.resume_from_checkpoint))
         return 0.0
 

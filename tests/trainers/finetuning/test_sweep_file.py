@@ -66,7 +66,7 @@ def test_flags_replace_single_values_only(tmp_path):
         ("--max_steps", "3", "num_train_epochs"),
         ("--per_device_train_batch_size", "32", "batch_size"),
     ):
-        with pytest.raises(InputError, match=rf"^--\w+: --sweep {file} varies {varied}\. Remove one of the two\.$"):
+        with pytest.raises(InputError, match=rf"^--\w+: --sweep {file} sets {varied}\. Remove one of the two\.$"):
             read_command("--sweep", str(file), flag, value)
     file.write_text("settings: {max_steps: 7}")
     args = read_command("--sweep", str(file), "--num_train_epochs", "1")
