@@ -63,9 +63,7 @@ class GlueDataArguments(DataArguments):
     )
     max_seq_length: int | None = field(
         default=None,
-        metadata={
-            "help": "Maximum tokens of a text or window. Default: 128, or the model's windows.",
-        },
+        metadata={"help": "Maximum tokens of a text or window. Default: 128, or the model's windows."},
     )
     doc_stride: int | None = field(
         default=None,

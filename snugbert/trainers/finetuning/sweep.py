@@ -210,11 +210,12 @@ def _check_values(prepared: PreparedTask, args: FineTuningArguments) -> None:
         varied[flag] = (values.low, values.high) if isinstance(values, Span) else values.values
         if isinstance(values, Choices) and values.ordered:
             varied[flag] = (values.values[0], values.values[-1])
-    first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
     others = [flag for flag in varied if flag not in IN_COLUMNS]
-    settings = [first, *(first | {flag: value} for flag in others for value in varied[flag][1:]), last]
+    if not others:
+        return
+    first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
     with tempfile.TemporaryDirectory() as folder:
-        for setting in settings if others else ():
+        for setting in (first, *(first | {flag: value} for flag in others for value in varied[flag][1:]), last):
             run_args = plan_run(args, len(prepared.train_features), setting, args.seed).args
             make_trainer(prepared, as_dry_run(run_args, folder)).create_optimizer_and_scheduler(1)
             gc.collect()  # a dry run measures the memory
@@ -309,9 +310,9 @@ def _run_all(
 
     Args:
         prepared, args: of the sweep.
-        run_once: see [`_run`]. In a dry run, it returns None for a run that is not finished. Then Optuna suggests the
-            next settings without its score, and the last setting stands for the best one if none is finished. If only
-            time limits the sweep, the loop ends at the first setting that is not finished.
+        run_once: see [`_run`]. In a dry run, it returns None for an unfinished run, and Optuna is not told its score.
+            If no run is finished, the last setting counts as the best one. If only time limits the sweep, the loop
+            ends at the first unfinished setting.
     """
     search = args.search
     assert search is not None and prepared.train_features is not None
@@ -328,7 +329,7 @@ def _run_all(
         runs = [plan_run(args, examples, values, args.seed + number) for number in range(args.seeds)]
         repeats = repeats + 1 if runs[0].folder in finished else 0
         if search.size is None and repeats == MOST_REPEATS:
-            logger.info("stopped, because the last %d suggested settings are known", repeats)
+            logger.info("stopped: all of the last %d suggested settings ran before", repeats)
             break
         if runs[0].read() is None and _is_out_of_time(search.hours, [*finished.values()], args.seeds + extra):
             tries = format_count(len(tried), "setting")

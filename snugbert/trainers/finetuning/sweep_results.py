@@ -36,10 +36,11 @@ class FinishedRun(NamedTuple):
     @property
     def has_weights(self) -> bool:
         """Whether the weights are in the run's folder, or in the sweep's, where an earlier command moved them."""
-        folders, weights = (self.folder, self.folder.parents[1]), "model*.safetensors"
-        a, b = (folder / TRAINER_STATE_NAME for folder in folders)
-        moved = a.exists() and b.exists() and cmp(a, b, shallow=False)
-        return any(folders[0].glob(weights)) or (moved and any(folders[1].glob(weights)))
+        weights, output_dir = "model*.safetensors", self.folder.parents[1]
+        if any(self.folder.glob(weights)):
+            return True
+        own, moved = (folder / TRAINER_STATE_NAME for folder in (self.folder, output_dir))
+        return any(output_dir.glob(weights)) and own.exists() and moved.exists() and cmp(own, moved, shallow=False)
 
     def score(self, metric: str, set_name: str) -> float:
         """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
