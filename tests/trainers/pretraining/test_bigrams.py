@@ -101,7 +101,7 @@ def test_a_fit_of_full_rank_is_least_squares(sides):
     assert a.shape == b.T.shape == (6, 6)
     np.testing.assert_allclose(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=1))
     pairs = np.kron(root * contexts, root * tokens)  # a row for each entry of the matrix
-    coefficients, *_ = np.linalg.lstsq(pairs, dense(sides[0]).ravel())
+    coefficients, *_ = np.linalg.lstsq(pairs, dense(sides[0]).ravel(), rcond=None)
     np.testing.assert_allclose((a @ b).ravel(), coefficients, atol=1e-8 * np.abs(coefficients).max())
 
 
