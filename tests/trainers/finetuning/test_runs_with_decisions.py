@@ -164,7 +164,8 @@ def test_each_flag_alone(flag, workshop, files, tmp_path, capsys):
     assert has_thresholds != has_temperature and has_temperature == (flag == "calibrate")
     if has_thresholds:
         assert results["decisions"]["scores_without"]["f1"] == pytest.approx(f1_score(references, plain))
-        assert list(results["metrics"]["eval"]) == ["accuracy", "f1"] and "f1 49.18 (" in printed
+        scores = results["metrics"]["eval"]
+        assert list(scores) == ["accuracy", "f1"] and f"f1 {100 * scores['f1']:.2f} (" in printed
         assert TextClassification(tune_thresholds="f1").main_metric == "f1"
     else:
         assert list(results["metrics"]["eval"]) == ["accuracy"]
