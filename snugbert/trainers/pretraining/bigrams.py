@@ -12,7 +12,8 @@ from its two neighbors:
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
   map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one outputs zero.
 - With relative positions, the query of these heads is constant, and the keys of the distances decide.
-- The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization".
+- The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization". But in layer n, counted
+  from 1, two heads already attend to the tokens n positions before and after.
 - The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
 
 The architecture remains BERT's, and training changes all of these weights.
@@ -212,9 +213,11 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
     first = _fit_first_layer(config, frequencies, sides, rng)
     with torch.no_grad():
         _set_embeddings(model, tokenizer, first, rng)
-        for layer in model.bert.encoder.layer:  # all other sublayers output zero
+        for number, layer in enumerate(model.bert.encoder.layer, start=1):  # all other sublayers output zero
             layer.attention.output.dense.weight.zero_()
             layer.output.dense.weight.zero_()
+            for head, offset in enumerate((-number, number)):
+                _attend_to(layer.attention.self, _head_rows(head, config), first, offset)
         _set_heads(model.bert.encoder.layer[0].attention, first, config)
         _set_transform(model.cls.predictions.transform, first.K, 0 if first.is_relative else POSITION_SHARE)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
@@ -335,18 +338,22 @@ def _set_embeddings(
 
 def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
     """Sets the heads, alternately for the previous and the next token. Heads with the same target share the rank."""
-    head_size = config.hidden_size // config.num_attention_heads
     for head in range(config.num_attention_heads // 2 * 2):
         number, side = divmod(head, 2)
-        rows = slice(head * head_size, (head + 1) * head_size)
-        part = slice(number * head_size, (number + 1) * head_size)
+        rows, part = _head_rows(head, config), _head_rows(number, config)
         a, b = first.maps[side]
         _attend_to(attention.self, rows, first, offset=(-1, 1)[side])
         _map_tokens(attention, rows, a[:, part], b[part])
 
 
+def _head_rows(head: int, config: SnugBertConfig) -> slice:
+    """Returns the dimensions of a head."""
+    head_size = config.hidden_size // config.num_attention_heads
+    return slice(head * head_size, (head + 1) * head_size)
+
+
 def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> None:
-    """Sets queries and keys of a head, so that it attends to the previous token (`offset` -1) or the next (1).
+    """Sets queries and keys of a head, so that it attends to the token at an offset, such as -1, the previous one.
 
     Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
     of the queries stay random. Their keys are zero. If both were zero, they would have no gradient. The distance of a

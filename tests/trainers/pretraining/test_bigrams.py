@@ -215,13 +215,18 @@ def test_stock_bert_has_the_same_loss(model, batch):
         assert stock.eval()(**batch).loss.item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
 
 
-def test_a_masked_token_attends_to_the_previous_and_the_next_token(model, batch):
+@pytest.mark.parametrize("config", [{}, {"position_embedding_type": "relative"}], ids=["absolute", "relative"])
+def test_two_heads_of_each_layer_attend_to_the_tokens_at_its_distance(config, corpus, tokenizer, batch):
+    """A masked token in the second layer, for example, attends to the tokens two positions before and after."""
+    model = make_model(corpus, tokenizer, num_hidden_layers=3, **config)
     with torch.no_grad():
-        first, *_ = model(input_ids=batch["input_ids"], output_attentions=True).attentions
+        layers = model(input_ids=batch["input_ids"], output_attentions=True).attentions
     rows, columns = (batch["labels"] != -100).nonzero(as_tuple=True)
-    for head, offset in enumerate((-1, 1)):
-        weights = first[rows, head, columns, columns + offset]
-        assert weights.mean() > 0.95 and weights.min() > 0.8
+    inside = (columns > 2) & (columns < LENGTH - 1)
+    rows, columns = rows[inside], columns[inside]
+    for distance, attentions in enumerate(layers, start=1):
+        for head, offset in enumerate((-distance, distance)):
+            assert attentions[rows, head, columns, columns + offset].mean() > 0.8
 
 
 def test_every_weight_of_the_first_layer_can_learn(model, batch):
