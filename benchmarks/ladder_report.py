@@ -54,8 +54,8 @@ def report(output_dir: Path) -> str:
             *(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles))),
             *(f"| {' | '.join(row[title] for title in titles)} |" for row in table),
             "",
-            f"Means over the seeds. Gain: how much lower the {LOSSES[loss]} than with the first recipe of the same "
-            f"model. Spread: largest minus smallest. Predicting by token frequency: {baselines}.",
+            f"Means over the seeds. Gain ({LOSSES[loss]}): against the first recipe of the same model. Spread: "
+            f"largest minus smallest. Predicting by token frequency: {baselines}.",
             *describe_pairs(list(rows.values())),
             "",
             *dict.fromkeys(f"- `{run['recipe']}`: {run['about']}" for run in runs),

@@ -15,6 +15,8 @@ from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.batches import plan_phases
+from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
@@ -92,24 +94,28 @@ def read_table(report: str) -> list[dict[str, str]]:
 
 
 def test_recipes_with_other_tokenizers_have_equal_passes(material, tmp_path):
+    """The same steps as `snugbert pretrain --num_train_epochs`."""
     from pretraining_ladder import make_task, parse_arguments, read_recipe
 
-    file, letters = tmp_path / "recipe.yaml", ["w", *(f"##{digit}" for digit in range(10))]
-    settings = "# What.\nno_nsp: true\nphases: 16:50%,32:50%\nper_device_train_batch_size: 8\n"
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *letters]
+    file, pieces = tmp_path / "recipe.yaml", ["w", *(f"##{digit}" for digit in range(10))]
+    settings = "# What.\nno_nsp: true\nphases: 16:60%,32:40%\nper_device_train_batch_size: 8\n"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *pieces]
     tokenizer = SnugBertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
-    tokenizer.save_pretrained(tmp_path / "letters")
+    tokenizer.save_pretrained(tmp_path / "pieces")
     args = parse_arguments([*material, "--recipe", str(file), "--output_dir", str(tmp_path), "--passes", "6"])
+    epochs = PretrainingArguments(str(tmp_path), per_device_train_batch_size=8, num_train_epochs=6)
     tokens = []
-    for own in ("", f"tokenizer_name: {tmp_path / 'letters'}\n"):
+    for own in ("", f"tokenizer_name: {tmp_path / 'pieces'}\n"):
         file.write_text(settings + own)
         task = make_task(read_recipe(file, args), args)
-        tokens.append(task.sentences.corpus.num_tokens)
-        # Per step, 8 examples of up to 14 tokens in one half, and 4 of up to 30 tokens in the other.
-        assert task.steps == pytest.approx(6 * tokens[-1] / ((8 * 14 + 4 * 30) / 2), rel=0.1)
+        corpus = task.sentences.corpus  # of the same text as the training corpus
+        datasets = [PretrainingDataset(corpus, task.tokenizer, length, "mlm") for length in (16, 32)]
+        steps = sum(phase.steps for phase in plan_phases(datasets, [0.6, 0.4], epochs))
+        assert abs(task.steps - steps) <= 1
         assert task.bits_per_character(1) == pytest.approx(
-            tokens[-1] / count_characters(tmp_path / "text.txt") / math.log(2)
+            corpus.num_tokens / math.log(2) / count_characters(tmp_path / "text.txt")
         )
+        tokens.append(corpus.num_tokens)
     assert tokens[1] > 2 * tokens[0]
 
 
