@@ -35,7 +35,7 @@ from statistics import mean
 from typing import Any
 
 from electra_comparison import TASKS, read_score
-from ladder_costs import read_costs
+from ladder_measures import read_costs
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_seeds, format_table, run_snugbert

@@ -40,7 +40,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from ladder_costs import read_costs
+from ladder_measures import read_costs
 from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table, run_snugbert

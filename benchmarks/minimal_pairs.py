@@ -3,7 +3,7 @@
     python benchmarks/minimal_pairs.py --pairs_file 'blimp/*.jsonl.gz' --config_name mini --tokenizer_name pretrained
 
 minicons runs stock BERT with the weights of SnugBERT, in batches of sentences in the order of the files. It scores one
-variant at a time. SnugBERT scores both at once. The first rows of each file are scored, so that every paradigm counts.
+variant at a time. SnugBERT scores both at once. Some pairs of each file are scored, so that every paradigm counts.
 
 Scores must agree before anything is timed. Both run on the CPU. They take turns within a round, and the one that goes
 first alternates. Ratios compare the times of one round. "All pairs" scales our time to all pairs of the files.
@@ -19,6 +19,7 @@ from importlib.metadata import version
 from statistics import median
 
 import numpy as np
+from ladder_measures import select_pairs
 from minicons.scorer import MaskedLMScorer
 from side_by_side import describe_machine, positive
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
@@ -26,7 +27,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTraine
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.data.documents import match_files
 from snugbert.evaluation.masked_models import load_masked_model
-from snugbert.evaluation.minimal_pairs import read_pairs
+from snugbert.evaluation.minimal_pairs import BAD, GOOD, read_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 
 TOLERANCE = 1e-5  # relative, in float32, for sums of about ten log-probabilities
@@ -36,7 +37,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs_file", nargs="+", required=True, help="files with BLiMP's columns")
-    parser.add_argument("--pairs_per_file", type=positive, default=10, help="score the first pairs of each file")
+    parser.add_argument("--pairs_per_file", type=positive, default=10, help="evenly spread over each file")
     parser.add_argument("--model_name_or_path", help="SnugBERT or BERT checkpoint")
     parser.add_argument("--config_name", help="random weights of this size instead; times do not depend on weights")
     parser.add_argument("--tokenizer_name", help="default: the model's")
@@ -82,9 +83,9 @@ def main(argv: list[str]) -> None:
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(f"\n    python benchmarks/minimal_pairs.py {shlex.join(argv)}\n", flush=True)
 
-    by_file = [read_pairs([file], "sentence_good", "sentence_bad") for file in match_files(args.pairs_file)]
-    pairs = [pair for file_pairs in by_file for pair in file_pairs[: args.pairs_per_file]]
-    share = len(pairs) / sum(map(len, by_file))
+    all_pairs = read_pairs(match_files(args.pairs_file), GOOD, BAD)
+    pairs = select_pairs(all_pairs, args.pairs_per_file)
+    share = len(pairs) / len(all_pairs)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     set_seed(args.seed)
     names = {name: getattr(args, name) for name in ("model_name_or_path", "config_name", "tokenizer_name")}

@@ -1,27 +1,32 @@
-r"""A ladder of pretraining recipes: validation loss against tokens, FLOPs and time, for several seeds.
+r"""A ladder of pretraining recipes: loss and BLiMP against tokens, FLOPs and core hours, for several seeds.
 
-    python benchmarks/pretraining_ladder.py --recipe benchmarks/ladder/paper.yaml benchmarks/ladder/mini.yaml \
+    python benchmarks/pretraining_ladder.py --recipe benchmarks/ladder/blimp.yaml benchmarks/ladder/blimp-words.yaml \
         --seeds 1 2 3 --train_file 'books/train-*.txt.gz' --validation_file books/validation.txt.gz \
-        --tokenizer_name tok --output_dir ladder
+        --tokenizer_name tok --passes 3 --pairs_file 'blimp/*.jsonl.gz' --bf16 --output_dir ladder
 
-A recipe is a YAML file with arguments of `snugbert pretrain`. Its first line is a comment: what changes, and why. With
-`--stock`, the recipe trains stock BERT under transformers' own Trainer (`pretraining_run.py`).
+A recipe is a YAML file with arguments of `snugbert pretrain`. Its first line is a comment: what changes, and why. It
+may name its own `config_name`, `config_overrides` and `tokenizer_name`. With `--stock`, the recipe trains stock BERT
+under transformers' own Trainer (`pretraining_run.py`).
 
-Each run is a new process and trains on the same number of tokens. Five checkpoints of a run are then evaluated, for
-all recipes on the same examples and masks: full sentences with 15 % of the tokens masked. The last checkpoint of a
-recipe with sentence pairs is also evaluated on pairs.
+Each run is a new process and trains on the same number of tokens, or with `--passes` on the text the same number of
+times. Five checkpoints of a run are then evaluated, for all recipes with the same tokenizer on the same examples and
+masks: full sentences with 15 % of the tokens masked. If tokenizers differ, recipes are compared in bits per character.
+The last checkpoint is also evaluated on sentence pairs if the recipe has them, and with `--pairs_file` on minimal
+pairs, as `snugbert evaluate` does.
 
 The same command continues after an interruption. Finished runs are kept in `ladder.jsonl`. A run of SnugBERT resumes
 from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table
 and the plot from the finished runs.
 
-FLOPs are the FLOPs that the recipe needs (`training_log.py`). Seconds are training time, without evaluation and
-saving. Compare them only if nothing else ran on the machine.
+FLOPs are the FLOPs that the recipe needs (`training_log.py`). Core hours are the CPU time of the process that trains,
+from start to end. Minutes are training time, without evaluation and saving. Compare them only if nothing else ran on
+the machine.
 """
 
 import argparse
 import json
 import math
+import os
 import shlex
 import shutil
 import signal
@@ -35,17 +40,19 @@ from typing import Any
 import pretraining_run
 import transformers
 import yaml
-from ladder_costs import read_costs, read_stock_costs
+from ladder_measures import Task, measure, read_costs, read_stock_costs, select_pairs
 from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
 from side_by_side import choose_device, describe_machine, positive
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
+from snugbert.checkpoints.loading import load_tokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments as parse_command
 from snugbert.data.corpus import Corpus
+from snugbert.data.documents import match_files
 from snugbert.errors import InputError
-from snugbert.evaluation.held_out_text import score_examples
+from snugbert.evaluation.held_out_text import count_characters
+from snugbert.evaluation.minimal_pairs import BAD, GOOD, read_pairs
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -59,16 +66,19 @@ from snugbert.trainers.run_checkpoints import list_checkpoints, step_of
 
 POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run
-EVAL_BATCH_SIZE = 64
 COUNTED_EXAMPLES = 2000  # for the mean number of tokens per example
-# Losses and times can be compared only if these arguments are equal.
+CORE_SECONDS_NAME = "core_seconds.txt"  # in the folder of a run: a line for each process
+# Scores and costs can be compared only if these arguments are equal.
 MEASURE = (
     "train_file",
     "validation_file",
     "tokenizer_name",
     "max_tokens",
+    "passes",
     "max_seq_length",
     "max_eval_samples",
+    "pairs_file",
+    "pairs_per_file",
     "bf16",
 )
 
@@ -97,25 +107,6 @@ class Recipe:
         return self.file.stem + ("-stock" if self.stock else "")
 
 
-@dataclass(frozen=True)
-class Task:
-    """What all runs of a recipe share.
-
-    Attributes:
-        tokenizer: the tokenizer.
-        steps: steps of each run.
-        sentences: validation examples of full sentences.
-        pairs: validation examples of sentence pairs, if the recipe has pairs.
-        unigram_loss: loss of predicting tokens by their frequency in the training text.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    steps: int
-    sentences: PretrainingDataset
-    pairs: PretrainingDataset | None
-    unigram_loss: float
-
-
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,17 +116,22 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--config_name", help="model; default: the recipe's, otherwise mini")
     parser.add_argument("--train_file", nargs="+", help="documents, as for `snugbert pretrain`")
     parser.add_argument("--validation_file", nargs="+", help="documents for evaluation")
-    parser.add_argument("--tokenizer_name", help="tokenizer folder")
-    parser.add_argument("--max_tokens", type=float, default=5.9e6, help="tokens of each run; default: 5.9e6")
+    parser.add_argument("--tokenizer_name", help="tokenizer folder, for recipes that name none")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--max_tokens", type=float, help="tokens of each run")
+    length.add_argument("--passes", type=float, help="passes of each run over the text, also with other tokenizers")
     parser.add_argument("--max_seq_length", type=positive, default=64, help="of validation examples; default: 64")
     parser.add_argument("--max_eval_samples", type=positive, default=2000, help="validation examples; default: 2000")
+    parser.add_argument("--pairs_file", nargs="+", help="minimal pairs to score: files with BLiMP's columns")
+    parser.add_argument("--pairs_per_file", type=positive, help="evenly spread over each file; default: all")
     parser.add_argument("--use_cpu", action="store_true")
-    parser.add_argument("--bf16", action="store_true", help="train in bfloat16; fast on GPUs, AVX512-BF16 and AMX")
+    parser.add_argument("--bf16", action="store_true", help="train and score pairs in bfloat16")
     parser.add_argument("--output_dir", type=Path)
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="only report the finished runs of this folder")
     args = parser.parse_args(argv)
     required = ("recipe", "train_file", "validation_file", "tokenizer_name", "output_dir")
     missing = [f"--{name}" for name in required if not getattr(args, name)]
+    missing += [] if args.max_tokens or args.passes else ["--max_tokens or --passes"]
     if missing and not args.report:
         parser.error(f"{', '.join(missing)} missing. Give them, or --report FOLDER.")
     return args
@@ -164,14 +160,17 @@ def run_recipe(file: Path, args: argparse.Namespace, argv: list[str]) -> None:
         output_dir = args.output_dir / recipe.name / Path(recipe.model).stem / str(seed)  # the model may be a file
         train(recipe, title, output_dir, task.steps, seed, args)
         run = {"recipe": recipe.name, "model": recipe.model, "seed": seed, "about": recipe.about}
-        run |= measure(recipe, output_dir, task, args)
+        run |= measure_run(recipe, output_dir, task, args)
         run |= {"settings": recipe.settings, "command": shlex.join(argv)}
         run["machine"] = describe_machine(choose_device(args.use_cpu))
         with (args.output_dir / RUNS_NAME).open("a") as runs:
             runs.write(json.dumps(run) + "\n")
         for checkpoint in find_checkpoints(recipe, output_dir)[:-1]:
             shutil.rmtree(checkpoint)
-        print(f"{title}: masked token loss {run['mlm_loss']:.3f}", file=sys.stderr, flush=True)
+        scores = f"masked token loss {run['mlm_loss']:.3f}"
+        if pairs := run.get("minimal_pairs"):
+            scores += f", BLiMP {pairs['accuracy']['original']:.1%}"
+        print(f"{title}: {scores}", file=sys.stderr, flush=True)
 
 
 def read_recipe(file: Path, args: argparse.Namespace) -> Recipe:
@@ -212,10 +211,12 @@ def make_task(recipe: Recipe, args: argparse.Namespace) -> Task:
     sentences = make_validation_examples("mlm")
     return Task(
         tokenizer,
-        count_steps(corpus, tokenizer, data_args, training_args, args.max_tokens),
+        count_steps(corpus, tokenizer, data_args, training_args, args),
         sentences,
         None if data_args.objective == "mlm" else make_validation_examples(data_args.dataset_objective),
+        validation.num_tokens / count_characters(data_args),
         unigram_baseline(corpus, sentences)["mlm_loss"],
+        select_pairs(read_pairs(match_files(args.pairs_file or []), GOOD, BAD), args.pairs_per_file),
     )
 
 
@@ -224,19 +225,20 @@ def count_steps(
     tokenizer: PreTrainedTokenizerBase,
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
-    max_tokens: float,
+    args: argparse.Namespace,
 ) -> int:
-    """Computes the number of steps whose batches have `max_tokens` tokens, without padding."""
+    """Computes the number of steps for `--max_tokens`, without padding, or for `--passes`."""
     datasets = [
         PretrainingDataset(corpus, tokenizer, length, data_args.dataset_objective, data_args.short_seq_prob)
         for length, _ in data_args.lengths_and_shares
     ]
     phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
-    tokens = 0.0
+    amount = 0.0  # tokens or passes in `training_args.max_steps`
     for phase, dataset in zip(phases, datasets, strict=True):
         counted = range(min(len(dataset), COUNTED_EXAMPLES))
-        tokens += phase.steps * phase.batch_size * mean(len(dataset[index]["input_ids"]) for index in counted)
-    return max(1, round(max_tokens / tokens * training_args.max_steps))
+        tokens = mean(len(dataset[index]["input_ids"]) for index in counted)
+        amount += phase.steps * phase.batch_size * (1 / len(dataset) if args.passes else tokens)
+    return max(1, round((args.passes or args.max_tokens) / amount * training_args.max_steps))
 
 
 # --- training ---------------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ def shared_settings(
     """The arguments that the ladder sets on both sides. Their own evaluation has a single example."""
     return {
         "config_name": recipe.model,
-        "tokenizer_name": args.tokenizer_name,
+        "tokenizer_name": recipe.settings.get("tokenizer_name", args.tokenizer_name),
         "train_file": args.train_file,
         "validation_file": args.validation_file,
         "output_dir": output_dir,
@@ -303,13 +305,24 @@ def as_flags(settings: dict[str, Any]) -> list[str]:
 
 
 def train(recipe: Recipe, title: str, output_dir: Path, steps: int, seed: int, args: argparse.Namespace) -> None:
-    """Trains in a new process, whose output goes to `log.txt` in the output folder."""
+    """Trains in a new process. Its output goes to `log.txt` in the output folder, and its CPU time is recorded."""
     output_dir.mkdir(parents=True, exist_ok=True)
     if recipe.stock:
         command = [pretraining_run.__file__, *stock_flags(recipe, output_dir, steps, seed, args)]
     else:
         command = ["-m", "snugbert", "pretrain", *our_flags(recipe, output_dir, steps, seed, args)]
-    run_logged([sys.executable, *command], output_dir / "log.txt", title)
+    before = count_core_seconds()
+    try:
+        run_logged([sys.executable, *command], output_dir / "log.txt", title)
+    finally:
+        with (output_dir / CORE_SECONDS_NAME).open("w" if recipe.stock else "a") as file:  # stock BERT starts again
+            file.write(f"{count_core_seconds() - before}\n")
+
+
+def count_core_seconds() -> float:
+    """Returns the CPU time of all ended child processes, of the user and of the system."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def run_logged(command: list[str], log: Path, title: str) -> None:
@@ -346,13 +359,8 @@ def run_process(command: list[str], log: Path) -> int:
 # --- measuring --------------------------------------------------------------------------------------------------
 
 
-def measure(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespace) -> Run:
-    """Evaluates the checkpoints of a trained recipe.
-
-    Returns:
-        `points`: tokens, FLOPs, seconds and metrics of each checkpoint. The values of the last one are also entries of
-        the run itself. With pairs, `nsp_accuracy` and `pairs_mlm_loss` are the metrics on pairs.
-    """
+def measure_run(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespace) -> Run:
+    """Measures the checkpoints of a trained recipe, see [`measure`], and adds the core hours of all its processes."""
     checkpoints = [
         path
         for path in find_checkpoints(recipe, output_dir)
@@ -360,27 +368,13 @@ def measure(recipe: Recipe, output_dir: Path, task: Task, args: argparse.Namespa
         if step_of(path) % steps_per_point(task.steps) == 0 or step_of(path) == task.steps
     ]
     costs = read_stock_costs(output_dir) if recipe.stock else {step_of(path): read_costs(path) for path in checkpoints}
-    points = [costs[step_of(path)] | evaluate(path, task.sentences, task.tokenizer, args) for path in checkpoints]
-    run = points[-1] | {"unigram_mlm_loss": task.unigram_loss, "points": points}
-    if task.pairs is not None:
-        on_pairs = evaluate(checkpoints[-1], task.pairs, task.tokenizer, args)
-        run |= {"pairs_mlm_loss": on_pairs["mlm_loss"], "nsp_accuracy": on_pairs["nsp_accuracy"]}
-    return run
+    core_seconds = (output_dir / CORE_SECONDS_NAME).read_text().split()
+    return measure(checkpoints, costs, task, args) | {"core_hours": sum(map(float, core_seconds)) / 3600}
 
 
 def find_checkpoints(recipe: Recipe, output_dir: Path) -> list[Path]:
     """Lists the checkpoints of a run, ordered by step."""
     return list_checkpoints(output_dir / "stock" if recipe.stock else output_dir)
-
-
-def evaluate(
-    checkpoint: Path, dataset: PretrainingDataset, tokenizer: PreTrainedTokenizerBase, args: argparse.Namespace
-) -> dict[str, float]:
-    """Returns the metrics of a checkpoint, as `snugbert evaluate` does. Stock BERT's weights have the same names."""
-    model_args = ModelArguments(model_name_or_path=str(checkpoint))
-    auto_class = AutoModelForMaskedLM if dataset.objective == "mlm" else AutoModelForPreTraining
-    model = load_model(auto_class, model_args, load_config(model_args, tokenizer)).to(choose_device(args.use_cpu))
-    return score_examples(model, tokenizer, dataset, min(len(dataset), args.max_eval_samples), EVAL_BATCH_SIZE)
 
 
 def check_measure(args: argparse.Namespace) -> None:

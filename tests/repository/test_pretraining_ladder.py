@@ -1,9 +1,11 @@
-"""A ladder trains recipes and stock BERT on equal tokens, continues, and reports losses on the same examples."""
+"""A ladder trains recipes and stock BERT on equal tokens, continues, and reports scores on the same examples."""
 
 import json
+import math
 import os
 import random
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.command_line import parse_arguments
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.batches import plan_phases
+from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
@@ -30,7 +34,7 @@ def test_recipes_are_arguments_and_begin_with_a_comment(file):
     import pretraining_ladder
 
     argv = ["--recipe", str(file), "--train_file", "a", "--validation_file", "b", "--tokenizer_name", "."]
-    args = pretraining_ladder.parse_arguments([*argv, "--output_dir", "c", "--use_cpu", "--bf16"])
+    args = pretraining_ladder.parse_arguments([*argv, "--output_dir", "c", "--passes", "1", "--use_cpu", "--bf16"])
     recipe = pretraining_ladder.read_recipe(file, args)
     assert recipe.about.endswith(".")
     types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
@@ -62,7 +66,7 @@ def test_checkpoints_are_saved_at_log_lines(steps):
 
 @pytest.fixture
 def material(tmp_path) -> list[str]:
-    """Flags for a text of two common and 60 rare words, and for its tokenizer."""
+    """Flags for a text of two common and 60 rare words, for its tokenizer, and for minimal pairs."""
     words = [f"w{number}" for number in range(62)]
     rng = random.Random(0)
     documents = (
@@ -72,8 +76,52 @@ def material(tmp_path) -> list[str]:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
     tokenizer = SnugBertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
     tokenizer.save_pretrained(tmp_path / "tok")
-    text = str(tmp_path / "text.txt")
-    return ["--train_file", text, "--validation_file", text, "--tokenizer_name", str(tmp_path / "tok")]
+    for number in range(2):
+        lines = [
+            {"sentence_good": " ".join(rng.choices(words, k=4)), "sentence_bad": " ".join(rng.choices(words, k=4))}
+            for _ in range(5)
+        ]
+        (tmp_path / f"pairs-{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    text, pairs = str(tmp_path / "text.txt"), str(tmp_path / "pairs-*.jsonl")
+    flags = ["--train_file", text, "--validation_file", text, "--tokenizer_name", str(tmp_path / "tok")]
+    return [*flags, "--pairs_file", pairs, "--pairs_per_file", "3"]
+
+
+def read_table(report: str) -> list[dict[str, str]]:
+    """Returns the rows of the table in a report."""
+    titles, _, *rows = [line[2:-2].split(" | ") for line in report.splitlines() if line.startswith("| ")]
+    return [dict(zip(titles, row, strict=True)) for row in rows]
+
+
+def test_recipes_with_other_tokenizers_have_equal_passes(material, tmp_path):
+    """The same steps as `snugbert pretrain --num_train_epochs`."""
+    from pretraining_ladder import make_task, parse_arguments, read_recipe
+
+    file, pieces = tmp_path / "recipe.yaml", ["w", *(f"##{digit}" for digit in range(10))]
+    settings = "# What.\nno_nsp: true\nphases: 16:60%,32:40%\nper_device_train_batch_size: 8\n"
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *pieces]
+    tokenizer = SnugBertTokenizer(vocab={token: number for number, token in enumerate(vocabulary)})
+    tokenizer.save_pretrained(tmp_path / "pieces")
+    args = parse_arguments([*material, "--recipe", str(file), "--output_dir", str(tmp_path), "--passes", "6"])
+    epochs = PretrainingArguments(str(tmp_path), per_device_train_batch_size=8, num_train_epochs=6)
+    tokens = []
+    for own in ("", f"tokenizer_name: {tmp_path / 'pieces'}\n"):
+        file.write_text(settings + own)
+        task = make_task(read_recipe(file, args), args)
+        corpus = task.sentences.corpus  # of the same text as the training corpus
+        datasets = [PretrainingDataset(corpus, task.tokenizer, length, "mlm") for length in (16, 32)]
+        steps = sum(phase.steps for phase in plan_phases(datasets, [0.6, 0.4], epochs))
+        assert abs(task.steps - steps) <= 1
+        assert task.bits_per_character(1) == pytest.approx(
+            corpus.num_tokens / math.log(2) / count_characters(tmp_path / "text.txt")
+        )
+        tokens.append(corpus.num_tokens)
+    assert tokens[1] > 2 * tokens[0]
+
+
+def count_characters(text: Path) -> int:
+    """Counts the characters without line ends."""
+    return len(text.read_text().replace("\n", ""))
 
 
 @pytest.mark.slow
@@ -91,9 +139,12 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     ladder, processes = tmp_path / "ladder", []
     argv = [*material, "--config_name", "tiny", "--output_dir", str(ladder), "--use_cpu"]
     argv += ["--max_tokens", "2500", "--max_seq_length", "32", "--max_eval_samples", "20"]
+    core_seconds = 0.4
 
     def run(command, log):
         processes.append(command)
+        work = f"import time\nwhile time.process_time() < {core_seconds}: pass"
+        subprocess.run([sys.executable, "-c", work], check=True)
         if len(processes) == 2:
             return 128 + signal.SIGTERM
         if command[1] == "-m":
@@ -124,22 +175,43 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     assert pairs["points"][0]["mlm_loss"] - pairs["mlm_loss"] > 0.05
     for name in ("tokens", "flops", "mlm_loss", "pairs_mlm_loss", "nsp_accuracy"):
         assert stock[name] == pytest.approx(pairs[name], rel=1e-4), name
+    # The stopped process counts, too.
+    assert sentences["core_hours"] > 1.7 * pairs["core_hours"] > 1.7 * core_seconds / 3600
+    assert stock["core_hours"] == pytest.approx(pairs["core_hours"], rel=0.3)
     folder = ladder / "pairs/tiny/1"
     results = json.loads((folder / "train_results.json").read_text())
     assert pairs["flops"] == results["total_flos"]
     assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{pairs['step']}"]
 
+    # `snugbert evaluate` has the same scores on the selected minimal pairs.
+    for name in ("pairs-0.jsonl", "pairs-1.jsonl"):
+        lines = (tmp_path / name).read_text().splitlines()
+        (tmp_path / name).write_text("\n".join(lines[number] for number in (0, 1, 3)))
+    flags = ["--model_name_or_path", str(ladder / f"sentences/tiny/1/checkpoint-{sentences['step']}"), *material[2:4]]
+    flags += ["--pairs_file", str(tmp_path / "pairs-*.jsonl"), "--no_nsp", "--max_seq_length", "32"]
+    assert snugbert_command(["evaluate", *flags, "--max_eval_samples", "20", "--output_dir", str(tmp_path / "e")]) == 0
+    scores = json.loads((tmp_path / "e/results.json").read_text())
+    for name in ("pairs", "accuracy", "phenomena"):
+        assert sentences["minimal_pairs"][name] == scores["minimal_pairs"][name]
+    for name in ("mlm_loss", "bits_per_character"):
+        assert sentences[name] == pytest.approx(scores["held_out_text"]["metrics"][name], rel=1e-4)
+
     # The table: another seed of the first recipe, and the gain of the second.
+    accuracy = pairs["minimal_pairs"]["accuracy"]["original"]
+    other = {"minimal_pairs": {"accuracy": {"original": accuracy + 0.01}}}
     with (ladder / "ladder.jsonl").open("a") as file:
-        file.write(json.dumps(pairs | {"seed": 2, "mlm_loss": pairs["mlm_loss"] + 0.5}) + "\n")
+        file.write(json.dumps(pairs | {"seed": 2, "mlm_loss": pairs["mlm_loss"] + 0.5} | other) + "\n")
     capsys.readouterr()
     pretraining_ladder.main(["--report", str(ladder)])
     output = capsys.readouterr().out
-    rows = [line.split(" | ") for line in output.splitlines() if " | tiny | " in line]
-    assert [row[2] for row in rows] == ["2", "1", "1"]
-    assert [row[8] for row in rows] == ["0.500", "", ""] and rows[0][7] == ""
-    assert rows[0][6] == f"{pairs['mlm_loss'] + 0.25:.3f}"
-    assert float(rows[1][7]) == pytest.approx(pairs["mlm_loss"] + 0.25 - sentences["mlm_loss"], abs=1e-3)
+    rows = read_table(output)
+    assert [row["seeds"] for row in rows] == ["2", "1", "1"]
+    assert [row["spread"] for row in rows] == ["0.500", "", ""] and rows[0]["gain"] == ""
+    assert rows[0]["masked token loss, nats"] == f"{pairs['mlm_loss'] + 0.25:.3f}"
+    assert float(rows[1]["gain"]) == pytest.approx(pairs["mlm_loss"] + 0.25 - sentences["mlm_loss"], abs=1e-3)
+    mean, smallest, largest = (100 * accuracy + more for more in (0.5, 0, 1))
+    assert rows[0]["BLiMP"] == f"{mean:.1f} ({smallest:.1f}-{largest:.1f})" and "(" not in rows[1]["BLiMP"]
+    assert "Seeds alone change it by up to 1.0 points." in output
     assert "- `sentences`: No pairs." in output and output == (ladder / "pretraining_ladder.md").read_text() + "\n"
     assert (ladder / "pretraining_ladder.png").exists()
 
@@ -149,6 +221,37 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     recipes[0].write_text("# Pairs.\n" + settings.replace("1e-2", "2e-2"))
     with pytest.raises(SystemExit, match=r"pairs\.yaml: .* has runs of this recipe with other settings"):
         pretraining_ladder.main([*both, *argv])
+
+
+def test_old_runs_and_recipes_with_other_tokenizers_are_reported(tmp_path):
+    """Losses per token cannot be compared then. Old runs have no bits per character, pairs and core hours."""
+    from pretraining_ladder import report
+
+    costs = {"step": 1, "tokens": 1e6, "flops": 1e15, "seconds": 60.0}
+    old = {"recipe": "old", "model": "tiny", "seed": 1, "about": "Old.", **costs, "mlm_loss": 3.0, "mlm_accuracy": 0.3}
+    old |= {
+        "unigram_mlm_loss": 6.0,
+        "points": [costs | {"mlm_loss": 3.0}],
+        "settings": {},
+        "command": "",
+        "machine": {},
+    }
+    (tmp_path / "ladder.jsonl").write_text(json.dumps(old) + "\n")
+    output = report(tmp_path)
+    (row,) = read_table(output)
+    assert row == {"recipe": "old", "model": "tiny", "seeds": "1", "million tokens": "1.00", "PFLOPs": "1.00"} | {
+        "minutes": "1.0", "masked token loss, nats": "3.000", "masked token accuracy": "30.0%"
+    }  # fmt: skip
+    assert "by token frequency: 6.000." in output and "BLiMP" not in output
+
+    bits = {"bits_per_character": 1.5, "unigram_bits_per_character": 2.5}
+    new = old | {"recipe": "new", "model": "mini", **bits, "points": [costs | bits]}
+    own = new | {"recipe": "own", "settings": {"tokenizer_name": "tok16"}, "mlm_loss": 3.5, "bits_per_character": 1.25}
+    lines = [old, new, own | {"unigram_bits_per_character": 2.25}]
+    (tmp_path / "ladder.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    output = report(tmp_path)
+    assert [row["gain"] for row in read_table(output)] == ["", "", "0.250"]
+    assert "by token frequency: 2.500, 2.250." in output
 
 
 def test_sigterm_reaches_the_run(tmp_path):
