@@ -8,8 +8,9 @@
 #
 # `benchmarks/gpu.sh quick --help` and `recipe --help` describe the pieces and flags.
 #
-# Nothing is downloaded. The machine needs torch with CUDA, transformers, pyarrow, pandas, and the packages below
-# (`recipe`: also the others of `pip install '.[train]'`). If it has no network, download them elsewhere as wheels for its Python, for example with
+# Nothing is downloaded. The machine needs torch with CUDA, transformers, pyarrow, pandas, and the packages below, for
+# `recipe` all packages of `pip install '.[train]'`. If it has no network, download them elsewhere as wheels for its
+# Python, for example with
 #
 #     pip download --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 --no-deps \
 #         --dest build/wheels datasets dill multiprocess sentencex xxhash

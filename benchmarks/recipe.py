@@ -141,10 +141,10 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def average_seconds(lines: Sequence[dict[str, Any]], steps: Sequence[int]) -> list[float]:
-    """Returns the seconds of a step in each phase, from the second half of its steps.
+    """Returns the seconds of a step in each phase, from the second half of its steps. 0 if it has no log lines.
 
     Args:
-        lines: the log lines of training steps, at least two in each phase.
+        lines: the log lines of training steps.
         steps: steps of each phase.
     """
     found = []
@@ -154,7 +154,7 @@ def average_seconds(lines: Sequence[dict[str, Any]], steps: Sequence[int]) -> li
             if middle <= before["step"] and line["step"] <= end:
                 seconds += (line["tokens"] - before["tokens"]) / line["tokens_per_second"]
                 count += line["step"] - before["step"]
-        found.append(seconds / count)
+        found.append(seconds / max(count, 1))
     return found
 
 
