@@ -24,12 +24,13 @@ The output folder has at most 8 files, each below 16 MiB: `rows.jsonl`, `table.m
 `cat weights.tar.* | tar x` makes a folder that `AutoModel.from_pretrained` loads. Each call replaces them.
 
 Expected, not measured. Ten passes are 7,800 steps and 17 PFLOP. A step should take 14 ms: that is the compiled step of
-BERT base at 256 x 128 (benchmarks/results/gpu_quick_h100_202611.md), with the tokens, widths and vocabulary of this
-model. So training takes two minutes, and a minute to start. Two data workers keep up: on one core of an AMD EPYC, one
-makes 1.3 million tokens/s at length 64, and 14 ms a step are 1.2 million. BLiMP should be 67 to 69.5. With ten passes
-over ten million words, GPT-BERTs have 70.8 (14 million parameters, 13 PFLOP) and 71.2 (30 million, 29 PFLOP), at the
-best temperature and with another architecture (BabyLM 2026), and DeBERTa 66.8. `any_passes` should make 50 passes in 9
-minutes and reach 69 to 72: RoBERTa-base has 72.0 after many more.
+BERT base at 256 x 128 (benchmarks/results/gpu_quick_h100_202611.md), scaled to the tokens, width and vocabulary
+here. So ten passes take two minutes, and everything before them one and a half. Two data workers keep up: on one core
+of an AMD EPYC, one makes 1.3 million tokens/s at length 64, and the step needs 1.2 million.
+
+BLiMP should be 67 to 69.5 after ten passes. Others have, with ten passes over ten million words, 70.8 (GPT-BERT, 14
+million parameters, 13 PFLOP), 71.2 (30 million, 29 PFLOP), both at the best temperature, and 66.8 (DeBERTa). In 9
+minutes, `any_passes` should make about 35 passes and reach 69 to 71. RoBERTa-base reached 72.0 with far more FLOPs.
 """
 
 import argparse
@@ -68,7 +69,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 # Seconds of each piece, estimated: 20 to start Python; in training 40 for the speed, 20 to compile, twice 10 for the
 # initial weights, and two minutes for ten passes; BLiMP takes a minute.
-PLAN = {"training": 340, "scores": 110, "finetuning": 120}
+PLAN = {"training": 310, "scores": 140, "finetuning": 120}
 LONGEST_TRAINING = 540
 FINISHING = 15  # seconds for the compiler's cache and the table, all together
 ROWS = "rows.jsonl"

@@ -54,8 +54,8 @@ from snugbert_cli import run_command
 SPEED_STEPS = 600  # 8 s on an H100. The shortest phase has 120, of which the last half counts
 LOG_LINES = 100  # of a run
 SECONDS_PER_STEP = 0.03  # if the speed could not be measured: a step that starts its kernels one by one
-# Seconds of a run that the short run does not have, for 40 CUDA graphs (0.2 s each) and 10 tables of examples (0.9 s).
-EXTRA = 20
+# What the short run does not have: 40 CUDA graphs of 0.2 s, and the examples of later passes (0.2 to 0.9 s on a core).
+SECONDS_OF_GRAPHS, SECONDS_PER_PASS = 10, 1
 STOPPING = 20  # seconds to write a checkpoint and the weights
 # Estimated seconds of a fine-tuning: 10 ms for each step, and 5 s for everything else.
 EXPECTED = {"conll2003": 19, "cola": 13, "mrpc": 9, "rte": 8, "sst2": 26}
@@ -168,7 +168,9 @@ def choose_steps(speed: dict[str, Any], shares: Sequence[float], passes: float, 
         seconds: time of the whole run.
     """
     step = sum(share * each for share, each in zip(shares, speed["seconds_per_step"], strict=True))
-    return max(1, int(min((seconds - speed["overhead"] - EXTRA) / step, passes / speed["passes_per_step"])))
+    step += SECONDS_PER_PASS * speed["passes_per_step"]
+    left = seconds - speed["overhead"] - SECONDS_OF_GRAPHS
+    return max(1, int(min(left / step, passes / speed["passes_per_step"])))
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:

@@ -1209,7 +1209,7 @@ def test_rehearsal_of_the_recipe(recipe_flags, tmp_path, monkeypatch):
 
     monkeypatch.setattr(PretrainingTrainer, "compute_loss", stop)
     (out / "rows.jsonl").write_text(json.dumps({"row": "speed", **rows["speed"]}))
-    left = rows["speed"]["overhead"] + recipe.EXTRA + recipe.STOPPING + 100
+    left = 1000 + rows["speed"]["overhead"]
     recipe.main(["training", *recipe_flags, "--deadline", str(time.monotonic() + left)])
     rows = read_rows(out / "rows.jsonl")
     assert rows["training"]["step"] == 3 and rows["weights"]["source"] == "checkpoint-3"
@@ -1223,7 +1223,8 @@ def test_steps_of_the_recipe():
 
     speed = {"seconds_per_step": [0.01, 0.03], "overhead": 40, "passes_per_step": 0.001}
     assert recipe.choose_steps(speed, [0.75, 0.25], 10, 1e6) == 10_000
-    assert recipe.choose_steps(speed, [0.75, 0.25], 10, 40 + recipe.EXTRA + 15.001) == 1000
+    fits = 40 + recipe.SECONDS_OF_GRAPHS + 1000 * (0.015 + 0.001 * recipe.SECONDS_PER_PASS)
+    assert recipe.choose_steps(speed, [0.75, 0.25], 10, fits + 0.001) == 1000
     assert recipe.choose_steps(speed, [0.75, 0.25], 10, 0) == 1
     assert recipe.read_shares({"phases": "64:50%:mlm, 128 : 30.5 % ,256:19.5%"}) == [0.5, 0.305, 0.195]
     rates = {5: 1, 10: 100, 15: 200, 20: 100, 25: 1, 30: 50}  # step -> tokens per second; a step has 10 tokens
