@@ -3,7 +3,7 @@
     benchmarks/gpu.sh recipe                               # at most ten passes over the text
     benchmarks/gpu.sh recipe --preset any_passes           # as many passes as the time allows
     benchmarks/gpu.sh recipe training --seed 2             # one piece. It may take the whole time
-    benchmarks/gpu.sh recipe --optim adamw_torch_fused --learning_rate 1e-3    # flags of `snugbert pretrain`
+    benchmarks/gpu.sh recipe --set optim=adamw_torch_fused learning_rate=1e-3  # arguments of `snugbert pretrain`
     benchmarks/gpu.sh recipe --plan                        # the pieces, their seconds, and the steps
 
 The recipe is examples/pretrain_small_corpus_1_gpu.yaml. `recipe.py` describes the pieces. Each runs in a process of
@@ -67,8 +67,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.3,
     },
 }
-# Seconds of each piece, estimated: 20 to start Python; in training 40 for the speed, 20 to compile, twice 10 for the
-# initial weights, and two minutes for ten passes; BLiMP takes a minute.
+# Seconds of each piece, estimated. Training: 20 to start Python, 20 to compile, twice 14 for the initial weights (on
+# one core), 10 for the steps that measure the speed, 120 for ten passes. Scores: BLiMP takes 15 on one core, and 25 on
+# the GPU for 25.6 million tokens in float32. Fine-tuning: 100 for one seed, 60 for two more of the small tasks.
 PLAN = {"training": 310, "scores": 140, "finetuning": 120}
 LONGEST_TRAINING = 540
 FINISHING = 15  # seconds for the compiler's cache and the table, all together
@@ -81,6 +82,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that the driver passes on to the pieces."""
     parser.add_argument("--preset", choices=[*PRESETS], default="ten_passes")
     parser.add_argument("--seed", type=int, default=1, help="seed of the training")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="arguments of `snugbert pretrain`")
     parser.add_argument("--data_dir", type=Path, default=REPOSITORY / "build/recipe", help="what the pieces read")
     parser.add_argument("--work_dir", type=Path, default=REPOSITORY / "build/recipe-runs", help="models and runs")
     parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
@@ -95,21 +97,19 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Parses the command line. The second result is the flags of `snugbert pretrain`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("piece", nargs="?", choices=[*PLAN], help="one piece; default: all")
     parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
     parser.add_argument(
         "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of an earlier run"
     )
     add_shared_arguments(parser)
-    args, flags = parser.parse_known_args(argv)
-    if mistake := find_mistake(COMMANDS["pretrain"].arguments, flags):
-        parser.error(mistake)
-    return args, flags
+    args = parser.parse_args(argv)
+    if mistake := find_mistake(COMMANDS["pretrain"].arguments, [f"--{pair}" for pair in args.set]):
+        parser.error(f"--set: {mistake}")
+    return args
 
 
 def format_plan() -> str:
@@ -123,23 +123,21 @@ def format_plan() -> str:
     return "\n".join([*(f"{seconds:4} s  {name}" for name, seconds in pieces.items()), f"{sum(pieces.values()):4} s"])
 
 
-def run_pieces(args: argparse.Namespace, flags: list[str], cache: Path) -> None:
+def run_pieces(args: argparse.Namespace, cache: Path) -> None:
     """Runs the pieces in order, and saves the results after each."""
     start = deadline = time.monotonic()
     rows, log = args.output_dir / ROWS, args.output_dir / "log.txt"
     for old in (rows, *args.output_dir.glob("weights.tar.*")):
         old.unlink(missing_ok=True)
-    shared = [
-        str(part)
-        for name in ("preset", "seed", "data_dir", "work_dir", "output_dir", "rehearse")
-        for part in (f"--{name}", getattr(args, name))
-    ]
+    shared = ["--set", *args.set] if args.set else []
+    for name in ("preset", "seed", "data_dir", "work_dir", "output_dir", "rehearse"):
+        shared += [f"--{name}", str(getattr(args, name))]
     with log.open("w") as output:
         for piece in [args.piece] if args.piece else PLAN:
             alone = LONGEST_TRAINING if piece == "training" else sum(PLAN.values())
             deadline += alone if args.piece else PLAN[piece]
             command = [str(Path(__file__).with_name("recipe.py")), piece, "--deadline", str(deadline - ENDING)]
-            run_piece(piece, [*command, *shared, *flags], rows, deadline, cache, output)
+            run_piece(piece, [*command, *shared], rows, deadline, cache, output)
             save_results(args.output_dir, cache, time.monotonic() - start)
 
 
@@ -185,7 +183,7 @@ def format_training(rows: dict[str, Row]) -> str:
             ["seconds, with everything", f"{run['seconds']:.0f}"],
             ["ms of a step, second half", f"{1e3 * run['seconds_per_step']:.1f}"],
             *([name, f"{run[name]:.3f}"] for name in METRICS if name in run),
-            ["flags", " ".join(run["flags"]) or "none"],
+            ["changed settings", " ".join(run["changes"]) or "none"],
         ]
     if weights := rows.get("weights"):
         lines.append(["weights", f"{weights['bytes'] / 2**20:.1f} MiB, from {weights['source']}"])
@@ -235,7 +233,7 @@ def format_fine_tuning(rows: dict[str, Row]) -> str:
 
 def main(argv: list[str]) -> None:
     """Runs the pieces and prints the table, or prints the plan."""
-    args, flags = parse_arguments(argv)
+    args = parse_arguments(argv)
     if args.plan:
         print(format_plan())
         return
@@ -248,7 +246,7 @@ def main(argv: list[str]) -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     cache = REPOSITORY / "build/compiler-cache"
     unpack_cache(args.compiler_cache, cache)
-    run_pieces(args, flags, cache)
+    run_pieces(args, cache)
     table = args.output_dir / "table.md"
     print(f"\n{table.read_text() if table.exists() else 'No results.'}", flush=True)
 

@@ -66,14 +66,14 @@ SMALL = 2**20  # bytes of a file that travels with the weights: settings, tokeni
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Parses the command line. Unknown flags are `training_flags`."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("piece", choices=[*PIECES])
     parser.add_argument(
         "--deadline", type=float, default=float("inf"), help="no row starts after this time.monotonic()"
     )
     add_shared_arguments(parser)
-    args, args.training_flags = parser.parse_known_args(argv)
+    args = parser.parse_args(argv)
     args.device = "cpu" if args.rehearse else "cuda"
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: torch finds no GPU. --rehearse tests this script on a CPU.")
@@ -91,7 +91,7 @@ def training_rows(args: argparse.Namespace) -> Rows:
 
 
 def make_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of `snugbert pretrain`: the recipe, changed by the preset, without evaluation."""
+    """Returns the arguments of `snugbert pretrain`: the recipe, changed by the preset and `--set`, not evaluated."""
     settings = yaml.safe_load(RECIPE.read_text()) | PRESETS[args.preset]
     for name in ("validation_file", "max_eval_samples"):
         del settings[name]
@@ -100,7 +100,7 @@ def make_settings(args: argparse.Namespace) -> dict[str, Any]:
     if args.rehearse:
         settings |= {"config_name": "tiny", "per_device_train_batch_size": 8, "dataloader_num_workers": 0}
         settings |= {"config_overrides": "hidden_dropout_prob=0", "bf16": False, "use_cpu": True}
-    return settings
+    return settings | dict(pair.split("=", 1) for pair in args.set)
 
 
 def measure_speed(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def measure_speed(args: argparse.Namespace) -> dict[str, Any]:
     settings |= {"max_steps": steps, "logging_steps": max(1, steps // LOG_LINES), "save_strategy": "no"}
     settings |= {"mlm_probability": str(settings["mlm_probability"]).partition(":")[0], "output_dir": folder}
     start = time.monotonic()
-    run_command("pretrain", [*as_flags(settings), *args.training_flags])
+    run_command("pretrain", as_flags(settings))
     seconds = time.monotonic() - start
     lines = read_log(folder)
     measured = average_seconds(lines, [round(share * steps) for share in read_shares(settings)])
@@ -186,7 +186,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     speed = read_rows(args.output_dir / ROWS).get("speed", {})
     if "seconds_per_step" not in speed:
         speed = {"seconds_per_step": [SECONDS_PER_STEP] * len(shares), "overhead": 90, "passes_per_step": 1 / 780}
-    planned = choose_steps(speed, shares, settings["num_train_epochs"], left)
+    planned = choose_steps(speed, shares, float(settings["num_train_epochs"]), left)
     planned = min(planned, args.rehearse or planned)
     interval = max(1, planned // LOG_LINES)
     steps = planned - planned % interval  # so that the last step has a log line
@@ -195,7 +195,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     stop = threading.Timer(min(left, threading.TIMEOUT_MAX), os.kill, (os.getpid(), signal.SIGTERM))
     stop.start()
     try:
-        run_command("pretrain", [*as_flags(settings), *args.training_flags])
+        run_command("pretrain", as_flags(settings))
     except RunStopped:  # its last checkpoint is the result
         pass
     finally:
@@ -204,7 +204,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     last = lines[-1]
     return {
         "settings": {name: str(value) for name, value in settings.items()},
-        "flags": args.training_flags,
+        "changes": args.set,
         "planned_steps": steps,
         **{name: last[name] for name in ("step", "epoch", "tokens")},
         "seconds": time.monotonic() - start,
