@@ -42,14 +42,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gpu_quick import (
-    CACHE_FILE,
-    ENDING,
-    NEEDED,
-    pack_cache,
-    run_piece,
-    unpack_cache,
-)
+from gpu_quick import CACHE_FILE, ENDING, NEEDED, pack_cache, run_piece, unpack_cache
 from gpu_table import Row, format_errors, format_section, format_table, measured, read_rows
 
 from snugbert_arguments import find_mistake
@@ -174,7 +167,10 @@ def format_training(rows: dict[str, Row]) -> str:
     lines = []
     if speed := rows.get("speed"):
         milliseconds = ", ".join(f"{1e3 * each:.1f}" for each in speed["seconds_per_step"])
-        lines += [["ms of a step in each phase, before", milliseconds], ["other seconds", f"{speed['overhead']:.0f}"]]
+        lines += [
+            ["ms of a step in each phase, short run", milliseconds],
+            ["other seconds of the short run", f"{speed['overhead']:.0f}"],
+        ]
     if run := rows.get("training"):
         lines += [
             ["steps (planned)", f"{run['step']:,} ({run['planned_steps']:,})"],
