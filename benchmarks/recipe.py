@@ -190,7 +190,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     planned = min(planned, args.rehearse or planned)
     interval = max(1, planned // LOG_LINES)
     steps = planned - planned % interval  # so that the last step has a log line
-    settings |= {"max_steps": steps, "save_steps": 0.2, "logging_steps": interval, "output_dir": folder}
+    settings |= {"max_steps": steps, "save_steps": 0.25, "logging_steps": interval, "output_dir": folder}
     shutil.rmtree(folder, ignore_errors=True)
     stop = threading.Timer(min(left, threading.TIMEOUT_MAX), os.kill, (os.getpid(), signal.SIGTERM))
     stop.start()
