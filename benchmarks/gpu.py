@@ -12,10 +12,9 @@ Pieces:
 - `profile`: milliseconds and number of kernels of each class, how busy the GPU is, and where the CPU waits for it.
 - `lengths`: steps of a classifier at the lengths of GLUE tasks.
 
-A piece appends lines to `<output_dir>/<piece>.jsonl`. The last line of a row counts. A row is recorded before it
-starts, so a row that hangs or crashes the process remains as "did not finish". Rows in the file are not measured
-again. A failed row records its error, and the next row runs. `<output_dir>/log.txt` has the tracebacks and SnugBERT's
-log lines. The most important rows come first.
+A piece appends lines to `<output_dir>/<piece>.jsonl`, see `gpu_rows.py`. The last line of a row counts. Rows in the
+file are not measured again. `<output_dir>/log.txt` has the tracebacks and SnugBERT's log lines. The most important
+rows come first.
 
 No data is needed: token ids are random, and lengths follow the tables in `gpu_batches.py`. Batches are on the GPU
 before the clock starts. A round of steps waits for the GPU once, after its last step.
@@ -24,13 +23,12 @@ before the clock starts. A round of steps waits for the GPU once, after its last
 import argparse
 import copy
 import gc
-import json
 import logging
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial, reduce
@@ -56,7 +54,7 @@ from gpu_batches import (
     make_task_batches,
     shortest_length,
 )
-from gpu_table import NOT_MEASURED, read_rows
+from gpu_rows import Rows, measure_rows
 from side_by_side import (
     GRADIENT_TOLERANCE,
     SIDES,
@@ -85,7 +83,6 @@ from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kerne
 from snugbert.trainers.compilation import compile_model
 from snugbert.trainers.pretraining.training_log import TRAINING_COST, peak_flops
 
-Rows = Iterator[tuple[str, Callable[[], dict[str, Any]]]]  # names, and functions that measure
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.
 BFLOAT16_FACTOR = 1.5
 CHECKED_BATCHES = 3
@@ -115,7 +112,6 @@ KERNEL_CLASSES = (
     ("casts and copies", "copy|memcpy|memset|fill|cat"),
     ("pointwise", "elementwise"),
 )
-logger = logging.getLogger("snugbert.benchmarks.gpu")
 
 
 @dataclass(frozen=True)
@@ -995,41 +991,14 @@ PIECES: dict[str, Callable[[argparse.Namespace], Rows]] = {
 }
 
 
-def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Appends a line to the rows of a piece. A crash may have left half a line before it."""
-    with path.open("a") as file:
-        file.write(f"\n{json.dumps(row)}\n")
-
-
 def run_piece(args: argparse.Namespace) -> None:
     """Measures the rows of a piece that are not in its file.
 
     Raises:
         SystemExit: the GPU refuses further work after an error. A new process can continue.
     """
-    path = args.output_dir / f"{args.piece}.jsonl"
-    done = {name for name, row in read_rows(path).items() if row.get("error") != NOT_MEASURED}
     rows = [("device", partial(describe_device, args)), *PIECES[args.piece](args)]
-    rows = [(name, measure) for name, measure in rows if name not in done]
-    for name, _ in rows:
-        append_row(path, {"row": name, "error": NOT_MEASURED})
-    for name, measure in rows:
-        start = time.monotonic()
-        if start > args.deadline:
-            return
-        append_row(path, {"row": name, "error": "did not finish"})
-        try:
-            row = measure()
-        except Exception as error:
-            logger.exception("%s: %s", args.piece, name)
-            row = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        seconds = time.monotonic() - start
-        append_row(path, {"row": name, **row, "measured_in_seconds": seconds})
-        print(f"{args.piece}: {name}: {row.get('error', 'measured')}, {seconds:.1f} s", flush=True)
-        if "CUDA error" in row.get("error", ""):
-            raise SystemExit(f"{args.piece}: a new process continues after: {row['error']}")
-        gc.collect()
-        torch.cuda.empty_cache()  # does nothing without a GPU
+    measure_rows(args.piece, rows, args.output_dir / f"{args.piece}.jsonl", args.deadline)
 
 
 def describe_device(args: argparse.Namespace) -> dict[str, Any]:

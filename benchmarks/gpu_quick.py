@@ -25,6 +25,7 @@ import traceback
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from gpu_table import format_results
 
@@ -32,6 +33,7 @@ from gpu_table import format_results
 # includes 17 to 24 s to start Python. The rest is a margin. Unknowns come first, and correctness comes before speed.
 PLAN = {"products": 80, "correctness": 115, "steps": 125, "profile": 48, "lengths": 115}
 FINISHING = 10  # seconds for the compiler's cache and the table, all together
+ENDING = 5  # seconds before the end of a piece, after which no row starts
 SHORTEST = 15  # seconds that a new process needs to measure anything
 REPOSITORY = Path(__file__).parents[1]
 CACHE_FILE = "compiler-cache.zip"
@@ -69,7 +71,9 @@ def run_pieces(args: argparse.Namespace, cache: Path) -> None:
     for piece in [args.piece] if args.piece else PLAN:
         (args.output_dir / f"{piece}.jsonl").unlink(missing_ok=True)
         deadline += sum(PLAN.values()) if args.piece else PLAN[piece]
-        run_piece(piece, deadline, args, cache)
+        command = [str(Path(__file__).with_name("gpu.py")), piece, "--deadline", str(deadline - ENDING)]
+        command += ["--output_dir", str(args.output_dir)] + ["--rehearse"] * args.rehearse
+        run_piece(piece, command, args.output_dir / f"{piece}.jsonl", deadline, cache)
         save_results(args.output_dir, cache, time.monotonic() - start)
 
 
@@ -82,12 +86,21 @@ def save_results(folder: Path, cache: Path, seconds: float) -> None:
         traceback.print_exc()
 
 
-def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path) -> None:
+def run_piece(
+    piece: str, command: list[str], path: Path, deadline: float, cache: Path, log: IO[str] | None = None
+) -> None:
     """Runs a piece in a process of its own until a deadline on the clock `time.monotonic`.
 
     A new process continues after a crash, unless the crashed one added no row.
+
+    Args:
+        piece: name of the piece, for messages.
+        command: script and arguments.
+        path: the file to which the script adds rows.
+        deadline: when the process is killed.
+        cache: the compiler's cache.
+        log: a file for the output. None: the terminal.
     """
-    path = args.output_dir / f"{piece}.jsonl"
     environment = {
         **os.environ,
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
@@ -98,9 +111,7 @@ def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path
     }
     while (left := deadline - time.monotonic()) > SHORTEST:
         size = path.stat().st_size if path.exists() else 0
-        command = [sys.executable, str(Path(__file__).with_name("gpu.py")), piece, "--deadline", str(deadline - 5)]
-        command += ["--output_dir", str(args.output_dir)] + ["--rehearse"] * args.rehearse
-        status = run_until(command, environment, left)
+        status = run_until([sys.executable, *command], environment, left, log)
         if status == 0:
             return
         print(f"{piece}: {'the time is over' if status is None else f'exit status {status}'}", flush=True)
@@ -108,9 +119,11 @@ def run_piece(piece: str, deadline: float, args: argparse.Namespace, cache: Path
             return
 
 
-def run_until(command: list[str], environment: dict[str, str], seconds: float) -> int | None:
+def run_until(
+    command: list[str], environment: dict[str, str], seconds: float, log: IO[str] | None = None
+) -> int | None:
     """Runs a command, and kills it and its processes after some seconds. Returns its exit status; None if killed."""
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, env=environment, start_new_session=True, stdout=log, stderr=log)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 # the third is recorded. Otherwise the next ones are tried, because the second may have compiled something, too.
 EAGER_BATCHES = 4
 MOST_GRAPHS = 16
+# A graph that so many batches did not use makes room for another one. Sizes change during a run if the share of masked
+# tokens falls, or the sequences get longer. Recording takes a tenth of a second.
+UNUSED_BATCHES = 500
 MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
 SHORT_MEMORY = "the GPU's memory is short (--cuda_graphs false: no graphs)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
@@ -41,6 +44,7 @@ class Size:
     Attributes:
         eager_batches: number of batches that ran eagerly.
         is_ready: whether one of them, except the first, did not wait for the GPU.
+        last_batch: number of the last batch of this size.
         trained: parameters that got a gradient in the last eager batch.
         gradients: the tensors to which the graph adds their gradients.
         inputs: the tensors that the graph reads.
@@ -50,6 +54,7 @@ class Size:
 
     eager_batches: int = 0
     is_ready: bool = False
+    last_batch: int = 0
     trained: list[nn.Parameter] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -92,6 +97,7 @@ class CudaGraphs:
         self._weights: Hashable = None  # the parameters for which graphs were recorded
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
         self._memory: Any = None  # all graphs share it, because one runs at a time
+        self._batches = 0
         self.reason: str | None = None
         self._warned_of_limit = False
 
@@ -130,6 +136,8 @@ class CudaGraphs:
             self.turn_off("the model has hooks, which a graph would not call")
             return self._function(dict(batch))
         size = self._find_size(batch)
+        self._batches += 1
+        size.last_batch = self._batches
         if size.replay is not None:
             torch._foreach_copy_(list(size.inputs.values()), [tensors[name] for name in size.inputs])
         elif size.is_ready and self._may_record():
@@ -160,6 +168,11 @@ class CudaGraphs:
 
     def _may_record(self) -> bool:
         if self.count < MOST_GRAPHS:
+            return True
+        recorded = {key: size.last_batch for key, size in self._sizes.items() if size.replay is not None}
+        oldest = min(recorded, key=recorded.__getitem__)
+        if self._batches - recorded[oldest] > UNUSED_BATCHES:
+            del self._sizes[oldest]
             return True
         if not self._warned_of_limit:
             logger.info("CUDA graphs: %d sizes have one. Batches of other sizes run eagerly.", MOST_GRAPHS)

@@ -39,6 +39,7 @@ from transformers import (
 from snugbert import SnugBertConfig, SnugBertForPreTraining, SnugBertModel, SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import training_log
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow
@@ -941,6 +942,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     """The piece `correctness` runs what a GPU runs, and finds a graph that repeats an earlier batch."""
     import gpu
     import gpu_quick
+    import gpu_rows
     from gpu_table import format_results
 
     class Stale(gpu.CudaGraphs):
@@ -954,7 +956,8 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
     assert list(gpu_quick.PLAN) == list(gpu.PIECES)
     rehearsal = gpu.parse_arguments(["correctness", "--rehearse"])
     monkeypatch.setattr(gpu, "peak_flops", lambda *args: 1e12)
-    monkeypatch.setattr(gpu, "gc", SimpleNamespace(collect=lambda: None))  # takes a tenth of a second after each row
+    for module in (gpu, gpu_rows):  # collecting takes a tenth of a second after each row
+        monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
     with emulated_graphs():
         gpu.main(["correctness", *flags])
@@ -1102,8 +1105,11 @@ def test_pieces_of_the_gpu_measurements_have_time_limits(tmp_path, monkeypatch, 
 
 def test_the_gpu_measurements_fit_into_their_time():
     import gpu_quick
+    import gpu_recipe
 
     assert sum(gpu_quick.PLAN.values()) + gpu_quick.FINISHING <= 510 - 15  # 15 s to unpack wheels
+    longest = max(sum(gpu_recipe.PLAN.values()), gpu_recipe.LONGEST_TRAINING)
+    assert longest + gpu_recipe.FINISHING <= 600 - 15
 
 
 def test_the_script_of_gpu_measurements(tmp_path):
@@ -1119,7 +1125,142 @@ def test_the_script_of_gpu_measurements(tmp_path):
 
     path = f"{BENCHMARKS.parent}:{BENCHMARKS.parent}/build/site:others"
     assert run("quick", "steps", "--plan") == (0, f"{path} {BENCHMARKS}/gpu_quick.py steps --plan\n")
+    assert run("recipe", "--plan") == (0, f"{path} {BENCHMARKS}/gpu_recipe.py --plan\n")
     assert run("eager") == run() == (2, "")
+
+
+@pytest.fixture
+def recipe_flags(data_dir, tmp_path) -> list[str]:
+    """Flags of the pieces of the recipe, with little data."""
+    data, vocabulary = tmp_path / "data", data_dir / "vocab/bert-base-uncased-vocab.txt"
+    for folder in ("tokenizer", "books_en", "blimp"):
+        (data / folder).mkdir(parents=True)
+    (data / "glue").symlink_to(data_dir / "glue")
+    with vocabulary.open() as tokens:
+        (data / "tokenizer/vocab.txt").write_text("".join(islice(tokens, 2000)))
+    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 300, tmp_path)
+    (data / "books_en/validation.txt.gz").write_bytes(gzip.compress(Path(text).read_bytes()))
+    for name in ("adjunct_island", "anaphor_gender_agreement"):
+        (data / f"blimp/{name}.jsonl.gz").symlink_to(data_dir / f"blimp/{name}.jsonl.gz")
+    prepare = ["prepare", "--train_file", text, "--tokenizer_name", str(data / "tokenizer")]
+    assert snugbert_command([*prepare, "--output_dir", str(data / "corpus")]) == 0
+    folders = {"data_dir": data, "work_dir": tmp_path / "runs", "output_dir": tmp_path / "out"}
+    return ["--rehearse", *chain.from_iterable((f"--{name}", str(folder)) for name, folder in folders.items())]
+
+
+def test_rehearsal_of_the_recipe(recipe_flags, tmp_path, monkeypatch):
+    """All pieces in this process. The weights can be put together again, also those of a run that was stopped."""
+    import recipe
+    from gpu_recipe import format_results
+    from gpu_table import read_rows
+
+    timers = []
+
+    class Timer:
+        """Notes what it would do, and when."""
+
+        def __init__(self, seconds, function, arguments):
+            timers.append((seconds, partial(function, *arguments)))
+
+        def start(self):
+            pass
+
+        cancel = start
+
+    monkeypatch.setattr(recipe.threading, "Timer", Timer)
+    monkeypatch.setattr(recipe, "EXPECTED", {"rte": 10, "cola": 1e9})
+    monkeypatch.setattr(recipe, "SEEDS", {"rte": 1})
+    monkeypatch.setattr(recipe, "PART_BYTES", 10**6)
+    later = ["--deadline", str(time.monotonic() + 1000)]
+    for piece in recipe.PIECES:
+        recipe.main([piece, *recipe_flags, *later, "--set", "weight_decay=0.2"])
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    rows = read_rows(out / "rows.jsonl")
+    assert {name: row["error"] for name, row in rows.items() if "error" in row} == {
+        "cola, seed 1": rows["cola, seed 1"]["error"]
+    }
+    assert "TimeoutError: it needs about 1000000000.0 s" in rows["cola, seed 1"]["error"]
+    assert len(rows["speed"]["seconds_per_step"]) == 3 and rows["speed"]["overhead"] > 0
+    run = rows["training"]
+    assert run["step"] == run["planned_steps"] == len(run["curve"]) == 12 and run["settings"]["weight_decay"] == "0.2"
+    last = json.loads((runs / "pretrained/metrics.jsonl").read_text().splitlines()[-2])
+    assert last["learning_rate"] == pytest.approx(2e-3 / 11)  # 1 step of warmup, 11 of decay
+    ours, stock = (rows[f"held-out text, {side}"]["metrics"] for side in ("SnugBERT", "stock BERT"))
+    assert ours == pytest.approx(stock, rel=1e-5) and rows["BLiMP"]["pairs"] == 2
+    table = format_results(dict(rows))
+    assert f"| rte | {rows['rte, seed 1']['score']:.1f} |" in table and "- recipe: cola, seed 1: TimeoutError" in table
+
+    def load() -> dict[str, torch.Tensor]:
+        parts = sorted(out.glob("weights.tar.*"))
+        assert len(parts) > 1
+        subprocess.run(["tar", "x"], input=b"".join(part.read_bytes() for part in parts), cwd=out, check=True)
+        AutoTokenizer.from_pretrained(out / "model")
+        return AutoModelForPreTraining.from_pretrained(out / "model", dtype=torch.bfloat16).state_dict()
+
+    trained = AutoModelForPreTraining.from_pretrained(runs / "pretrained").bfloat16().state_dict()
+    torch.testing.assert_close(load(), trained, atol=0, rtol=0)
+
+    # The time is over in the third step.
+    compute_loss = PretrainingTrainer.compute_loss
+
+    def stop(trainer, *args, **kwargs):
+        if trainer.state.global_step == 2:
+            timers[-1][1]()
+        return compute_loss(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(PretrainingTrainer, "compute_loss", stop)
+    (out / "rows.jsonl").write_text(json.dumps({"row": "speed", "error": "not known"}))
+    recipe.main(["training", *recipe_flags, "--deadline", str(time.monotonic() + 1000)])
+    rows = read_rows(out / "rows.jsonl")
+    assert rows["training"]["step"] == 3 and rows["weights"]["source"] == "checkpoint-3"
+    assert timers[-1][0] == pytest.approx(1000 - recipe.STOPPING, abs=1)
+    assert load().keys() == trained.keys()
+
+
+def test_steps_of_the_recipe():
+    """At most the passes, and no more than fit. The first half of each phase does not count as speed."""
+    import recipe
+
+    speed = {"seconds_per_step": [0.01, 0.03], "overhead": 40, "passes_per_step": 0.001}
+    assert recipe.choose_steps(speed, [0.75, 0.25], 10, 1e6) == 10_000
+    fits = 40 + recipe.SECONDS_OF_GRAPHS + 1000 * (0.015 + 0.001 * recipe.SECONDS_PER_PASS)
+    assert recipe.choose_steps(speed, [0.75, 0.25], 10, fits + 0.001) == 1000
+    assert recipe.choose_steps(speed, [0.75, 0.25], 10, 0) == 1
+    assert recipe.read_shares({"phases": "64:50%:mlm, 128 : 30.5 % ,256:19.5%"}) == [0.5, 0.305, 0.195]
+    rates = {5: 1, 10: 100, 15: 200, 20: 100, 25: 1, 30: 50}  # step -> tokens per second; a step has 10 tokens
+    lines = [{"step": step, "tokens": 10 * step, "tokens_per_second": rate} for step, rate in rates.items()]
+    assert recipe.average_seconds(lines, [20, 10]) == [(50 / 200 + 50 / 100) / 10, 50 / 50 / 5]
+
+
+RECIPE_PIECES = """
+import json, pathlib, sys
+print("piece", *sys.argv[1:])
+with (pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1]) / "rows.jsonl").open("a") as file:
+    file.write(json.dumps({"row": sys.argv[1] + ", 1", "task": sys.argv[1], "score": 61.0, "baseline": 0}) + "\\n")
+"""
+
+
+def test_the_recipe_runs_its_pieces(tmp_path, monkeypatch, capsys):
+    import gpu_recipe
+
+    (tmp_path / "recipe.py").write_text(RECIPE_PIECES)
+    monkeypatch.setattr(gpu_recipe, "__file__", str(tmp_path / "gpu_recipe.py"))
+    monkeypatch.setattr(gpu_recipe, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(gpu_recipe, "PLAN", dict.fromkeys(gpu_recipe.PLAN, 20))
+    (tmp_path / "corpus").mkdir()
+    out = tmp_path / "out"
+    flags = ["--data_dir", str(tmp_path), "--output_dir", str(out)]
+    gpu_recipe.main([*flags, "--seed", "7", "--set", "learning_rate=1e-3", "optim=muon"])
+    log = [line.split() for line in (out / "log.txt").read_text().splitlines()]
+    assert [line[1] for line in log] == ["training", "scores", "finetuning"]
+    assert all(line[line.index("--seed") + 1] == "7" for line in log)
+    assert all(line[line.index("--set") + 1 :][:2] == ["learning_rate=1e-3", "optim=muon"] for line in log)
+    table = (out / "table.md").read_text()
+    assert table in capsys.readouterr().out and "| finetuning | 61.0 | 61.0 | 0.0 |" in table
+    assert {path.name for path in out.iterdir()} == {"rows.jsonl", "log.txt", "table.md", "compiler-cache.zip"}
+    with pytest.raises(SystemExit):
+        gpu_recipe.main([*flags, "--set", "lerning_rate=1e-3"])
+    assert "--lerning_rate" in capsys.readouterr().err
 
 
 def test_compiler_cache_of_gpu_measurements(tmp_path, monkeypatch):

@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
 
 
-# Sequences per step and number of GPUs, from the comments.
+# Sequences per step, number of GPUs, and the first phase's share of the steps, from the comments.
 STEPS = {
-    "small_corpus": (64, 1),
-    "electra_small_corpus": (64, 1),
-    "base_1_gpu": (256, 1),
-    "base_8_gpus": (1024, 8),
-    "large": (32768, 64),
+    "small_corpus": (64, 1, 0.9),
+    "small_corpus_1_gpu": (256, 1, 0.5),
+    "electra_small_corpus": (64, 1, 0.9),
+    "base_1_gpu": (256, 1, 0.9),
+    "base_8_gpus": (1024, 8, 0.9),
+    "large": (32768, 64, 0.9),
 }
 
 
@@ -31,10 +32,10 @@ def test_recipes_are_arguments_of_the_command(recipe, monkeypatch):
     types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
     argv = ["--config", str(recipe), "--use_cpu", "true"]  # parsing must work without a GPU
     _, data_args, training_args = parse_arguments(types, argv, "snugbert pretrain", "")
-    sequences, processes = STEPS[recipe.stem.removeprefix("pretrain_")]
+    sequences, processes, share = STEPS[recipe.stem.removeprefix("pretrain_")]
     per_process = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
     assert per_process * processes == sequences
-    assert data_args.lengths_and_shares[0][1] == pytest.approx(0.9)
+    assert data_args.lengths_and_shares[0][1] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

@@ -265,7 +265,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
         with replacing(file, unfinished):
             with unfinished.open("wb") as stream:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, epoch)
-                for rows in map_in_order(encode_block, iter(range(len(self.corpus.blocks))), joblib.cpu_count()):
+                blocks = len(self.corpus.blocks)  # training waits until the processes of a new epoch have started
+                for rows in map_in_order(encode_block, iter(range(blocks)), min(blocks, joblib.cpu_count())):
                     stream.write(rows)
                 if not stream.tell():
                     raise ValueError("The text is too short to make an example.")

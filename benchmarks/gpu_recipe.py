@@ -1,0 +1,251 @@
+"""Trains an encoder on ten million words on one GPU, and scores it, in ten minutes. Start: `benchmarks/gpu.sh recipe`.
+
+    benchmarks/gpu.sh recipe                               # at most ten passes over the text
+    benchmarks/gpu.sh recipe --preset any_passes           # as many passes as the time allows
+    benchmarks/gpu.sh recipe training --seed 2             # one piece. It may take the whole time
+    benchmarks/gpu.sh recipe --set optim=adamw_torch_fused learning_rate=1e-3  # arguments of `snugbert pretrain`
+    benchmarks/gpu.sh recipe --plan                        # the pieces, their seconds, and the steps
+
+The recipe is examples/pretrain_small_corpus_1_gpu.yaml. `recipe.py` describes the pieces. Each runs in a process of
+its own, which is killed when its time is over. Unused time goes to the next piece. Alone, `training` takes at most 9
+minutes, and `scores` and `finetuning` use the runs in --work_dir.
+
+The folder build/recipe holds what the pieces read, in the layout of the test data (CONTRIBUTING.md). Make it where the
+data is, 33 MB, and copy the repository with it:
+
+    text=(--train_file 'data/books_en/train-*.txt.gz' data/wiki_en/train.txt.gz)
+    snugbert vocabulary "${text[@]}" --vocab_size 16384 --output_dir build/recipe/tokenizer
+    snugbert prepare "${text[@]}" --tokenizer_name build/recipe/tokenizer --output_dir build/recipe/corpus
+    (cd data && cp -r --parents --no-preserve=mode blimp books_en/validation.txt.gz conll2003/{train,valid}.jsonl.gz \
+        glue/{CoLA,MRPC,RTE,SST-2}/{train,dev}.tsv* ../build/recipe)
+
+The output folder has at most 8 files, each below 16 MiB: `rows.jsonl`, `table.md`, `log.txt` (watch it with
+`tail -f`), `compiler-cache.zip` (see `gpu_quick.py`), and the model in bfloat16 as `weights.tar.0` to `.3`.
+`cat weights.tar.* | tar x` makes a folder that `AutoModel.from_pretrained` loads. Each call replaces them.
+
+Expected, not measured. Ten passes are 7,800 steps and 17 PFLOP. A step should take 14 ms: that is the compiled step of
+BERT base at 256 x 128 (benchmarks/results/gpu_quick_h100_202611.md), scaled to the tokens, width and vocabulary
+here. So ten passes take two minutes, and everything before them one and a half. Two data workers keep up: on one core
+of an AMD EPYC, one makes 1.3 million tokens/s at length 64, and the step needs 1.2 million.
+
+BLiMP should be 67 to 69.5 after ten passes. Others have, with ten passes over ten million words, 70.8 (GPT-BERT, 14
+million parameters, 13 PFLOP), 71.2 (30 million, 29 PFLOP), both at the best temperature, and 66.8 (DeBERTa). In 9
+minutes, `any_passes` should make about 35 passes and reach 69 to 71. RoBERTa-base reached 72.0 with far more FLOPs.
+"""
+
+import argparse
+import sys
+import time
+import traceback
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from gpu_quick import CACHE_FILE, ENDING, NEEDED, pack_cache, run_piece, unpack_cache
+from gpu_table import Row, format_errors, format_section, format_table, measured, read_rows
+
+from snugbert_arguments import find_mistake
+from snugbert_cli import COMMANDS
+
+REPOSITORY = Path(__file__).parents[1]
+RECIPE = REPOSITORY / "examples/pretrain_small_corpus_1_gpu.yaml"
+# Changes of the recipe. With many passes, it needs dropout and more weight decay: the model sees each text many times.
+PRESETS: dict[str, dict[str, Any]] = {
+    "ten_passes": {},
+    "any_passes": {
+        "num_train_epochs": 1000,
+        "per_device_train_batch_size": 512,
+        "config_overrides": "hidden_size=384,num_attention_heads=6,intermediate_size=1536",
+        "weight_decay": 0.3,
+    },
+}
+# Seconds of each piece, estimated. Training: 20 to start Python, 20 to compile, twice 14 for the initial weights (on
+# one core), 10 for the steps that measure the speed, 120 for ten passes. Scores: BLiMP takes 15 on one core, and 25 on
+# the GPU for 25.6 million tokens in float32. Fine-tuning: 100 for one seed, 60 for two more of the small tasks.
+PLAN = {"training": 310, "scores": 140, "finetuning": 120}
+LONGEST_TRAINING = 540
+FINISHING = 15  # seconds for the compiler's cache and the table, all together
+ROWS = "rows.jsonl"
+METRICS = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "mfu")  # of the last log line
+PACKAGES = (*NEEDED, "evaluate", "seqeval")
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that the driver passes on to the pieces."""
+    parser.add_argument("--preset", choices=[*PRESETS], default="ten_passes")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the training")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="arguments of `snugbert pretrain`")
+    parser.add_argument("--data_dir", type=Path, default=REPOSITORY / "build/recipe", help="what the pieces read")
+    parser.add_argument("--work_dir", type=Path, default=REPOSITORY / "build/recipe-runs", help="models and runs")
+    parser.add_argument("--output_dir", type=Path, default=Path("gpu-results"))
+    parser.add_argument(
+        "--rehearse",
+        type=int,
+        nargs="?",
+        const=12,
+        default=0,
+        metavar="STEPS",
+        help="a tiny model and some steps on a CPU, to test this script",
+    )
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Parses the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("piece", nargs="?", choices=[*PLAN], help="one piece; default: all")
+    parser.add_argument("--plan", action="store_true", help="print the pieces and their seconds, and measure nothing")
+    parser.add_argument(
+        "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of an earlier run"
+    )
+    add_shared_arguments(parser)
+    args = parser.parse_args(argv)
+    if mistake := find_mistake(COMMANDS["pretrain"].arguments, [f"--{pair}" for pair in args.set]):
+        parser.error(f"--set: {mistake}")
+    return args
+
+
+def format_plan() -> str:
+    """Formats the pieces, their seconds, and the steps."""
+    pieces = {
+        f"training, alone {LONGEST_TRAINING}: ten passes are 7,800 steps, expected at 14 ms": PLAN["training"],
+        "scores": PLAN["scores"],
+        "finetuning": PLAN["finetuning"],
+        "table, compiler's cache": FINISHING,
+    }
+    return "\n".join([*(f"{seconds:4} s  {name}" for name, seconds in pieces.items()), f"{sum(pieces.values()):4} s"])
+
+
+def run_pieces(args: argparse.Namespace, cache: Path) -> None:
+    """Runs the pieces in order, and saves the results after each."""
+    start = deadline = time.monotonic()
+    rows, log = args.output_dir / ROWS, args.output_dir / "log.txt"
+    for old in (rows, *args.output_dir.glob("weights.tar.*")):
+        old.unlink(missing_ok=True)
+    shared = ["--set", *args.set] if args.set else []
+    for name in ("preset", "seed", "data_dir", "work_dir", "output_dir", "rehearse"):
+        shared += [f"--{name}", str(getattr(args, name))]
+    with log.open("w") as output:
+        for piece in [args.piece] if args.piece else PLAN:
+            alone = LONGEST_TRAINING if piece == "training" else sum(PLAN.values())
+            deadline += alone if args.piece else PLAN[piece]
+            command = [str(Path(__file__).with_name("recipe.py")), piece, "--deadline", str(deadline - ENDING)]
+            run_piece(piece, [*command, *shared], rows, deadline, cache, output)
+            save_results(args.output_dir, cache, time.monotonic() - start)
+
+
+def save_results(folder: Path, cache: Path, seconds: float) -> None:
+    """Writes the table and the compiler's cache. Prints an error if that fails, because later pieces must run."""
+    try:
+        (folder / "table.md").write_text(f"{format_results(read_rows(folder / ROWS))}\n{seconds:.0f} s in total.\n")
+        pack_cache(cache, folder / CACHE_FILE)
+    except Exception:
+        traceback.print_exc()
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+def format_results(rows: dict[str, Row]) -> str:
+    """Formats the rows of all pieces."""
+    machine = rows.pop("device", {}).get("machine", {})
+    found = measured(rows)
+    sections = [
+        "# An encoder from ten million words, on one GPU",
+        ", ".join(f"{name} {value}" for name, value in machine.items()),
+        format_section("Training", format_training(found)),
+        format_section("Held-out text", format_held_out_text(found)),
+        format_section("BLiMP", format_blimp(found.get("BLiMP"))),
+        format_section("Fine-tuning", format_fine_tuning(found)),
+        format_section("Not measured", format_errors({"recipe": rows})),
+    ]
+    return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def format_training(rows: dict[str, Row]) -> str:
+    """Formats the speed and the run."""
+    lines = []
+    if speed := rows.get("speed"):
+        milliseconds = ", ".join(f"{1e3 * each:.1f}" for each in speed["seconds_per_step"])
+        lines += [
+            ["ms of a step in each phase, short run", milliseconds],
+            ["other seconds of the short run", f"{speed['overhead']:.0f}"],
+        ]
+    if run := rows.get("training"):
+        lines += [
+            ["steps (planned)", f"{run['step']:,} ({run['planned_steps']:,})"],
+            ["passes over the text", f"{run['epoch']:.2f}"],
+            ["million tokens", f"{run['tokens'] / 1e6:.1f}"],
+            ["seconds, with everything", f"{run['seconds']:.0f}"],
+            ["ms of a step, second half", f"{1e3 * run['seconds_per_step']:.1f}"],
+            *([name, f"{run[name]:.3f}"] for name in METRICS if name in run),
+            ["changed settings", " ".join(run["changes"]) or "none"],
+        ]
+    if weights := rows.get("weights"):
+        lines.append(["weights", f"{weights['bytes'] / 2**20:.1f} MiB, from {weights['source']}"])
+    return format_table(("", ""), lines)
+
+
+def format_held_out_text(rows: dict[str, Row]) -> str:
+    """Formats the losses of both sides on the same examples and masks, with more digits than they should share."""
+    lines = []
+    for side in ("SnugBERT", "stock BERT"):
+        if row := rows.get(f"held-out text, {side}"):
+            values = (row["metrics"][name] for name in ("mlm_loss", "mlm_accuracy", "bits_per_character"))
+            lines.append([side, *(f"{value:.6f}" for value in values), f"{row['examples']:,}", f"{row['tokens']:,}"])
+    header = ("side", "masked token loss", "accuracy", "bits per character", "examples", "tokens")
+    return format_table(header, lines)
+
+
+def format_blimp(row: Row | None) -> str:
+    """Formats the scores of each phenomenon in percent, and the mean over paradigms."""
+    if row is None:
+        return ""
+    groups = {**row["phenomena"], "mean over paradigms": row}
+    lines = [
+        [
+            name.replace("_", " "),
+            f"{group['pairs']:,}",
+            *(f"{100 * score:.1f}" for score in group["accuracy"].values()),
+        ]
+        for name, group in groups.items()
+    ]
+    return format_table(("phenomenon", "pairs", *row["accuracy"]), lines)
+
+
+def format_fine_tuning(rows: dict[str, Row]) -> str:
+    """Formats the scores of each task in percent: the mean, and each seed."""
+    tasks: dict[str, list[Row]] = {}
+    for row in rows.values():
+        if "task" in row:
+            tasks.setdefault(row["task"], []).append(row)
+    lines = []
+    for task, found in tasks.items():
+        scores = [row["score"] for row in found]
+        seeds = ", ".join(f"{score:.1f}" for score in scores)
+        lines.append([task, f"{mean(scores):.1f}", seeds, f"{found[0]['baseline']:.1f}"])
+    return format_table(("task", "mean", "each seed", "most frequent answer"), lines)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the pieces and prints the table, or prints the plan."""
+    args = parse_arguments(argv)
+    if args.plan:
+        print(format_plan())
+        return
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise SystemExit(f"error: missing packages: {', '.join(missing)}. benchmarks/gpu.sh says how to bring them.")
+    if not (args.data_dir / "corpus").is_dir():
+        raise SystemExit(
+            f"error: --data_dir: {args.data_dir} has no corpus. benchmarks/gpu_recipe.py says how to make it."
+        )
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    cache = REPOSITORY / "build/compiler-cache"
+    unpack_cache(args.compiler_cache, cache)
+    run_pieces(args, cache)
+    table = args.output_dir / "table.md"
+    print(f"\n{table.read_text() if table.exists() else 'No results.'}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
