@@ -108,7 +108,7 @@ def test_the_next_sentence_head_waits_for_pairs(tmp_path, optim):
 
     Also resumes from a checkpoint without these states.
     """
-    runs, options = [], {"optim": optim, "max_steps": 4, "save_steps": 1, "lr_scheduler_type": "constant"}
+    runs, options = [], {"optim": optim, "max_steps": 3, "save_steps": 1, "lr_scheduler_type": "constant"}
     for resume in (None, tmp_path / "checkpoint-1"):
         trainer = make_trainer(tmp_path, steps_without_pairs=2, overwrite_output_dir=True, **options)
         runs.append(NoteSteps())
@@ -121,7 +121,7 @@ def test_the_next_sentence_head_waits_for_pairs(tmp_path, optim):
     for weights, updated in list(zip(straight.weights, straight.updated, strict=True))[:2]:
         assert updated == initial.keys() - head
         assert all(torch.equal(weights[name], initial[name]) == (name in head) for name in initial)
-    assert straight.updated[2:] == [initial.keys()] * 2 and resumed.updated == straight.updated[1:]
+    assert straight.updated[2] == initial.keys() and resumed.updated == straight.updated[1:]
     for weights, expected in zip(resumed.weights, straight.weights[1:], strict=True):
         assert all(torch.equal(weights[name], expected[name]) for name in initial)
     if optim != "lamb":  # the first step of Adam has the size of the learning rate
