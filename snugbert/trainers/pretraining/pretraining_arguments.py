@@ -171,10 +171,7 @@ class PretrainingDataArguments(PreparationArguments):
     )
     phases: str | None = field(
         default=None,
-        metadata={
-            "help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%. In "
-            "64:80%%:mlm,128:20%%, the first phase has no sentence pairs."
-        },
+        metadata={"help": "Maximum tokens and share of steps per phase: 128:90%%,512:10%%. 64:80%%:mlm has no pairs."},
     )
     short_seq_prob: float = field(
         default=0.1,

@@ -81,8 +81,8 @@ class PretrainingTrainer(RunTrainer):
 
     Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
     `SnugBertForPreTraining` also `next_sentence_label`, except in phases whose `PretrainingDataset` has the objective
-    `"mlm"`. Batches may be packed or padded. A [`PretrainingDataset`] with
-    [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
+    `"mlm"`. Batches may be packed or padded. A [`PretrainingDataset`] with [`SnugBertDataCollatorForPretraining`] has
+    new examples and masks in every epoch.
 
     - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
       process equals two. A collator that masks at random may draw other masks if the batches are split differently.

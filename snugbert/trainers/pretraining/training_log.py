@@ -172,22 +172,23 @@ class TrainingLog:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
         Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`, over
-            the steps that have them; with ELECTRA's
-            discriminator `disc_loss` (not yet multiplied by its weight of 50), `disc_accuracy` over all tokens, and
-            `replaced`, the share of tokens that the generator replaced; with a teacher `soft_loss` and `cos_loss`, not
-            yet multiplied by their weights; with a `frequency_loss`, `mlm_gain` = `frequency_loss` - `mlm_loss`;
-            `tokens` of the run so far; `tokens_per_second`; `padding`, the share of padding in padded batches, or the
-            share that packing saves; with `peak_flops`, `mfu`, the share of it that the model's FLOPs take.
+            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`, over the steps
+            that have them; with ELECTRA's discriminator `disc_loss` (not yet multiplied by its weight of 50),
+            `disc_accuracy` over all tokens, and `replaced`, the share of tokens that the generator replaced; with a
+            teacher `soft_loss` and `cos_loss`, not yet multiplied by their weights; with a `frequency_loss`,
+            `mlm_gain` = `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the
+            share of padding in padded batches, or the share that packing saves; with `peak_flops`, `mfu`, the share of
+            it that the model's FLOPs take.
         """
-        sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
-        pair_steps = self._pair_steps
+        sums, seconds = self._collect(), self._elapsed_seconds()
+        steps, pair_steps = self._steps, self._pair_steps
         loss = self._add_losses(sums)
         for name, value in (("loss", loss), ("tokens", sums["tokens"]), ("flops", sums["flops"])):
             self._totals[name] += value
         self._model_sums.zero_()
         self._data_sums[:] = 0
-        self._steps, self._pair_steps, self._seconds, self._window_start = 0, 0, 0.0, None
+        self._steps = self._pair_steps = 0
+        self._seconds, self._window_start = 0.0, None
         line = {
             "loss": loss / steps,
             "mlm_loss": sums["mlm_loss"] / steps,
