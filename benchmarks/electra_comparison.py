@@ -222,10 +222,10 @@ def plan(recipe: str, args: argparse.Namespace) -> tuple[int, float]:
         data_args, do_train=True, do_eval=False, cache_dir=model_args.cache_dir, tokenizer=tokenizer
     )
     datasets = [
-        PretrainingDataset(corpus, tokenizer, length, data_args.dataset_objective, data_args.short_seq_prob)
-        for length, _ in data_args.lengths_and_shares
+        PretrainingDataset(corpus, tokenizer, length, objective, data_args.short_seq_prob)
+        for length, _, objective in data_args.parsed_phases
     ]
-    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
+    phases = plan_phases(datasets, [phase.share for phase in data_args.parsed_phases], training_args)
     collate = SnugBertDataCollatorForPretraining(tokenizer, data_args.mlm_probability)
     flops = 0.0
     for phase, dataset in zip(phases, datasets, strict=True):

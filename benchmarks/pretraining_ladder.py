@@ -229,10 +229,10 @@ def count_steps(
 ) -> int:
     """Computes the number of steps for `--max_tokens`, without padding, or for `--passes`."""
     datasets = [
-        PretrainingDataset(corpus, tokenizer, length, data_args.dataset_objective, data_args.short_seq_prob)
-        for length, _ in data_args.lengths_and_shares
+        PretrainingDataset(corpus, tokenizer, length, objective, data_args.short_seq_prob)
+        for length, _, objective in data_args.parsed_phases
     ]
-    phases = plan_phases(datasets, [share for _, share in data_args.lengths_and_shares], training_args)
+    phases = plan_phases(datasets, [phase.share for phase in data_args.parsed_phases], training_args)
     amount = 0.0  # tokens or passes in `training_args.max_steps`
     for phase, dataset in zip(phases, datasets, strict=True):
         counted = range(min(len(dataset), COUNTED_EXAMPLES))

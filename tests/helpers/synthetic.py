@@ -8,6 +8,7 @@ import torch
 
 import snugbert
 from snugbert.data.corpus import Block, Corpus
+from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.electra import ElectraPair, shrink_config
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
@@ -48,6 +49,15 @@ class RandomExamples(torch.utils.data.Dataset):
         labeled = slice(1, 2 + length // 4)  # so that processes and accumulated batches have different numbers
         labels[labeled] = ids[labeled]
         return {"input_ids": ids.masked_fill(labels >= 0, MASK), "labels": labels, "next_sentence_label": index % 2}
+
+
+class ExamplesWithoutPairs(RandomExamples):
+    """The same sequences without labels of pairs."""
+
+    objective = "mlm"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: value for name, value in super().__getitem__(index).items() if name != "next_sentence_label"}
 
 
 def packed(examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -107,9 +117,13 @@ def make_trainer(
     as_list: bool = False,
     electra: bool = False,
     teacher: Any = None,
+    steps_without_pairs: int = 0,
     **arguments: Any,
 ) -> PretrainingTrainer:
-    """A trainer of [`tiny_model`], or of ELECTRA, on [`RandomExamples`], or on a list of them."""
+    """A trainer of [`tiny_model`], or of ELECTRA, on [`RandomExamples`], or on a list of them.
+
+    The first steps can be on [`ExamplesWithoutPairs`].
+    """
     defaults = {
         "output_dir": str(folder),
         "per_device_train_batch_size": 8,
@@ -120,11 +134,16 @@ def make_trainer(
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }
-    dataset = RandomExamples(size)
+    dataset, args = RandomExamples(size), PretrainingArguments(**defaults | arguments)
+    phases = None
+    if steps_without_pairs:
+        share = steps_without_pairs / args.max_steps
+        phases = plan_phases([ExamplesWithoutPairs(size), dataset], [share, 1 - share], args)
     return PretrainingTrainer(
         model=tiny_model(dropout, make_pair) if electra else tiny_model(dropout),
-        args=PretrainingArguments(**defaults | arguments),
+        args=args,
         train_dataset=[dataset[index] for index in range(size)] if as_list else dataset,
+        phases=phases,
         eval_dataset=RandomExamples(16),
         data_collator=packed_for_electra if electra else packed,
         teacher=teacher,

@@ -35,7 +35,7 @@ def test_recipes_are_arguments_of_the_command(recipe, monkeypatch):
     sequences, processes, share = STEPS[recipe.stem.removeprefix("pretrain_")]
     per_process = training_args.per_device_train_batch_size * training_args.gradient_accumulation_steps
     assert per_process * processes == sequences
-    assert data_args.lengths_and_shares[0][1] == pytest.approx(share)
+    assert data_args.parsed_phases[0].share == pytest.approx(share)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)

@@ -38,13 +38,13 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, m
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    small_run = small_run | {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 3, "phases": "24:50%,40:50%"}
+    small_run = small_run | {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 3, "phases": "24:50%:mlm,40:50%"}
     assert run(small_run, output_dir=tmp_path / "without") == 0
     folder = tmp_path / "with"
     assert run(small_run, output_dir=folder, dry_run="true") == 0
     plan = read_plan(capsys)
     assert not folder.exists()
-    assert plan["phase 1"].startswith("4 steps of 16 examples of at most 24 tokens, ")
+    assert plan["phase 1"].startswith("4 steps of 16 examples of at most 24 tokens, no sentence pairs, ")
     assert plan["phase 2"].startswith("4 steps of 10 examples of at most 40 tokens, ")
     assert plan["evaluation"] == "3 x 39 examples"
     assert run(small_run, output_dir=folder) == 0

@@ -25,7 +25,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
@@ -61,6 +61,11 @@ class Phase:
         """Tokens of the longest possible example. None if the dataset does not specify it."""
         return getattr(self.dataset, "max_seq_length", None)
 
+    @property
+    def objective(self) -> Objective | None:
+        """What the examples are for. None if the dataset does not specify it."""
+        return getattr(self.dataset, "objective", None)
+
 
 def check_dataset(dataset: object) -> None:
     """Checks that `dataset` is map-style, has a length, and is not empty.
@@ -88,6 +93,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
 
     Args:
         datasets: one for each phase. If there are several, each needs a `max_seq_length`, like [`PretrainingDataset`].
+            Some may have no pairs.
         shares: share of the steps for each phase. They add up to 1.
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
             passes over the data.
@@ -178,6 +184,12 @@ def check_processes(phases: Sequence[Phase]) -> None:
 
 def _checksum(dataset: object) -> int:
     return zlib.crc32(dataset.open_table(0).data) if isinstance(dataset, PretrainingDataset) else 0
+
+
+def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
+    """Returns a remark for each phase without pairs, if others have them. Otherwise empty texts."""
+    has_pairs = any(phase.objective in PAIR_TASKS for phase in phases)
+    return [", no sentence pairs" if has_pairs and phase.objective == "mlm" else "" for phase in phases]
 
 
 def find_phase(phases: Sequence[Phase], step: int) -> Phase:

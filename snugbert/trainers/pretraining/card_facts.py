@@ -11,7 +11,7 @@ from snugbert.data.languages import primary_language
 from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
 from snugbert.reports.pretrained_card import write_pretraining_card
-from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
@@ -117,7 +117,7 @@ def _describe_training(
         **sizes,
         "objective": _describe_objective(trainer),
         **_describe_masks(getattr(trainer.data_collator, "collate", None)),
-        "steps": "; ".join(map(_describe_phase, trainer.phases)),
+        "steps": "; ".join(map(_describe_phase, trainer.phases, note_missing_pairs(trainer.phases))),
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{optimizer}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
@@ -154,8 +154,8 @@ def _describe_objective(trainer: "PretrainingTrainer") -> str:
         return f"ELECTRA: masked tokens (generator), {DISCRIMINATOR_WEIGHT:g} x replaced tokens (discriminator)"
     objective = "masked tokens"
     if _find_head(model) == "ForPreTraining":
-        examples: Any = getattr(trainer.phases[0].dataset, "objective", None)
-        objective += f", {PAIR_TASKS.get(examples, 'sentence pairs')}"
+        tasks = {PAIR_TASKS[phase.objective] for phase in trainer.phases if phase.objective in PAIR_TASKS}
+        objective += f", {' and '.join(sorted(tasks)) or 'sentence pairs'}"
     if trainer.teacher is not None:
         objective = f"{LABEL_WEIGHT:g} x ({objective}), {SOFT_WEIGHT:g} x predictions of the teacher at temperature "
         objective += f"{TEMPERATURE:g}"
@@ -176,9 +176,9 @@ def _describe_masks(collator: Any) -> dict[str, str]:
     }
 
 
-def _describe_phase(phase: Phase) -> str:
+def _describe_phase(phase: Phase, remark: str) -> str:
     length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens each"
-    return f"{phase.steps:,} with {phase.batch_size:,} examples{length}"
+    return f"{phase.steps:,} with {phase.batch_size:,} examples{length}{remark}"
 
 
 def _describe_model(model: Any) -> str:

@@ -165,26 +165,28 @@ def make_dataset(
     tokenizer: PreTrainedTokenizerBase,
     epochs_dir: Path,
     seed: int,
+    objective: Objective | None = None,
 ) -> PretrainingDataset:
-    """Makes the examples of a corpus, and logs their number.
+    """Makes the examples of a corpus, and logs their number. By default, they have the objective of the run.
 
     Raises:
         InputError: the corpus yields no examples, or all pairs have the same label. The message starts with `name`.
     """
+    objective = objective or data_args.dataset_objective
     try:
         dataset = PretrainingDataset(
-            corpus, tokenizer, max_seq_length, data_args.dataset_objective, data_args.short_seq_prob, seed, epochs_dir
+            corpus, tokenizer, max_seq_length, objective, data_args.short_seq_prob, seed, epochs_dir
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
     labels = ""
     if dataset.next_share is not None:
-        labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[data_args.dataset_objective][0]})"
+        labels = f", {dataset.next_share:.1%} labeled 0 ({PAIR_LABELS[objective][0]})"
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
     longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
-    if data_args.dataset_objective == "nsp" and longest > 0.5 * corpus.num_tokens:
+    if objective == "nsp" and longest > 0.5 * corpus.num_tokens:
         logger.warning(
             "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
             "come from other documents. Split it at blank lines, or pass --no_nsp.",

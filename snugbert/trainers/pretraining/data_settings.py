@@ -24,11 +24,13 @@ def collect_example_settings(
     """Collects the data settings of a run of `snugbert pretrain`, as JSON values."""
     names = ("short_seq_prob", "mask_replace_prob", "random_replace_prob")
     first, last = data_args.mask_rates
+    objectives = [phase.objective for phase in phases]
     settings: dict[str, Any] = {
         "text": _remove_folders(corpus.sources),
         # The language of lines that are not split and the bits of words change no token.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
-        "objective": data_args.dataset_objective,
+        # A list only if phases differ, so that runs from before `:mlm` resume.
+        "objective": objectives if len(set(objectives)) > 1 else data_args.dataset_objective,
         "recipe": RECIPE_VERSION,
         "seed": training_args.examples_seed,
         **{name: getattr(data_args, name) for name in names},

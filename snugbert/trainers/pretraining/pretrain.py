@@ -33,7 +33,7 @@ from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.trainers.dry_run import shared_folder
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir
-from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, plan_phases
+from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
@@ -96,7 +96,7 @@ def pretrain(
     _check_config(data_args, config, str(model_args.model_name_or_path or model_args.config_name))
     if data_args.bigram_init:
         check_bigram_config(config)
-    choose_batch_sizes([length for length, _ in data_args.lengths_and_shares], training_args)
+    choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
         tokenizer,
@@ -136,7 +136,7 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
 def _check_config(data_args: PretrainingDataArguments, config: SnugBertConfig, name: str) -> None:
     """Checks that a model with this `config` can learn from the examples."""
     limit = min(LONGEST_EXAMPLE, compute_max_length(config))
-    for length in (data_args.max_seq_length, *(length for length, _ in data_args.lengths_and_shares)):
+    for length in (data_args.max_seq_length, *(phase.max_seq_length for phase in data_args.parsed_phases)):
         if not SHORTEST_EXAMPLE <= length <= limit:
             flag = "--max_seq_length" if length == data_args.max_seq_length else "--phases: length"
             raise InputError(f"{flag} {length} must be between {SHORTEST_EXAMPLE} and the limit of {name} ({limit}).")
@@ -175,11 +175,12 @@ def _show_examples(
     data_args.validation_file = []
     corpus, _ = load_corpora(data_args, do_train=True, do_eval=False, cache_dir=cache_dir, tokenizer=tokenizer)
     assert corpus is not None  # load_corpora raised an error if there is no text to train on
-    (length, _), *_ = data_args.lengths_and_shares
+    length, _, objective = data_args.parsed_phases[0]
+    seed = training_args.examples_seed
     log_first_epoch("training text")
     with tempfile.TemporaryDirectory() as epochs_dir:
         dataset = make_dataset(
-            corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), training_args.examples_seed
+            corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), seed, objective
         )
         legend = ELECTRA_LEGEND if data_args.objective == "electra" else LEGEND
         print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
@@ -338,22 +339,24 @@ def _prepare_data(
         data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
     )
 
-    def make_examples(corpus: Corpus, name: str, length: int, seed: int) -> PretrainingDataset:
-        return make_dataset(corpus, name, length, data_args, tokenizer, epochs_dir, seed)
+    def make_examples(corpus: Corpus, name: str, length: int, *options: Any) -> PretrainingDataset:
+        return make_dataset(corpus, name, length, data_args, tokenizer, epochs_dir, *options)
 
     data = _Data(train_corpus, [], {}, None)
     if training_args.do_train and train_corpus is not None:
         log_first_epoch("training text")
-        lengths, shares = zip(*data_args.lengths_and_shares, strict=True)
-        seed = training_args.examples_seed
-        datasets = [make_examples(train_corpus, "training text", length, seed) for length in lengths]
-        phases = plan_phases(datasets, shares, training_args)
-        for phase in phases:
+        seed, parsed = training_args.examples_seed, data_args.parsed_phases
+        datasets = [
+            make_examples(train_corpus, "training text", length, seed, objective) for length, _, objective in parsed
+        ]
+        phases = plan_phases(datasets, [phase.share for phase in parsed], training_args)
+        for phase, remark in zip(phases, note_missing_pairs(phases), strict=True):
             logger.info(
-                "training: %s steps of %s examples of at most %s tokens, %.2f epochs",
+                "training: %s steps of %s examples of at most %s tokens%s, %.2f epochs",
                 f"{phase.steps:,}",
                 f"{phase.batch_size:,}",
                 phase.max_seq_length,
+                remark,
                 phase.steps * phase.batch_size / len(phase.dataset),
             )
         settings = collect_example_settings(train_corpus, phases, data_args, training_args)

@@ -5,7 +5,7 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from snugbert.checkpoints.model_arguments import StudentArguments
 from snugbert.data.data_arguments import PreparationArguments
@@ -91,7 +91,7 @@ class PretrainingArguments(DeviceArguments):
         # The filter would wait for the device in every batch. PretrainingTrainer logs its own loss.
         self.logging_nan_inf_filter = False
         if self.ddp_find_unused_parameters is None:
-            self.ddp_find_unused_parameters = False  # the losses use all parameters
+            self.ddp_find_unused_parameters = False  # the losses use all parameters, except in phases without pairs
         for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove it.")
@@ -136,6 +136,14 @@ class PretrainingModelArguments(StudentArguments):
         super().__post_init__()
 
 
+class PhaseArguments(NamedTuple):
+    """A phase of `--phases`: tokens of the longest example, share of the steps, and what the examples are for."""
+
+    max_seq_length: int
+    share: float
+    objective: Objective
+
+
 @dataclass(kw_only=True)
 class PretrainingDataArguments(PreparationArguments):
     """Arguments for the text, the examples and the masks.
@@ -147,7 +155,7 @@ class PretrainingDataArguments(PreparationArguments):
         objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
         masking: `tokens`, `words` or `spans`.
         mask_rates: share of tokens to predict in the first and in the last step.
-        lengths_and_shares: maximum sequence length and share of the steps, for each phase.
+        parsed_phases: the phases of the run, at least one.
     """
 
     corpus: str | None = field(default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text."})
@@ -163,7 +171,7 @@ class PretrainingDataArguments(PreparationArguments):
     )
     phases: str | None = field(
         default=None,
-        metadata={"help": "Maximum tokens per example and share of the steps, for each phase: 128:90%%,512:10%%."},
+        metadata={"help": "Maximum tokens and share of steps per phase: 128:90%%,512:10%%. 64:80%%:mlm has no pairs."},
     )
     short_seq_prob: float = field(
         default=0.1,
@@ -227,11 +235,11 @@ class PretrainingDataArguments(PreparationArguments):
         self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
         self.masking = choose_masking(self.masking, self.whole_word_mask)
         self.mask_rates = parse_mask_rates(self.mlm_probability)
-        self.lengths_and_shares = parse_phases(self.phases or f"{self.max_seq_length}:100%")
+        self.parsed_phases = parse_phases(self.phases or f"{self.max_seq_length}:100%", self.dataset_objective)
 
     @property
     def dataset_objective(self) -> Objective:
-        """The objective of the [`PretrainingDataset`]."""
+        """The objective of the [`PretrainingDataset`]s, except in phases without pairs."""
         return OBJECTIVES[self.objective or "mlm+nsp"]
 
     def _choose_objective(self) -> str:
@@ -282,23 +290,31 @@ def parse_mask_rates(text: str | float) -> tuple[float, float]:
     return rates[0], rates[-1]
 
 
-def parse_phases(text: str) -> list[tuple[int, float]]:
-    """Parses `--phases`: "128:90%,512:10%" -> [(128, 0.9), (512, 0.1)].
+def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
+    """Parses `--phases`: "64:80%:mlm,128:20%" with "nsp" -> [(64, 0.8, "mlm"), (128, 0.2, "nsp")].
+
+    Args:
+        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, it changes nothing.
+        objective: what the examples of the run are for.
 
     Raises:
-        InputError: the text is not in this format, or the shares do not add up to 100 %.
+        InputError: the text is not in this format, the shares do not add up to 100 %, or no phase has the pairs that
+            `objective` needs.
     """
     phases = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*", part)
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+(?:\.\d+)?)\s*%\s*(:\s*mlm\s*)?", part)
         if match is None:
             raise InputError(
-                f"--phases: expected a length and its share of the steps, such as 128:90%, not {part.strip()!r}."
+                "--phases: expected a length and its share of the steps, such as 128:90%, or 128:90%:mlm without "
+                f"pairs, not {part.strip()!r}."
             )
-        phases.append((int(match[1]), float(match[2]) / 100))
-    if not all(share for _, share in phases):
+        phases.append(PhaseArguments(int(match[1]), float(match[2]) / 100, "mlm" if match[3] else objective))
+    if not all(phase.share for phase in phases):
         raise InputError(f"--phases: {text!r} has a length with 0 % of the steps. Remove it, or increase its share.")
-    total = sum(share for _, share in phases)
+    if all(phase.objective != objective for phase in phases):
+        raise InputError(f"--phases: no phase of {text!r} has sentence pairs. Use --objective mlm.")
+    total = sum(phase.share for phase in phases)
     if abs(total - 1) > 1e-9:
         raise InputError(f"--phases: the shares of {text!r} add up to {100 * total:g} %, not to 100 %.")
     return phases

@@ -22,7 +22,7 @@ from snugbert.trainers.dry_run import (
     seconds_since_start,
     time_steps,
 )
-from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.run_checkpoints import step_of
@@ -54,7 +54,7 @@ def run_dry_pretraining(
         rows["model"] = f"{sum(parameter.numel() for parameter in trainer.model.parameters()):,} parameters"
         interval = as_steps(trainer.args.eval_steps or 1, steps)  # of the whole run
         evaluations = 1 + (steps // interval if trainer.args.eval_strategy == "steps" else 0)
-        for number, phase in enumerate(phases):
+        for number, (phase, remark) in enumerate(zip(phases, note_missing_pairs(phases), strict=True)):
             trainer = make_trainer(args=as_dry_run(args, f"{folder}/{number}"), phases=[phase])
             watches.append(time_steps(trainer))
             left = max(phase.steps - skipped, 0)
@@ -64,7 +64,8 @@ def run_dry_pretraining(
             name = "training" if len(phases) == 1 else f"phase {number + 1}"
             rows[name] = (
                 f"{format_count(phase.steps, 'step')} of {phase.batch_size:,} examples of at most "
-                f"{phase.max_seq_length} tokens, {phase.steps * phase.batch_size / len(phase.dataset):.3g} epochs"
+                f"{phase.max_seq_length} tokens{remark}, "
+                f"{phase.steps * phase.batch_size / len(phase.dataset):.3g} epochs"
             ) + ("" if checkpoint is None else f", {left:,} left after {checkpoint}")
         rows |= describe_steps(trainer, args, steps) if phases else {"memory": describe_peak(args.device)}
         evaluation = evaluations * _time_evaluation(trainer)

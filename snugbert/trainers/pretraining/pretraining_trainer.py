@@ -80,8 +80,9 @@ class PretrainingTrainer(RunTrainer):
     discriminator.
 
     Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
-    `SnugBertForPreTraining` also `next_sentence_label`. Batches may be packed or padded. A [`PretrainingDataset`] with
-    [`SnugBertDataCollatorForPretraining`] has new examples and masks in every epoch.
+    `SnugBertForPreTraining` also `next_sentence_label`, except in phases whose `PretrainingDataset` has the objective
+    `"mlm"`. Batches may be packed or padded. A [`PretrainingDataset`] with [`SnugBertDataCollatorForPretraining`] has
+    new examples and masks in every epoch.
 
     - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
       process equals two. A collator that masks at random may draw other masks if the batches are split differently.
@@ -148,6 +149,9 @@ class PretrainingTrainer(RunTrainer):
         self.teacher = teacher
         self.sharding = Sharding(self)
         args = as_one_epoch(args, self.phases)
+        lacks_pairs = any(phase.objective == "mlm" for phase in self.phases)
+        if lacks_pairs and isinstance(kwargs.get("model"), SnugBertForPreTraining):
+            args.ddp_find_unused_parameters = True  # without pairs, the pooler and its head get no gradient
         train_dataset = self.phases[0].dataset if self.phases else None
         super().__init__(args=args, train_dataset=train_dataset, compute_metrics=compute_metrics, **kwargs)
         self.keep_column("mask_seed")
@@ -418,6 +422,8 @@ class PretrainingTrainer(RunTrainer):
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
         labeled, pairs, tokens = in_step[:3].unbind()
+        if any("next_sentence_label" in batch for batch in batches):
+            self.training_log.count_pair_step()
         for batch in batches:
             if "next_sentence_label" in batch:
                 batch["num_sequences_in_batch"] = pairs
@@ -436,15 +442,18 @@ class PretrainingTrainer(RunTrainer):
         denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
         denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
+        options: dict[str, Any] = {}
+        if type(self.model) is SnugBertForPreTraining and "next_sentence_label" not in inputs:
+            options["predict_pairs"] = False  # DDP would wait for the gradients of logits that no loss uses
         if self.teacher is None:
             # Only the log reads the logits, unless the caller wants the outputs.
-            detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
-            options = {"detach_logits": True} if detaches else {}
+            if not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM):
+                options["detach_logits"] = True
             outputs: ModelOutput = model(**inputs, **denominators, **options)
         else:
             same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
-                outputs = distill(model, self.teacher, inputs, denominators, same_size)
+                outputs = distill(model, self.teacher, inputs, denominators | options, same_size)
         self.training_log.add_outputs(outputs, inputs)
         loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss

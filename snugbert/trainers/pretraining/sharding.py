@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, broadcast_object_list
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -136,7 +136,7 @@ class Sharding:
             InputError: `optimizer.pt` is missing or has another format.
         """
         trainer = self.trainer
-        state = {}
+        state: Any = {}
         if trainer.args.process_index == 0:
             file = Path(checkpoint) / "optimizer.pt"
             state = read_torch_file(file) if file.is_file() else {}
@@ -145,8 +145,32 @@ class Sharding:
                     f"{file} is missing, or was written by an older version of SnugBERT. Start a new run from the "
                     f"weights: --model_name_or_path {checkpoint}."
                 )
-        set_optimizer_state_dict(trainer.model, trainer.optimizer.optimizer, state, options=_broadcast_options())
+        with _without_gradient(trainer.model, _list_stateless(state)):
+            set_optimizer_state_dict(trainer.model, trainer.optimizer.optimizer, state, options=_broadcast_options())
         trainer.lr_scheduler.load_state_dict(read_torch_file(Path(checkpoint) / "scheduler.pt"))
+
+
+def _list_stateless(state: dict[str, Any]) -> list[str]:
+    """Returns the names of the parameters that have no state yet, because they never got a gradient.
+
+    Args:
+        state: of an optimizer, by parameter name. Only the first process needs it.
+    """
+    names = [name for group in state.get("param_groups", []) for name in group["params"]]
+    stateless = [[name for name in names if name not in state["state"]]]
+    broadcast_object_list(stateless)
+    return stateless[0]
+
+
+@contextmanager
+def _without_gradient(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
+    """Makes torch neither expect nor make an optimizer state of some parameters in the block."""
+    parameters = [model.get_parameter(name).requires_grad_(False) for name in names]
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def _broadcast_options() -> StateDictOptions:

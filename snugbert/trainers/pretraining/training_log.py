@@ -112,7 +112,7 @@ class TrainingLog:
         dtype = torch.float32 if device.type == "mps" else torch.float64
         self._model_sums = torch.zeros(len(MODEL_SUMS), dtype=dtype, device=device)
         self._data_sums = np.zeros(len(DATA_SUMS))
-        self._steps = 0
+        self._steps = self._pair_steps = 0
         self._seconds = 0.0
         self._window_start: float | None = None
         self._totals = {"loss": 0.0, "tokens": 0.0, "flops": 0.0}
@@ -124,6 +124,10 @@ class TrainingLog:
         if self._window_start is None:
             self._window_start = time.perf_counter()
         self._steps += 1
+
+    def count_pair_step(self) -> None:
+        """Counts that the step has sentence pairs. Other steps do not count in `nsp_loss`."""
+        self._pair_steps += 1
 
     def exclude_time(self, seconds: float) -> None:
         """Excludes time that was not spent on training."""
@@ -168,27 +172,30 @@ class TrainingLog:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
         Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`; with ELECTRA's
-            discriminator `disc_loss` (not yet multiplied by its weight of 50), `disc_accuracy` over all tokens, and
-            `replaced`, the share of tokens that the generator replaced; with a teacher `soft_loss` and `cos_loss`, not
-            yet multiplied by their weights; with a `frequency_loss`, `mlm_gain` = `frequency_loss` - `mlm_loss`;
-            `tokens` of the run so far; `tokens_per_second`; `padding`, the share of padding in padded batches, or the
-            share that packing saves; with `peak_flops`, `mfu`, the share of it that the model's FLOPs take.
+            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`, over the steps
+            that have them; with ELECTRA's discriminator `disc_loss` (not yet multiplied by its weight of 50),
+            `disc_accuracy` over all tokens, and `replaced`, the share of tokens that the generator replaced; with a
+            teacher `soft_loss` and `cos_loss`, not yet multiplied by their weights; with a `frequency_loss`,
+            `mlm_gain` = `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the
+            share of padding in padded batches, or the share that packing saves; with `peak_flops`, `mfu`, the share of
+            it that the model's FLOPs take.
         """
-        sums, seconds, steps = self._collect(), self._elapsed_seconds(), self._steps
+        sums, seconds = self._collect(), self._elapsed_seconds()
+        steps, pair_steps = self._steps, self._pair_steps
         loss = self._add_losses(sums)
         for name, value in (("loss", loss), ("tokens", sums["tokens"]), ("flops", sums["flops"])):
             self._totals[name] += value
         self._model_sums.zero_()
         self._data_sums[:] = 0
-        self._steps, self._seconds, self._window_start = 0, 0.0, None
+        self._steps = self._pair_steps = 0
+        self._seconds, self._window_start = 0.0, None
         line = {
             "loss": loss / steps,
             "mlm_loss": sums["mlm_loss"] / steps,
             "mlm_accuracy": sums["mlm_correct"] / max(sums["labeled"], 1),
         }
         if sums["pairs"]:
-            line["nsp_loss"] = sums["nsp_loss"] / steps
+            line["nsp_loss"] = sums["nsp_loss"] / pair_steps
             line["nsp_accuracy"] = sums["nsp_correct"] / sums["pairs"]
         if sums["disc_loss"]:
             line["disc_loss"] = sums["disc_loss"] / steps
@@ -222,6 +229,7 @@ class TrainingLog:
         return {
             "sums": self._collect(),
             "steps": self._steps,
+            "pair_steps": self._pair_steps,
             "seconds": self._elapsed_seconds(),
             "totals": dict(self._totals),
         }
@@ -232,6 +240,7 @@ class TrainingLog:
         self._model_sums.copy_(self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS]))
         self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS])
         self._steps = state["steps"]
+        self._pair_steps = state.get("pair_steps", self._steps)  # before `:mlm`, all steps had pairs or none
         self._seconds = state["seconds"]
         self._window_start = None
         self._totals = dict(state["totals"])

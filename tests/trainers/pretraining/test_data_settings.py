@@ -1,5 +1,7 @@
 """Changed data are detected when a run resumes."""
 
+from types import SimpleNamespace
+
 import pytest
 from synthetic import make_corpus
 from transformers import TrainerState
@@ -37,25 +39,26 @@ def test_a_checkpoint_without_settings_is_not_compared(tmp_path):
     check_data_settings(str(tmp_path), {"seed": 2})
 
 
-def test_runs_from_before_spans_and_schedules_resume():
+def test_runs_from_before_spans_schedules_and_phases_without_pairs_resume():
     """The defaults and whole words give the settings of these runs. Words in the corpus change nothing."""
     corpus = make_corpus([[[[5, 6]], [[7]]]])
     corpus.sources = {"/a.txt": "0"}
 
-    def collect(**arguments):
+    def collect(*objectives, **arguments):
         training_args = PretrainingArguments(use_cpu=True)
-        return collect_example_settings(
-            corpus, [Phase([], 1, 1)], PretrainingDataArguments(**arguments), training_args
-        )
+        phases = [Phase(SimpleNamespace(objective=each), 1, 1) for each in objectives]
+        return collect_example_settings(corpus, phases, PretrainingDataArguments(**arguments), training_args)
 
-    before = collect()
+    before = collect("nsp")
     corpus.settings["continues_word"] = True
-    assert collect() == before and "continues_word" not in before
+    assert collect("nsp") == before and "continues_word" not in before
     assert {name: before[name] for name in ("mlm_probability", "whole_word_mask")} == {
         "mlm_probability": 0.15,
         "whole_word_mask": False,
     }
     assert "masking" not in before
-    assert collect(masking="words") == before | {"whole_word_mask": True}
-    assert collect(masking="spans") == before | {"masking": "spans"}
-    assert collect(mlm_probability="0.3:0.15") == before | {"mlm_probability": "0.3:0.15"}
+    assert collect("nsp", masking="words") == before | {"whole_word_mask": True}
+    assert collect("nsp", masking="spans") == before | {"masking": "spans"}
+    assert collect("nsp", mlm_probability="0.3:0.15") == before | {"mlm_probability": "0.3:0.15"}
+    assert collect("nsp", "nsp")["objective"] == before["objective"] == "nsp"
+    assert collect("mlm", "nsp")["objective"] == ["mlm", "nsp"]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from synthetic import make_trainer, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import get_wsd_schedule
+from transformers import TrainerCallback, get_wsd_schedule
 
 from snugbert import kernels_snugbert
 from snugbert.errors import InputError
@@ -89,6 +89,44 @@ def test_lamb_equals_the_paper(tmp_path):
         optimizer.step()
     for name, parameter in trainer.model.named_parameters():
         torch.testing.assert_close(parameter.double(), expected[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+class NoteSteps(TrainerCallback):
+    """Keeps the weights after each step, and the names of the parameters with an optimizer state."""
+
+    def __init__(self):
+        self.weights, self.updated = [], []
+
+    def on_step_end(self, args, state, control, model, optimizer, **kwargs):
+        self.weights.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+        self.updated.append({name for name, parameter in model.named_parameters() if optimizer.state.get(parameter)})
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", "muon", "lamb"])
+def test_the_next_sentence_head_waits_for_pairs(tmp_path, optim):
+    """Without a gradient, weights do not decay and have no state. Their first steps are those of a new optimizer.
+
+    Also resumes from a checkpoint without these states.
+    """
+    runs, options = [], {"optim": optim, "max_steps": 3, "save_steps": 1, "lr_scheduler_type": "constant"}
+    for resume in (None, tmp_path / "checkpoint-1"):
+        trainer = make_trainer(tmp_path, steps_without_pairs=2, overwrite_output_dir=True, **options)
+        runs.append(NoteSteps())
+        trainer.add_callback(runs[-1])
+        trainer.train(resume_from_checkpoint=resume)
+    straight, resumed = runs
+    initial = dict(tiny_model().named_parameters())
+    head = {name for name in initial if ".pooler." in name or ".seq_relationship." in name}
+    assert len(head) == 4
+    for weights, updated in list(zip(straight.weights, straight.updated, strict=True))[:2]:
+        assert updated == initial.keys() - head
+        assert all(torch.equal(weights[name], initial[name]) == (name in head) for name in initial)
+    assert straight.updated[2] == initial.keys() and resumed.updated == straight.updated[1:]
+    for weights, expected in zip(resumed.weights, straight.weights[1:], strict=True):
+        assert all(torch.equal(weights[name], expected[name]) for name in initial)
+    if optim != "lamb":  # the first step of Adam has the size of the learning rate
+        update = (straight.weights[2]["cls.seq_relationship.bias"] - initial["cls.seq_relationship.bias"]).abs()
+        torch.testing.assert_close(update, torch.full((2,), 1e-3), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("bf16", [True, False])

@@ -251,7 +251,7 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
 
 
 def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, capfd):
-    """Two lengths in one run. Resuming in the second phase gives the same result as the uninterrupted run.
+    """Two lengths in one run, the first without pairs. A run that resumes in the first phase ends like a straight one.
 
     Initial weights from bigrams are computed once. Also checks the MLM gain, its warning, and that stock BERT has the
     same loss after training with Muon.
@@ -261,12 +261,12 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     text = ["--train_file", str(small_run["train_file"]), "--language", "de"]
     tokenizer = ["--tokenizer_name", str(small_run["tokenizer_name"])]
     assert snugbert_command(["prepare", *tokenizer, *text, "--output_dir", str(tmp_path / "corpus")]) == 0
-    more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:75%,40:25%", "save_steps": 7}
-    more |= {"bigram_init": "true", "optim": "muon"}
+    more = {"train_file": None, "corpus": tmp_path / "corpus", "phases": "20:62.5%:mlm,40:37.5%"}
+    more |= {"bigram_init": "true", "optim": "muon", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 4}
     with caplog.at_level("INFO", logger="snugbert"):
         run(small_run | more, output_dir=tmp_path / "straight")
-    assert "training: 6 steps of 16 examples of at most 20 tokens" in caplog.text
-    assert "training: 2 steps of 8 examples of at most 40 tokens" in caplog.text
+    assert "training: 5 steps of 16 examples of at most 20 tokens, no sentence pairs" in caplog.text
+    assert "training: 3 steps of 8 examples of at most 40 tokens, 0." in caplog.text
     assert "recipe: examples/pretrain_small_corpus.yaml (in SnugBERT's repository) fits the text" in caplog.text
     assert caplog.text.count("making the examples") == 2  # of the training and of the validation text
     initialized = "initial weights: computing them from the bigrams of the training text"
@@ -274,8 +274,11 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     assert "MLM gain" in capfd.readouterr().err
     assert caplog.text.count("MLM gain is ") == 1
     caplog.clear()
-    shutil.copytree(tmp_path / "straight/checkpoint-7", tmp_path / "resumed/checkpoint-7")
-    run(small_run | more, output_dir=tmp_path / "resumed", resume_from_checkpoint="true")
+    shutil.copytree(tmp_path / "straight/checkpoint-3", tmp_path / "resumed/checkpoint-3")
+    resume = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": "true"}
+    assert run(small_run | more | resume, phases="20:62.5%,40:37.5%") == 2
+    assert 'objective was ["mlm", "nsp"] and is "nsp"' in capfd.readouterr().err
+    run(small_run | more | resume)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]
     assert "MLM gain is " not in caplog.text and initialized not in caplog.text
@@ -289,6 +292,10 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     total, size = counts.total(), len(AutoTokenizer.from_pretrained(small_run["tokenizer_name"]))
     baseline = -sum(count / total * math.log((count + 1) / (total + size)) for count in counts.values())
     steps = [line for line in logs[0] if "mlm_loss" in line]
+    # Step 6 has pairs, but not step 5. Evaluation always does.
+    assert [line["step"] for line in steps if "nsp_loss" in line] == [6, 8]
+    assert steps[2]["loss"] == pytest.approx(steps[2]["mlm_loss"] + steps[2]["nsp_loss"] / 2)
+    assert [line["step"] for line in logs[0] if "eval_nsp_loss" in line] == [4, 8, 8]
     assert len(steps) == 4
     for line in steps:
         assert line["mlm_gain"] == pytest.approx(baseline - line["mlm_loss"], abs=1e-9)
@@ -304,6 +311,8 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     card = ModelCard.load(tmp_path / "straight/README.md")
     assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
     assert "| initial weights | bigrams of the training text |" in card.text
+    assert "| objective | masked tokens, next sentence |" in card.text
+    assert "5 with 16 examples of at most 20 tokens each, no sentence pairs; 3 with 8 examples" in card.text
 
 
 def test_examples_are_shown(small_run, capsys):
@@ -311,8 +320,8 @@ def test_examples_are_shown(small_run, capsys):
     assert run(small_run, **more) == 0
     shown = capsys.readouterr().out
     assert "[MASK]{" in shown and shown.count("to predict") == 3 and "\n3. B is " in shown
-    run(small_run, **more, no_nsp="true")
-    assert "- " in capsys.readouterr().out
+    run(small_run, **more, phases="40:50%:mlm,40:50%")
+    assert "- " in (shown := capsys.readouterr().out) and "B is " not in shown
     run(small_run, **more, objective="electra")
     assert "The discriminator reads the generator's predictions" in " ".join(capsys.readouterr().out.split())
 

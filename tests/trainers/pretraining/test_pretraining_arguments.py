@@ -20,13 +20,25 @@ def test_unsupported_arguments_are_refused(name, value):
 
 
 def test_phases_are_parsed():
-    assert parse_phases("128:90%, 512:10%") == [(128, 0.9), (512, 0.1)]
-    assert PretrainingDataArguments(max_seq_length=64).lengths_and_shares == [(64, 1.0)]
+    assert parse_phases("128:90%, 512:10%", "nsp") == [(128, 0.9, "nsp"), (512, 0.1, "nsp")]
+    assert parse_phases("64:80%:mlm, 128:20%", "sop") == [(64, 0.8, "mlm"), (128, 0.2, "sop")]
+    assert PretrainingDataArguments(max_seq_length=64).parsed_phases == [(64, 1.0, "nsp")]
+    for objective in ("mlm", "electra"):  # without pairs, `:mlm` changes nothing
+        args = PretrainingDataArguments(objective=objective, phases="64:50%:mlm,128:50%:mlm")
+        assert args.parsed_phases == [(64, 0.5, "mlm"), (128, 0.5, "mlm")]
 
 
-def test_a_phase_without_steps_is_refused():
-    with pytest.raises(InputError, match="'128:0%,512:100%' has a length with 0 % of the steps"):
-        parse_phases("128:0%,512:100%")
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ("128:0%,512:100%", "'128:0%,512:100%' has a length with 0 % of the steps"),
+        ("64:80%:nsp,128:20%", "expected a length and its share .* without pairs, not '64:80%:nsp'"),
+        ("64:80%:mlm,128:20%:mlm", "no phase of '64:80%:mlm,128:20%:mlm' has sentence pairs. Use --objective mlm"),
+    ],
+)
+def test_phases_that_cannot_be_used_are_refused(phases, message):
+    with pytest.raises(InputError, match=f"^--phases: {message}"):
+        PretrainingDataArguments(objective="mlm+order", phases=phases)
 
 
 def test_the_seed_of_the_examples():

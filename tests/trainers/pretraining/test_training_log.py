@@ -25,28 +25,36 @@ def make_log() -> TrainingLog:
     return log
 
 
-def add_step(log: TrainingLog, first: int) -> int:
+def add_step(log: TrainingLog, first: int, has_pairs: bool = True) -> tuple[int, torch.Tensor]:
+    """Returns the tokens of the step and its next-sentence loss."""
     model, dataset = tiny_model(), RandomExamples(8)
     batch = packed([dataset[index] for index in range(first, first + 2)])
+    if not has_pairs:
+        del batch["next_sentence_label"]
     log.start_step()
     counts = count_batch(batch, 20, model.config)
-    assert counts[:4].tolist() == [(batch["labels"] >= 0).sum(), 2, batch["input_ids"].numel(), 2 * 20]
+    pairs = 2 * has_pairs
+    assert counts[:4].tolist() == [(batch["labels"] >= 0).sum(), pairs, batch["input_ids"].numel(), 2 * 20]
     log.add_batch(counts)
-    log.add_outputs(model(**batch), batch)
-    return batch["input_ids"].numel()
+    if has_pairs:
+        log.count_pair_step()
+    log.add_outputs(outputs := model(**batch), batch)
+    return batch["input_ids"].numel(), outputs.nsp_loss
 
 
 def test_a_restored_log_continues_its_line():
+    """Two of the three steps have sentence pairs."""
     log = make_log()
-    tokens = [add_step(log, first) for first in (0, 2)]
+    steps = [add_step(log, 0, has_pairs=False), add_step(log, 2)]
     restored = make_log()
     restored.load_state_dict(json.loads(json.dumps(log.state_dict())))
-    for each in (log, restored):
-        tokens_of_third = add_step(each, 4)
+    steps += [add_step(each, 4) for each in (log, restored)][:1]
     lines = [each.next_line() for each in (log, restored)]
+    tokens, (_, *nsp_losses) = zip(*steps, strict=True)
+    assert lines[0]["nsp_loss"] == pytest.approx(sum(nsp_losses).item() / 2)
     for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "tokens", "padding"):
         assert lines[0][name] == lines[1][name]
-    assert lines[0]["tokens"] == log.tokens_seen == sum(tokens) + tokens_of_third
+    assert lines[0]["tokens"] == log.tokens_seen == sum(tokens)
     assert lines[0]["padding"] == pytest.approx(1 - lines[0]["tokens"] / (3 * 2 * 20))
     assert log.summarize(steps=3)["train_loss"] == pytest.approx(lines[0]["loss"])
 
