@@ -176,8 +176,7 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     for name in ("tokens", "flops", "mlm_loss", "pairs_mlm_loss", "nsp_accuracy"):
         assert stock[name] == pytest.approx(pairs[name], rel=1e-4), name
     # The stopped process counts, too.
-    assert sentences["core_hours"] > 1.7 * pairs["core_hours"] > 1.7 * core_seconds / 3600
-    assert stock["core_hours"] == pytest.approx(pairs["core_hours"], rel=0.3)
+    assert sentences["core_hours"] > 1.4 * pairs["core_hours"] > core_seconds / 3600
     folder = ladder / "pairs/tiny/1"
     results = json.loads((folder / "train_results.json").read_text())
     assert pairs["flops"] == results["total_flos"]
