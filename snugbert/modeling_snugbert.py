@@ -1008,7 +1008,6 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         num_items_in_batch: int | torch.Tensor | None = None,
         num_sequences_in_batch: int | torch.Tensor | None = None,
         sparse_prediction: bool | None = None,
-        predict_pairs: bool = True,
         **kwargs,
     ) -> SnugBertForPreTrainingOutput:
         r"""Predicts masked tokens and whether the second segment follows the first.
@@ -1027,7 +1026,6 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
                 plain Trainer passes only `num_items_in_batch`. The mean next-sentence loss of this batch is then
                 weighted by the batch's share of the labeled tokens.
             sparse_prediction: whether `prediction_logits` cover labeled tokens only. None: in training only.
-            predict_pairs: whether to compute `seq_relationship_logits` and their loss.
 
         Returns:
             The losses of the labels that were passed, and the logits.
@@ -1037,11 +1035,11 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         """
         batch = self._batch(kwargs, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, labels)
         outputs, logits, mlm_sum, num_labeled = self._predict_tokens(batch, labels, sparse_prediction, **kwargs)
-        nsp_logits = self.cls.seq_relationship(outputs.pooler_output) if predict_pairs else None
+        nsp_logits = self.cls.seq_relationship(outputs.pooler_output)
 
         mlm_loss = None if mlm_sum is None else _mean(mlm_sum, num_labeled, num_items_in_batch)
         nsp_loss = None
-        if next_sentence_label is not None and nsp_logits is not None:
+        if next_sentence_label is not None:
             nsp_loss = _classification_loss(
                 nsp_logits, next_sentence_label, num_sequences_in_batch, NSP_CLASSES, "next_sentence_label"
             )

@@ -75,8 +75,7 @@ def distill(
         teacher: a masked language model, in evaluation mode.
         inputs: a packed or padded batch with `labels`, and for a student with pairs `next_sentence_label`.
         denominators: numbers of masked tokens, of tokens without padding, and with pairs of sequences in the global
-            batch: `num_items_in_batch`, `num_tokens_in_batch`, `num_sequences_in_batch`. *Shape:* () each. May have
-            other arguments of the student, such as `predict_pairs`.
+            batch: `num_items_in_batch`, `num_tokens_in_batch`, `num_sequences_in_batch`. *Shape:* () each
         with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
             compute the last layer for all tokens, and not only for masked tokens.
     """

@@ -442,18 +442,15 @@ class PretrainingTrainer(RunTrainer):
         denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
         denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
-        options: dict[str, Any] = {}
-        if type(self.model) is SnugBertForPreTraining and "next_sentence_label" not in inputs:
-            options["predict_pairs"] = False  # DDP would wait for the gradients of logits that no loss uses
         if self.teacher is None:
             # Only the log reads the logits, unless the caller wants the outputs.
-            if not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM):
-                options["detach_logits"] = True
+            detaches = not return_outputs and type(self.model) in (SnugBertForPreTraining, SnugBertForMaskedLM)
+            options = {"detach_logits": True} if detaches else {}
             outputs: ModelOutput = model(**inputs, **denominators, **options)
         else:
             same_size = self.teacher.config.hidden_size == self.model_config.hidden_size
             with self.accelerator.autocast():  # for the teacher
-                outputs = distill(model, self.teacher, inputs, denominators | options, same_size)
+                outputs = distill(model, self.teacher, inputs, denominators, same_size)
         self.training_log.add_outputs(outputs, inputs)
         loss = outputs["loss"] * self.args.world_size  # gradients are averaged over processes
         return (loss, outputs) if return_outputs else loss

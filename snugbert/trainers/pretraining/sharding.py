@@ -165,7 +165,9 @@ def _list_stateless(state: dict[str, Any]) -> list[str]:
 @contextmanager
 def _without_gradient(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
     """Makes torch neither expect nor make an optimizer state of some parameters in the block."""
-    parameters = [model.get_parameter(name).requires_grad_(False) for name in names]
+    parameters = [each for each in map(model.get_parameter, names) if each.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
