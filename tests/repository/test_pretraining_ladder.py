@@ -175,8 +175,8 @@ def test_a_ladder_continues_and_compares(material, tmp_path, monkeypatch, capsys
     assert pairs["points"][0]["mlm_loss"] - pairs["mlm_loss"] > 0.05
     for name in ("tokens", "flops", "mlm_loss", "pairs_mlm_loss", "nsp_accuracy"):
         assert stock[name] == pytest.approx(pairs[name], rel=1e-4), name
-    # The stopped process counts, too.
-    assert sentences["core_hours"] > 1.4 * pairs["core_hours"] > core_seconds / 3600
+    for run_, processes_of_run in ((pairs, 1), (sentences, 2), (stock, 1)):  # one was stopped
+        assert 3600 * run_["core_hours"] == pytest.approx(processes_of_run * core_seconds, rel=0.5)
     folder = ladder / "pairs/tiny/1"
     results = json.loads((folder / "train_results.json").read_text())
     assert pairs["flops"] == results["total_flos"]
@@ -238,9 +238,7 @@ def test_old_runs_and_recipes_with_other_tokenizers_are_reported(tmp_path):
     (tmp_path / "ladder.jsonl").write_text(json.dumps(old) + "\n")
     output = report(tmp_path)
     (row,) = read_table(output)
-    assert row == {"recipe": "old", "model": "tiny", "seeds": "1", "million tokens": "1.00", "PFLOPs": "1.00"} | {
-        "minutes": "1.0", "masked token loss, nats": "3.000", "masked token accuracy": "30.0%"
-    }  # fmt: skip
+    assert list(row.values()) == ["old", "tiny", "1", "1.00", "1.00", "1.0", "3.000", "30.0%"]
     assert "by token frequency: 6.000." in output and "BLiMP" not in output
 
     bits = {"bits_per_character": 1.5, "unigram_bits_per_character": 2.5}
