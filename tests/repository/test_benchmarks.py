@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from emulated_graphs import emulated_graphs
+from family_checkpoints import write_checkpoint
 from markdown_tables import cells
 from parity import ours_and_stock, packed, ragged_batch, without_padding
 from synthetic import make_corpus
@@ -892,6 +893,43 @@ def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     monkeypatch.setattr(minimal_pairs, "score_with_minicons", lambda *arguments: 1.001 * score(*arguments))
     with pytest.raises(SystemExit, match="The scores differ"):
         minimal_pairs.main(argv)
+
+
+# Official code that finds the first sentence of every pair more likely. It does so for ties.
+OFFICIAL_CODE = """
+import json, sys
+from pathlib import Path
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+predictions = {}
+for file in Path(flags["--data_path"]).iterdir():
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        predictions.setdefault(row["UID"], {"predictions": []})["predictions"].append({"pred": row["sentence_good"]})
+results = Path(flags["--output_dir"], flags["--task"], flags["--backend"])
+results.mkdir(parents=True)
+results.joinpath("predictions.json").write_text(json.dumps(predictions))
+results.joinpath("best_temperature_report.txt").write_text("AVERAGE ACCURACY\\n99.00\\n\\n")
+"""
+
+
+def test_babylm_scores(tmp_path, capsys):
+    import babylm_scores
+
+    model = str(write_checkpoint(tmp_path / "model", "bert"))
+    code = tmp_path / "official/evaluation_pipeline/sentence_zero_shot/run.py"
+    code.parent.mkdir(parents=True)
+    code.write_text(OFFICIAL_CODE)
+    ties, swapped = tmp_path / "ties.tsv", tmp_path / "swapped.tsv"
+    ties.write_text("sentence_good\tsentence_bad\n" + 2 * "A cat.\tA cat.\n")
+    swapped.write_text("sentence_good\tsentence_bad\nA cat.\tDogs eat meat.\nDogs eat meat.\tA cat.\n")
+    argv = ["--official", str(tmp_path / "official"), "--model_name_or_path", model, "--pairs_file", str(ties)]
+    babylm_scores.main(argv)
+    out = capsys.readouterr().out
+    assert "| 2 | 2 | 99.00 | 100.00 | 0.00 |\n\nDecisions that differ: 0, in addition to ties." in out
+    with pytest.raises(SystemExit, match="no tie"):
+        babylm_scores.main([*argv, str(swapped)])
+    out = capsys.readouterr().out  # means of a paradigm of ties and one in which one of two is right
+    assert "| 4 | 2 | 99.00 | 75.00 | 25.00 |\n\nDecisions that differ: 1, in addition to ties." in out
 
 
 def test_the_busy_machine(tmp_path):
