@@ -16,10 +16,11 @@ from its two neighbors:
   from 1, two heads already attend to the tokens n positions before and after.
 - The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
 
-The architecture remains BERT's, and training changes all of these weights.
+If embeddings and layers have different sizes, as in ELECTRA's generator, then the layers use the largest singular
+vectors. The architecture remains BERT's, and training changes all of these weights.
 
-Shapes: V vocabulary size, H hidden size, K dimensions of a word, R rank of the scores of a head, n any number of
-columns.
+Shapes: V vocabulary size, E embedding size, H hidden size, K dimensions of a word in the layers, W in the embeddings,
+R rank of the scores of a head, n any number of columns.
 """
 
 import math
@@ -33,7 +34,7 @@ import torch
 from accelerate.utils import broadcast
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
 from snugbert.data.corpus import Corpus
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
@@ -45,7 +46,8 @@ PAIRS_AT_ONCE = 2**22  # while counting, because a pair takes 24 bytes
 COLUMNS_AT_ONCE = 16  # while multiplying, because so many fit into the processor's cache
 # Chosen with `mini` on English books.
 POSITION_SHARE = 0.5  # norm of the position embeddings, divided by the mean norm of the word embeddings
-FREQUENCIES = 16  # number of frequencies of the position embeddings. Each takes two dimensions
+FREQUENCIES = 16  # number of frequencies of the position embeddings
+PROJECTED_FREQUENCIES = 8  # the same if embeddings are projected. Chosen with the generator of `mini`
 FASTEST, SLOWEST = 2.0, 2 * math.pi / 512  # the highest and the lowest frequency, in radians per token
 SHARPNESS = 5.0  # attention score of a head's target, minus the score of the token next to it
 SCORE_SHARE = 0.375  # norm of the vector that both neighbors add to a hidden state, divided by the state's norm
@@ -198,7 +200,8 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
     of threads compute the same weights. [`share_weights`] makes them the same everywhere.
 
     Args:
-        model: a SnugBERT model with a masked token head.
+        model: a SnugBERT model with a masked token head, such as ELECTRA's generator. A discriminator that shares its
+            embeddings gets them, and keeps its other random weights.
         corpus: the training text.
         tokenizer: its tokenizer.
         seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
@@ -213,13 +216,14 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
     first = _fit_first_layer(config, frequencies, sides, rng)
     with torch.no_grad():
         _set_embeddings(model, tokenizer, first, rng)
+        _set_projection(model.bert.embeddings_project, first)
         for number, layer in enumerate(model.bert.encoder.layer, start=1):  # all other sublayers output zero
             layer.attention.output.dense.weight.zero_()
             layer.output.dense.weight.zero_()
             for head, offset in enumerate((-number, number)):
                 _attend_to(layer.attention.self, _head_rows(head, config), first, offset)
         _set_heads(model.bert.encoder.layer[0].attention, first, config)
-        _set_transform(model.cls.predictions.transform, first.K, 0 if first.is_relative else POSITION_SHARE)
+        _set_transform(model.cls.predictions.transform, first)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
 
 
@@ -237,17 +241,26 @@ def check_bigram_config(config: SnugBertConfig) -> None:
     """
     if config.num_attention_heads < 2:
         raise InputError("--bigram_init: the model has one attention head, but needs one for each neighbor.")
-    head_size = config.hidden_size // config.num_attention_heads
+    head_size = compute_head_size(config)
     if head_size < SMALLEST_HEAD:
         raise InputError(
             f"--bigram_init: attention heads have {head_size} dimensions, but need at least {SMALLEST_HEAD}."
         )
+    embedding_size, smallest = compute_embedding_size(config), 2 * _count_frequencies(config) + 2
+    if embedding_size < smallest:
+        raise InputError(f"--bigram_init needs an embedding_size of at least {smallest}, not {embedding_size}.")
     if "gelu" not in config.hidden_act and config.hidden_act != "relu":
         raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
     if config.position_embedding_type not in ("absolute", "relative"):
         raise InputError("--bigram_init needs learned positions (position_embedding_type absolute or relative).")
     if not config.tie_word_embeddings:
         raise InputError("--bigram_init needs tied word embeddings (tie_word_embeddings true).")
+
+
+def _count_frequencies(config: SnugBertConfig) -> int:
+    """Returns the number of frequencies of the position embeddings. Each takes two dimensions."""
+    is_projected = compute_embedding_size(config) != config.hidden_size
+    return min(PROJECTED_FREQUENCIES if is_projected else FREQUENCIES, compute_head_size(config) // 2)
 
 
 def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigrams]]:
@@ -268,7 +281,8 @@ def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigra
 class _FirstLayer:
     """What the weights of the embeddings and of the first layer consist of."""
 
-    embeddings: np.ndarray  # of words. *Shape:* (V, K)
+    embeddings: np.ndarray  # of words. *Shape:* (V, W)
+    projection: np.ndarray  # from the embeddings of words to the layers, without scale. *Shape:* (W, K)
     is_relative: bool  # whether the distances of tokens have embeddings, and not their positions
     position_norm: float  # of the position embeddings
     radians: np.ndarray  # frequencies of the position embeddings
@@ -276,52 +290,67 @@ class _FirstLayer:
     # Values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
     maps: list[tuple[np.ndarray, np.ndarray]]
 
-    @property
-    def K(self) -> int:
-        """Number of dimensions of a word."""
-        return self.embeddings.shape[1]
-
 
 def _fit_first_layer(
     config: SnugBertConfig, frequencies: np.ndarray, sides: Sequence[Bigrams], rng: np.random.Generator
 ) -> _FirstLayer:
     """Factorizes mutual information into embeddings and heads."""
-    H, head_size = config.hidden_size, config.hidden_size // config.num_attention_heads
-    radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, min(FREQUENCIES, head_size // 2))
-    K = H - 2 * len(radians) - 1  # one dimension is for [MASK]
-    vectors, values = factorize(sides, K, rng)
+    E, H, head_size = compute_embedding_size(config), config.hidden_size, compute_head_size(config)
+    radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, _count_frequencies(config))
+    W, K = (size - 2 * len(radians) - 1 for size in (E, H))  # one dimension is for [MASK]
+    vectors, values = factorize(sides, W, rng)
     # Singular vectors have very different norms. A rotation makes all dimensions alike.
-    rotation, _ = np.linalg.qr(rng.standard_normal((K, K)))
+    rotation, _ = np.linalg.qr(rng.standard_normal((W, W)))
     embeddings = vectors / sides[0].root[:, None] * np.sqrt(values) @ rotation[: len(values)]
+    projection = np.eye(K) if K == W else _choose_dimensions(rotation, K, rng)
     position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))
 
-    # LayerNorm gives the sum of word and position embeddings the norm sqrt(H). Distances have their own LayerNorm.
+    # LayerNorm gives the sum of word and position embeddings the norm sqrt(E). Distances have their own LayerNorm.
     is_relative = config.position_embedding_type == "relative"
     norms = np.sqrt((embeddings**2).sum(axis=1) + (0 if is_relative else position_norm**2))
-    normalized = embeddings / norms[:, None] * math.sqrt(H)
+    normalized = embeddings / norms[:, None] * math.sqrt(E)
     amplitude = math.sqrt(H / len(radians))
     amplitude *= 1 if is_relative else position_norm * float(frequencies @ (1 / norms))
 
-    maps = [fit_side(side, normalized, embeddings, config.num_attention_heads // 2 * head_size) for side in sides]
+    # Hidden states have the norm sqrt(H), so the projection also scales. The masked token head scales back.
+    ratio = math.sqrt(H / E)
+    contexts, tokens = normalized @ projection * ratio, embeddings @ projection / ratio
+    maps = [fit_side(side, contexts, tokens, config.num_attention_heads // 2 * head_size) for side in sides]
     # With larger embeddings, smaller vectors give the same scores.
-    added = sum(frequencies @ ((normalized @ a @ b) ** 2).sum(axis=1) for a, b in maps)
+    added = sum(frequencies @ ((contexts @ a @ b) ** 2).sum(axis=1) for a, b in maps)
     scale = math.sqrt(added / H) / SCORE_SHARE
     maps = [(a / math.sqrt(scale), b / math.sqrt(scale)) for a, b in maps]
-    return _FirstLayer(embeddings * scale, is_relative, position_norm * scale, radians, amplitude, maps)
+    return _FirstLayer(embeddings * scale, projection, is_relative, position_norm * scale, radians, amplitude, maps)
+
+
+def _choose_dimensions(rotation: np.ndarray, K: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns a projection to the largest singular vectors, which keeps their norms. All of its dimensions are alike.
+
+    Args:
+        rotation: from singular vectors, largest first, to the embeddings. *Shape:* (W, W)
+        K: dimensions after the projection. If there are more than W, all singular vectors are kept.
+        rng: draws another rotation.
+
+    Returns:
+        The projection. *Shape:* (W, K)
+    """
+    other, _ = np.linalg.qr(rng.standard_normal((K, K)))
+    used = min(K, len(rotation))
+    return rotation[:used].T @ other[:used]
 
 
 def _set_embeddings(
     model: Any, tokenizer: PreTrainedTokenizerBase, first: _FirstLayer, rng: np.random.Generator
 ) -> None:
     """Sets the embeddings. Words, [MASK] and positions or distances use different dimensions, in this order."""
-    module, K = model.bert.embeddings, first.K
+    module, W = model.bert.embeddings, len(first.projection)
     norm = float(np.mean(np.linalg.norm(first.embeddings, axis=1)))
     words = torch.zeros(module.word_embeddings.weight.shape)
-    words[:, :K] = torch.from_numpy(first.embeddings)
+    words[:, :W] = torch.from_numpy(first.embeddings)
     special = [index for index in tokenizer.all_special_ids if index != tokenizer.mask_token_id]
-    words[special, :K] = torch.from_numpy(rng.standard_normal((len(special), K)) * norm / math.sqrt(K)).float()
+    words[special, :W] = torch.from_numpy(rng.standard_normal((len(special), W)) * norm / math.sqrt(W)).float()
     words[tokenizer.mask_token_id] = 0
-    words[tokenizer.mask_token_id, K] = norm
+    words[tokenizer.mask_token_id, W] = norm
     if module.word_embeddings.padding_idx is not None:
         words[module.word_embeddings.padding_idx] = 0
     table, start = module.position_embeddings, 0
@@ -331,9 +360,20 @@ def _set_embeddings(
     positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     positions *= first.position_norm / math.sqrt(len(first.radians))
     module.word_embeddings.weight.copy_(words)
-    table.weight.zero_()[:, K + 1 :] = torch.from_numpy(positions)
+    table.weight.zero_()[:, -2 * len(first.radians) :] = torch.from_numpy(positions)
     if model.config.type_vocab_size:
         module.token_type_embeddings.weight.zero_()
+
+
+def _set_projection(project: Any, first: _FirstLayer) -> None:
+    """Sets the layer between embeddings and encoder, if there is one. It keeps the order of the dimensions."""
+    if project is None:
+        return
+    W, K = first.projection.shape
+    weight = project.weight.zero_()
+    weight[:K, :W] = torch.from_numpy(first.projection.T)
+    weight[K:, W:] = torch.eye(len(weight) - K)
+    weight *= math.sqrt(weight.shape[0] / weight.shape[1])
 
 
 def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
@@ -385,21 +425,22 @@ def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> No
     output[:K, dimensions] = torch.from_numpy(b.T).float()
 
 
-def _set_transform(transform: Any, K: int, position_share: float) -> None:
-    """Makes the transform of the masked token head pass on the K dimensions of words for [MASK], and only for [MASK].
+def _set_transform(transform: Any, first: _FirstLayer) -> None:
+    """Makes the transform of the masked token head pass on the dimensions of words for [MASK], and only for [MASK].
 
     Other tokens would predict themselves with certainty, but some labeled tokens are random replacements. The
     dimension of [MASK] is a gate: it moves the input of GELU from values where GELU is flat to values where it is
     linear. The dimensions of positions become constants. So all transformed states have about the same norm, and
     LayerNorm does not change the scores.
     """
-    weight, bias = transform.dense.weight, transform.dense.bias
-    H = len(bias)
+    weight, bias, (W, K) = transform.dense.weight, transform.dense.bias, first.projection.shape
+    E, H = weight.shape
+    position_share = 0 if first.is_relative else POSITION_SHARE
     mask = math.sqrt(H / (1 + position_share**2) / (1 + SCORE_SHARE**2))  # its value in the last layer
-    constant = CONSTANT_SHARE * math.sqrt(H / (H - K - 1))
+    constant = CONSTANT_SHARE * math.sqrt(E / (E - W - 1))
     weight.zero_()
-    weight[:K, :K] = torch.eye(K)
+    weight[:W, :K] = torch.from_numpy(first.projection * math.sqrt(E / H))
     weight[:, K] = (LINEAR - CLOSED) / mask
     bias.fill_(CLOSED)
-    bias[K + 1 :: 2] += constant
-    bias[K + 2 :: 2] -= constant
+    bias[W + 1 :: 2] += constant
+    bias[W + 2 :: 2] -= constant

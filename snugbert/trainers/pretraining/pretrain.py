@@ -38,7 +38,7 @@ from snugbert.trainers.pretraining.bigrams import check_bigram_config, initializ
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
-from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
+from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair, shrink_config
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
     list_student_layers,
@@ -95,7 +95,8 @@ def pretrain(
         _check_config(data_args, teacher_config, model_args.teacher_name_or_path)
     _check_config(data_args, config, str(model_args.model_name_or_path or model_args.config_name))
     if data_args.bigram_init:
-        check_bigram_config(config)
+        is_electra = data_args.objective == "electra"
+        check_bigram_config(shrink_config(config, data_args.generator_size) if is_electra else config)
     choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
@@ -218,7 +219,8 @@ def _train_and_evaluate(
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
-        initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed)
+        predictor = model.generator if isinstance(model, ElectraPair) else model
+        initialize_from_bigrams(predictor, data.train_corpus, tokenizer, training_args.seed)
         share_weights(model, training_args.device)
     validation = data.validation
     make_trainer = functools.partial(

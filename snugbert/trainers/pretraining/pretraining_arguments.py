@@ -228,8 +228,6 @@ class PretrainingDataArguments(PreparationArguments):
         if self.corpus is not None and self.deduplicate is not None:
             raise InputError("--deduplicate cannot change a prepared corpus. Give it to `snugbert prepare`.")
         self.objective = self._choose_objective()
-        if self.bigram_init and self.objective == "electra":
-            raise InputError("--bigram_init does not support --objective electra. Remove one of them.")
         masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
         self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
         self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob

@@ -123,6 +123,7 @@ def test_a_fit_of_lower_rank_is_the_best_one(sides, size):
 MASK, SPECIAL, WORDS, LENGTH, HELD_OUT = 4, 5, 60, 40, 200
 VOCAB_SIZE = SPECIAL + WORDS
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+NARROW = {"embedding_size": 128, "hidden_size": 64}  # layers narrower than the embeddings, as in ELECTRA's generator
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +190,11 @@ def model(corpus, tokenizer):
         (snugbert.SnugBertForMaskedLM, {"hidden_size": 144, "num_attention_heads": 3}, 0.2),  # one head stays random
         (snugbert.SnugBertForMaskedLM, {"hidden_size": 64, "num_attention_heads": 8}, 1.0),  # few dimensions
         (snugbert.SnugBertForMaskedLM, {"position_embedding_type": "relative", "type_vocab_size": 0}, 0.15),
+        (snugbert.SnugBertForMaskedLM, {"embedding_size": 80}, 0.25),
+        (snugbert.SnugBertForMaskedLM, NARROW, 0.75),
+        (snugbert.SnugBertForMaskedLM, {**NARROW, "position_embedding_type": "relative", "type_vocab_size": 0}, 0.6),
     ],
-    ids=["pretraining", "masked", "three heads", "small heads", "relative"],
+    ids=["pretraining", "masked", "three heads", "small heads", "relative", "wide", "narrow", "narrow, relative"],
 )
 def test_a_model_without_training_predicts_from_both_neighbors(
     kind, config, excess, corpus, tokenizer, batch, text, transitions
@@ -249,6 +253,7 @@ def test_the_same_text_and_seed_give_the_same_weights(model, corpus, tokenizer):
     [
         ({"num_attention_heads": 1}, "the model has one attention head, but needs one for each neighbor"),
         ({"num_attention_heads": 32}, "attention heads have 4 dimensions, but need at least 8"),
+        ({"embedding_size": 17}, "needs an embedding_size of at least 18, not 17"),
         ({"hidden_act": "tanh"}, "needs hidden_act gelu or relu, not tanh"),
         ({"position_embedding_type": "sinusoidal"}, "needs learned positions"),
         ({"tie_word_embeddings": False}, "needs tied word embeddings"),

@@ -213,6 +213,6 @@ def test_the_generator_has_about_the_requested_width(size):
         heads, width = generator.num_attention_heads, generator.hidden_size
         assert width % (8 * heads) == 0 and abs(width - share * config.hidden_size) <= 4 * heads
         assert generator.intermediate_size == 4 * width and generator.embedding_size == config.hidden_size
-        assert heads == max(1, round(share * config.num_attention_heads))
+        assert heads == max(2, round(share * config.num_attention_heads))
     quarter = shrink_config(snugbert.SnugBertConfig.from_size("mini"), 0.25)
-    assert (quarter.hidden_size, quarter.num_attention_heads, quarter.intermediate_size) == (64, 1, 256)
+    assert (quarter.hidden_size, quarter.num_attention_heads, quarter.intermediate_size) == (64, 2, 256)
