@@ -118,11 +118,10 @@ def describe_pairs(rows: list[list[Run]]) -> list[str]:
     if not any(accuracies):
         return []
     spreads = [max(seeds) - min(seeds) for seeds in accuracies if len(seeds) > 1]
-    seeds = f"Seeds alone change it by up to {max(spreads):.1f} points." if spreads else "No recipe has several seeds."
-    return [
-        "BLiMP: percent of minimal pairs, mean over paradigms, and the smallest and largest of the seeds. "
-        f"{seeds} A smaller difference between recipes may be chance."
-    ]
+    chance = "No recipe has several seeds, so any difference may be chance."
+    if spreads:
+        chance = f"Seeds alone change it by up to {max(spreads):.1f} points. A smaller difference may be chance."
+    return [f"BLiMP: percent of the pairs, mean over paradigms (smallest to largest of the seeds). {chance}"]
 
 
 def list_baselines(runs: list[Run], loss: str) -> list[float]:

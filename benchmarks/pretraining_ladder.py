@@ -316,7 +316,7 @@ def train(recipe: Recipe, title: str, output_dir: Path, steps: int, seed: int, a
         run_logged([sys.executable, *command], output_dir / "log.txt", title)
     finally:
         with (output_dir / CORE_SECONDS_NAME).open("w" if recipe.stock else "a") as file:  # stock BERT starts again
-            file.write(f"{count_core_seconds() - before}\n")
+            file.write(f"{count_core_seconds() - before:.2f}\n")
 
 
 def count_core_seconds() -> float:
