@@ -236,7 +236,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     assert '--objective was "electra" and is "mlm"' in error
     results = json.loads((folder / "eval_results.json").read_text())
     more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
-    assert run(electra | more, output_dir=again, config_overrides=None) == 0
+    assert run(electra | more, output_dir=again, config_overrides=None, bigram_init=None) == 0
     assert json.loads((again / "eval_results.json").read_text())["eval_loss"] == pytest.approx(results["eval_loss"])
     card = ModelCard.load(folder / "README.md")
     assert "| generator | 2 layers, hidden size 32, 2 attention heads, " in card.text and "electra" in card.data.tags
