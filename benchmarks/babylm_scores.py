@@ -14,7 +14,6 @@ these ties as right, and `snugbert evaluate` counts them as wrong.
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -38,7 +37,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--official", type=Path, required=True, help="the folder that contains evaluation_pipeline")
-    parser.add_argument("--python", default=sys.executable, help="runs the official code; default: this Python")
+    parser.add_argument(
+        "--python", type=Path, default=Path(sys.executable), help="runs the official code; default: this"
+    )
     parser.add_argument("--pairs_file", nargs="+", required=True, help="files with BLiMP's columns")
     parser.add_argument("--pairs_per_file", type=positive, help="score the first pairs of each file; default: all")
     parser.add_argument("--model_name_or_path", required=True, help="a masked language model")
@@ -58,10 +59,10 @@ def run_official_code(pairs: list[MinimalPair], args: argparse.Namespace) -> tup
             labels = {"UID": paradigm, "linguistics_term": pairs[members[0]].phenomenon, "field": "all"}
             lines = [{"sentence_good": pairs[row].good, "sentence_bad": pairs[row].bad} | labels for row in members]
             (data / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        command = [args.python, "-m", "evaluation_pipeline.sentence_zero_shot.run", "--task", "blimp"]
+        command = [str(args.python.absolute()), "-m", "evaluation_pipeline.sentence_zero_shot.run", "--task", "blimp"]
         command += ["--backend", "mlm", "--data_path", str(data), "--output_dir", str(results)]
         command += ["--model_path_or_name", str(model.resolve() if model.exists() else model), "--save_predictions"]
-        subprocess.run(command, cwd=args.official, env={**os.environ, "PYTHONPATH": ""}, check=True)
+        subprocess.run(command, cwd=args.official, stdout=subprocess.DEVNULL, check=True)  # its tables
         (file,) = results.rglob("predictions.json")
         predictions = json.loads(file.read_text())
         mean = file.with_name("best_temperature_report.txt").read_text().split()[-1]
