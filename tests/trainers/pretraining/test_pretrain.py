@@ -211,7 +211,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     assert "replaced token accuracy" in printed and f"generator   {folder}/generator\n" in printed
     assert results["eval_loss"] == pytest.approx(results["eval_mlm_loss"] + 50 * results["eval_disc_loss"])
     assert results["eval_unigram_disc_accuracy"] == 1 - results["eval_replaced"]
-    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"] - 1  # the generator starts from bigrams
+    assert results["eval_mlm_loss"] < results["eval_unigram_mlm_loss"] - 0.5  # the generator starts from bigrams
     assert 0 < results["eval_replaced"] < 0.3
 
     assert type(AutoModelForPreTraining.from_pretrained(folder)) is snugbert.SnugBertForReplacedTokenDetection
