@@ -145,7 +145,11 @@ def _describe_start(
     if trainer.teacher is not None and model_args.num_student_layers is not None:
         layers = ", ".join(map(str, list_student_layers(model_args, trainer.teacher.config.num_hidden_layers)))
         start = f"layers {layers} of the teacher, counted from 0"
-    return {"initial weights": "bigrams of the training text" if data_args.bigram_init else start}
+    if data_args.bigram_init:
+        start = "bigrams of the training text"
+        if isinstance(model, ElectraPair):
+            start += " (generator and embeddings), otherwise random"
+    return {"initial weights": start}
 
 
 def _describe_objective(trainer: "PretrainingTrainer") -> str:

@@ -213,7 +213,8 @@ class PretrainingDataArguments(PreparationArguments):
         metadata={"advanced": True, "help": "For electra: width of a new generator, as a share of the model's."},
     )
     bigram_init: bool = field(
-        default=False, metadata={"help": "Start from weights computed from the bigrams of the training text."}
+        default=False,
+        metadata={"help": "Start from weights computed from the bigrams of the text. electra: its generator."},
     )
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})

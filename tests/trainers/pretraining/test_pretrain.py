@@ -242,6 +242,7 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     assert "| generator | 2 layers, hidden size 32, 2 attention heads, " in card.text and "electra" in card.data.tags
     assert '`AutoModelForMaskedLM.from_pretrained("electra", subfolder="generator")`' in card.text
     assert "| replaced token loss, nats | 0" in card.text
+    assert "| bigrams of the training text (generator and embeddings), otherwise random |" in card.text
 
 
 def test_one_document_is_enough_without_next_sentences(small_run, tmp_path):
