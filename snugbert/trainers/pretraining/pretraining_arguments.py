@@ -214,7 +214,7 @@ class PretrainingDataArguments(PreparationArguments):
     )
     bigram_init: bool = field(
         default=False,
-        metadata={"help": "Start from weights computed from the bigrams of the text. electra: its generator."},
+        metadata={"help": "Start from weights computed from the bigrams of the training text."},
     )
     max_eval_samples: int | None = field(default=None, metadata={"help": "Maximum number of validation examples."})
     show: int = field(default=0, metadata={"help": "Print this many masked training examples, then stop."})
