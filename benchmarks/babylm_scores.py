@@ -27,7 +27,7 @@ from side_by_side import describe_machine, positive
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.data.documents import match_files
 from snugbert.evaluation.masked_models import load_masked_model
-from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs
+from snugbert.evaluation.minimal_pairs import BAD, GOOD, MinimalPair, read_pairs, summarize
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 
 TOLERANCE = 1e-3  # nats, for a difference of two sums of about ten log-probabilities in float32
@@ -73,14 +73,6 @@ def run_official_code(pairs: list[MinimalPair], args: argparse.Namespace) -> tup
     return right, float(mean)
 
 
-def mean_accuracy(pairs: list[MinimalPair], right: np.ndarray) -> float:
-    """Computes the mean over paradigms in percent."""
-    rows = defaultdict(list)
-    for pair, is_right in zip(pairs, right, strict=True):
-        rows[pair.paradigm].append(is_right)
-    return 100 * float(np.mean([np.mean(values) for values in rows.values()]))
-
-
 def main(argv: list[str]) -> None:
     """Scores the pairs with both, and prints the table.
 
@@ -90,7 +82,7 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
     print(f"\n    python benchmarks/babylm_scores.py {shlex.join(argv)}\n", flush=True)
-    by_file = [read_pairs([file], "sentence_good", "sentence_bad") for file in match_files(args.pairs_file)]
+    by_file = [read_pairs([file], GOOD, BAD) for file in match_files(args.pairs_file)]
     pairs = [pair for file_pairs in by_file for pair in file_pairs[: args.pairs_per_file]]
     official, official_mean = run_official_code(pairs, args)
 
@@ -101,7 +93,8 @@ def main(argv: list[str]) -> None:
     differ = np.abs(gaps[(gaps > 0) != official])
 
     print("| pairs | ties | official code | SnugBERT, ties right | SnugBERT, ties wrong |\n|" + " --- |" * 5)
-    cells = [official_mean, mean_accuracy(pairs, gaps >= 0), mean_accuracy(pairs, gaps > 0)]
+    both = summarize(pairs, np.stack([gaps >= 0, gaps > 0], axis=1))["accuracy"].values()
+    cells = [official_mean, *(100 * accuracy for accuracy in both)]
     print(f"| {len(pairs):,} | {(gaps == 0).sum()} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
     print(f"\nDecisions that differ: {(differ > 0).sum()}, in addition to ties.")
     if (differ > TOLERANCE).any():

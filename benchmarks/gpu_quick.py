@@ -23,6 +23,8 @@ import sys
 import time
 import traceback
 import zipfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -74,13 +76,13 @@ def run_pieces(args: argparse.Namespace, cache: Path) -> None:
         command = [str(Path(__file__).with_name("gpu.py")), piece, "--deadline", str(deadline - ENDING)]
         command += ["--output_dir", str(args.output_dir)] + ["--rehearse"] * args.rehearse
         run_piece(piece, command, args.output_dir / f"{piece}.jsonl", deadline, cache)
-        save_results(args.output_dir, cache, time.monotonic() - start)
+        save_results(args.output_dir, cache, partial(format_results, args.output_dir, PLAN), time.monotonic() - start)
 
 
-def save_results(folder: Path, cache: Path, seconds: float) -> None:
+def save_results(folder: Path, cache: Path, make_table: Callable[[], str], seconds: float) -> None:
     """Writes the table and the compiler's cache. Prints an error if that fails, because later pieces must run."""
     try:
-        (folder / "table.md").write_text(f"{format_results(folder, PLAN)}\n{seconds:.0f} s in total.\n")
+        (folder / "table.md").write_text(f"{make_table()}\n{seconds:.0f} s in total.\n")
         pack_cache(cache, folder / CACHE_FILE)
     except (Exception, SystemExit):
         traceback.print_exc()
@@ -165,13 +167,15 @@ def unpack_cache(file: Path, folder: Path) -> None:
             print(f"warning: {file} is not used: {error}", flush=True)
 
 
-def main(argv: list[str]) -> None:
-    """Runs the pieces and prints the table, or prints the plan."""
-    args = parse_arguments(argv)
-    if args.plan:
-        print(format_plan())
-        return
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
+def run_and_print(
+    packages: Sequence[str], run_pieces: Callable[[argparse.Namespace, Path], None], args: argparse.Namespace
+) -> None:
+    """Runs the pieces with the compiler's cache of an earlier call, and prints the table.
+
+    Raises:
+        SystemExit: some of the needed packages are missing.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
         raise SystemExit(f"error: missing packages: {', '.join(missing)}. benchmarks/gpu.sh says how to bring them.")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     cache = REPOSITORY / "build/compiler-cache"
@@ -179,6 +183,15 @@ def main(argv: list[str]) -> None:
     run_pieces(args, cache)
     table = args.output_dir / "table.md"
     print(f"\n{table.read_text() if table.exists() else 'No results.'}", flush=True)
+
+
+def main(argv: list[str]) -> None:
+    """Runs the pieces and prints the table, or prints the plan."""
+    args = parse_arguments(argv)
+    if args.plan:
+        print(format_plan())
+    else:
+        run_and_print(NEEDED, run_pieces, args)
 
 
 if __name__ == "__main__":

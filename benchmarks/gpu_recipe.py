@@ -36,13 +36,11 @@ minutes, `any_passes` should make about 35 passes and reach 69 to 71. RoBERTa-ba
 import argparse
 import sys
 import time
-import traceback
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gpu_quick import CACHE_FILE, ENDING, NEEDED, pack_cache, run_piece, unpack_cache
+from gpu_quick import CACHE_FILE, ENDING, NEEDED, run_and_print, run_piece, save_results
 from gpu_table import Row, format_errors, format_section, format_table, measured, read_rows
 
 from snugbert_arguments import find_mistake
@@ -131,16 +129,7 @@ def run_pieces(args: argparse.Namespace, cache: Path) -> None:
             deadline += alone if args.piece else PLAN[piece]
             command = [str(Path(__file__).with_name("recipe.py")), piece, "--deadline", str(deadline - ENDING)]
             run_piece(piece, [*command, *shared], rows, deadline, cache, output)
-            save_results(args.output_dir, cache, time.monotonic() - start)
-
-
-def save_results(folder: Path, cache: Path, seconds: float) -> None:
-    """Writes the table and the compiler's cache. Prints an error if that fails, because later pieces must run."""
-    try:
-        (folder / "table.md").write_text(f"{format_results(read_rows(folder / ROWS))}\n{seconds:.0f} s in total.\n")
-        pack_cache(cache, folder / CACHE_FILE)
-    except Exception:
-        traceback.print_exc()
+            save_results(args.output_dir, cache, lambda: format_results(read_rows(rows)), time.monotonic() - start)
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -233,18 +222,11 @@ def main(argv: list[str]) -> None:
     if args.plan:
         print(format_plan())
         return
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise SystemExit(f"error: missing packages: {', '.join(missing)}. benchmarks/gpu.sh says how to bring them.")
     if not (args.data_dir / "corpus").is_dir():
         raise SystemExit(
             f"error: --data_dir: {args.data_dir} has no corpus. benchmarks/gpu_recipe.py says how to make it."
         )
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    cache = REPOSITORY / "build/compiler-cache"
-    unpack_cache(args.compiler_cache, cache)
-    run_pieces(args, cache)
-    table = args.output_dir / "table.md"
-    print(f"\n{table.read_text() if table.exists() else 'No results.'}", flush=True)
+    run_and_print(PACKAGES, run_pieces, args)
 
 
 if __name__ == "__main__":

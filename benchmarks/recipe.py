@@ -303,7 +303,7 @@ def fine_tuning_rows(args: argparse.Namespace) -> Rows:
 def fine_tune(task: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Fine-tunes on a task, and returns its score and the score of the most frequent answer, in percent.
 
-    The settings are those of docs/explanation/pretraining-small.md.
+    docs/explanation/pretraining-small.md uses the same settings.
 
     Raises:
         TimeoutError: it would probably not finish before the deadline.

@@ -236,7 +236,7 @@ def test_the_log_reports_the_sequences_of_each_step(straight):
 def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_one(material, straight, tmp_path, objective):
     """SIGTERM to all processes and data workers, then SIGKILL, at random steps. Compares weights, examples, log.
 
-    With a teacher, the first phase has no pairs. Its batches are those of a run without pairs.
+    With a teacher, the first phase has no pairs, and the same batches as a run without pairs.
     """
     options = {"objective": objective, "phases": WITHOUT_PAIRS if objective == "distilled" else PHASES}
     if objective != "nsp":

@@ -1187,7 +1187,7 @@ def recipe_flags(data_dir, tmp_path) -> list[str]:
 
 
 def test_rehearsal_of_the_recipe(recipe_flags, tmp_path, monkeypatch):
-    """All pieces in this process. The weights can be put together again, also those of a run that was stopped."""
+    """All pieces in this process. The parts of the weights can be joined, also after a stopped run."""
     import recipe
     from gpu_recipe import format_results
     from gpu_table import read_rows
@@ -1279,11 +1279,13 @@ with (pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1]) / "rows.jsonl")
 
 
 def test_the_recipe_runs_its_pieces(tmp_path, monkeypatch, capsys):
+    import gpu_quick
     import gpu_recipe
 
     (tmp_path / "recipe.py").write_text(RECIPE_PIECES)
     monkeypatch.setattr(gpu_recipe, "__file__", str(tmp_path / "gpu_recipe.py"))
-    monkeypatch.setattr(gpu_recipe, "REPOSITORY", tmp_path)
+    for module in (gpu_quick, gpu_recipe):
+        monkeypatch.setattr(module, "REPOSITORY", tmp_path)
     monkeypatch.setattr(gpu_recipe, "PLAN", dict.fromkeys(gpu_recipe.PLAN, 20))
     (tmp_path / "corpus").mkdir()
     out = tmp_path / "out"

@@ -53,7 +53,7 @@ def test_pretraining(tmp_path, caplog):
             trainer.save_model()
             logs[name] = read_numbers(trainer)
             counts[name] = count_graphs(caplog)
-    # With graphs, those of each half and of evaluation.
+    # Each half and the evaluation have graphs.
     assert counts["eager"] == 0 and counts["graphs"] >= 3 and counts["resumed"] >= 2
     assert logs["graphs"] == logs["resumed"] == logs["eager"]
     weights = [load_file(tmp_path / name / "model.safetensors") for name in runs]

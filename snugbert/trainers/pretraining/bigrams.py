@@ -217,12 +217,14 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
     with torch.no_grad():
         _set_embeddings(model, tokenizer, first, rng)
         _set_projection(model.bert.embeddings_project, first)
-        for number, layer in enumerate(model.bert.encoder.layer, start=1):  # all other sublayers output zero
+        layers = model.bert.encoder.layer
+        for layer in layers:  # the sublayers output zero, except the first one
             layer.attention.output.dense.weight.zero_()
             layer.output.dense.weight.zero_()
-            for head, offset in enumerate((-number, number)):
+        _set_heads(layers[0].attention, first, config)
+        for distance, layer in enumerate(layers[1:], start=2):
+            for head, offset in enumerate((-distance, distance)):
                 _attend_to(layer.attention.self, _head_rows(head, config), first, offset)
-        _set_heads(model.bert.encoder.layer[0].attention, first, config)
         _set_transform(model.cls.predictions.transform, first)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
 
@@ -388,7 +390,7 @@ def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> No
 
 def _head_rows(head: int, config: SnugBertConfig) -> slice:
     """Returns the dimensions of a head."""
-    head_size = config.hidden_size // config.num_attention_heads
+    head_size = compute_head_size(config)
     return slice(head * head_size, (head + 1) * head_size)
 
 

@@ -341,15 +341,14 @@ def _prepare_data(
         data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
     )
 
-    def make_examples(corpus: Corpus, name: str, length: int, *options: Any) -> PretrainingDataset:
-        return make_dataset(corpus, name, length, data_args, tokenizer, epochs_dir, *options)
-
+    make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus, [], {}, None)
     if training_args.do_train and train_corpus is not None:
         log_first_epoch("training text")
         seed, parsed = training_args.examples_seed, data_args.parsed_phases
         datasets = [
-            make_examples(train_corpus, "training text", length, seed, objective) for length, _, objective in parsed
+            make_examples(train_corpus, "training text", length, seed=seed, objective=objective)
+            for length, _, objective in parsed
         ]
         phases = plan_phases(datasets, [phase.share for phase in parsed], training_args)
         for phase, remark in zip(phases, note_missing_pairs(phases), strict=True):
@@ -368,7 +367,8 @@ def _prepare_data(
     if validation_corpus is not None:
         log_first_epoch("validation text")
         length = data_args.max_seq_length
-        data = data._replace(validation=make_examples(validation_corpus, "validation text", length, VALIDATION_SEED))
+        validation = make_examples(validation_corpus, "validation text", length, seed=VALIDATION_SEED)
+        data = data._replace(validation=validation)
     return data
 
 

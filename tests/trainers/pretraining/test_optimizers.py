@@ -104,7 +104,7 @@ class NoteSteps(TrainerCallback):
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "muon", "lamb"])
 def test_the_next_sentence_head_waits_for_pairs(tmp_path, optim):
-    """Without a gradient, weights do not decay and have no state. Their first steps are those of a new optimizer.
+    """Without a gradient, weights do not decay and have no state. They then start as with a new optimizer.
 
     Also resumes from a checkpoint without these states.
     """
