@@ -17,7 +17,7 @@ RECIPES = sorted((ROOT / "examples").glob("pretrain_*.yaml"))
 
 # Sequences per step, number of GPUs, and the first phase's share of the steps, from the comments.
 STEPS = {
-    "small_corpus": (64, 1, 0.9),
+    "small_corpus": (128, 1, 0.8),
     "small_corpus_1_gpu": (320, 1, 0.5),
     "electra_small_corpus": (64, 1, 0.9),
     "base_1_gpu": (256, 1, 0.9),

@@ -17,19 +17,20 @@ from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
 
 logger = logging.getLogger(__name__)
 
-SMALL_RECIPE = "examples/pretrain_small_corpus.yaml"
-# Its settings as flags of `snugbert pretrain`, because the package has no examples. Settings of evaluation, device and
-# checkpoints are left out, and so are settings that equal a default.
+SMALL_RECIPE, GPU_RECIPE = "examples/pretrain_small_corpus.yaml", "examples/pretrain_small_corpus_1_gpu.yaml"
+# Settings of the small recipe as flags of `snugbert pretrain`, because the package has no examples. Settings of
+# evaluation, device and checkpoints are left out, and so are settings that equal a default.
 SMALL_RECIPE_FLAGS = {
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
     "bigram_init": "true",
-    "phases": "64:90%,128:10%",
+    "phases": "64:80%:mlm,128:20%",
     "mlm_probability": "0.3",
-    "num_train_epochs": "1",
-    "per_device_train_batch_size": "64",
+    "num_train_epochs": "8",
+    "per_device_train_batch_size": "128",
     "optim": "muon",
-    "learning_rate": "4e-3",
+    "learning_rate": "2e-3",
     "warmup_steps": "0.05",
+    "weight_decay": "0.1",
     "adam_beta2": "0.98",
 }
 SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
@@ -38,17 +39,30 @@ SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 # mini and small gained more than 2.0, and a run of tiny 1.9.
 EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 1_000_000
 LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
-LARGEST_MODEL = 12_600_000  # weights in the matrices of the layers of small. They do not depend on the vocabulary
+# Weights in the matrices of the layers of small, and of 12 layers of width 384. They do not depend on the vocabulary.
+LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
+# Minimal pairs that a model tells apart after training on 9.3 million English words: books_en and wiki_en. One seed each
+# (benchmarks/results/gpu_recipe_h100_202611.md).
+SCORES = {
+    SMALL_RECIPE: "mini scored 63.6 % on BLiMP after 8 passes",
+    GPU_RECIPE: "12 layers of width 384 scored 65.6 % on BLiMP after 8 passes",
+}
 SMALLEST_VOCABULARY = 1_000  # with few tokens, such as letters, the baseline itself is low
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
-def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
-    """Lists in what a run differs from the measured ones: models up to small, words or pieces, not too much text."""
+def find_recipe(config: PreTrainedConfig) -> str | None:
+    """Returns the recipe that was measured with models of this size or larger, or None."""
     H, inner = config.hidden_size, config.intermediate_size
+    weights = config.num_hidden_layers * (4 * H * H + 2 * H * inner)
+    return next((recipe for recipe, largest in LARGEST_MODELS.items() if weights <= largest), None)
+
+
+def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
+    """Lists in what a run differs from the measured ones: small models, words or pieces, not too much text."""
     reasons = []
-    if config.num_hidden_layers * (4 * H * H + 2 * H * inner) > LARGEST_MODEL:
-        reasons.append("a model larger than small")
+    if find_recipe(config) is None:
+        reasons.append("a model larger than 12 layers of width 384")
     if config.vocab_size < SMALLEST_VOCABULARY:
         reasons.append(f"a vocabulary of {config.vocab_size:,} tokens")
     if corpus_tokens > LARGEST_TEXT:
@@ -76,11 +90,13 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
             f"none was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
+    recipe = str(find_recipe(config))
     expected = f"an MLM gain of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens"
     tokens = round(passes * corpus_tokens)
     shorter = "" if tokens >= EXPECTED_AFTER else f" This run has only {tokens:,}, so expect less."
     return (
-        f"{SMALL_RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}.{shorter}"
+        f"{recipe} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}.{shorter} On 9 "
+        f"million English words, {SCORES[recipe]} (chance: 50 %)."
     )
 
 
@@ -106,7 +122,7 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
             "and the tokenizer (--show).",
             line["mlm_gain"],
             f"{line['tokens']:,}",
-            SMALL_RECIPE,
+            find_recipe(config),
             EXPECTED_GAIN,
         )
 
