@@ -4,7 +4,7 @@ r"""Speed of the commands on a machine that is not idle: alone, beside a busy pr
     python benchmarks/busy_machine.py --demo_dir demo-output
 
 Each run is a `snugbert` command on the text of `make demo`: pretraining, fine-tuning a classifier from random weights,
-and `snugbert predict`. `tiny` and `mini` pretrain with the optimizer of the recipe for little text, `base` with AdamW.
+and `snugbert predict`. `tiny` and `mini` pretrain with Muon, `base` with AdamW.
 
 Side "shared" is the command as it is (snugbert/shared_cores.py). Side "spinning" sets GOMP_SPINCOUNT to libgomp's
 default, 300,000, so libgomp waits as usual. All runs of a row start at once. Runs that are not measured are paused, so

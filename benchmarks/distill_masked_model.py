@@ -10,7 +10,7 @@ these weights, on the same text and in the same order:
 - `distilled`: DistilBERT's losses in addition
 - `mlm-equal-flops`: as `mlm`, with more steps, for the FLOPs of `distilled`
 
-The settings come from examples/pretrain_small_corpus.yaml, where they were tuned without a teacher. Only the initial
+The settings come from benchmarks/ladder/muon.yaml, where they were tuned without a teacher. Only the initial
 weights differ. Everything runs on the CPU, by default in float32.
 
 With `--tasks`, the teacher, `start` and every student are then fine-tuned with each seed: batches of 32, 3 epochs
@@ -51,7 +51,7 @@ from snugbert.trainers.run_checkpoints import list_checkpoints
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")
 NOT_TRAINED = ("teacher", "start")
 PRETRAINING = "pretraining"  # name of the step; for models that are not trained, only the evaluation
-# examples/pretrain_small_corpus.yaml, without its model, initial weights and folders.
+# As in benchmarks/ladder/muon.yaml, except for the initial weights.
 SETTINGS = {
     "phases": "64:90%,128:10%",
     "max_seq_length": 128,

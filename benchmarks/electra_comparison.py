@@ -6,7 +6,7 @@ r"""ELECTRA and masked language modeling on little text, at equal training FLOPs
 
 Recipes (`RECIPES`):
 
-- `mlm+nsp`: examples/pretrain_small_corpus.yaml
+- `mlm+nsp`: benchmarks/ladder/muon.yaml
 - `electra`: examples/pretrain_electra_small_corpus.yaml
 
 The recipe `mlm+nsp` trains for `--share` passes over the text. `electra` trains for as many steps as the same FLOPs
@@ -62,7 +62,7 @@ from snugbert.trainers.run_checkpoints import list_checkpoints
 REPOSITORY = Path(__file__).parents[1]
 REFERENCE = "mlm+nsp"  # the recipe that sets the FLOPs
 RECIPES: dict[str, dict[str, Any]] = {
-    REFERENCE: {"config": REPOSITORY / "examples/pretrain_small_corpus.yaml"},
+    REFERENCE: {"config": REPOSITORY / "benchmarks/ladder/muon.yaml"},
     "electra": {"config": REPOSITORY / "examples/pretrain_electra_small_corpus.yaml"},
 }
 PRETRAINING = "pretraining"  # name of this step
@@ -193,6 +193,7 @@ def pretraining_command(recipe: str, args: argparse.Namespace) -> list[str]:
         "max_steps": steps,
         "eval_strategy": "no",
         "max_eval_samples": 1000,
+        "use_cpu": True,
         "save_steps": 500,
         "save_total_limit": 1,
     }

@@ -24,15 +24,15 @@ The output folder has at most 8 files, each below 16 MiB: `rows.jsonl`, `table.m
 `cat weights.tar.* | tar x` makes a folder that `AutoModel.from_pretrained` loads. Each call replaces them.
 
 Measured on an H100 (benchmarks/results/gpu_recipe_h100_202611.md): a step takes 19 ms, and 8.4 passes took 140 seconds
-with everything. BLiMP was 65.6, and bits per character of held-out text 0.871. Others have, with ten passes over ten
-million words, 70.8 (GPT-BERT, 14 million parameters), 71.2 (30 million), both at the best temperature, and 66.8
-(DeBERTa).
+after the run that measures the speed. BLiMP was 65.6, and bits per character of held-out text 0.871. Others have, with
+ten passes over ten million words, 70.8 (GPT-BERT, 14 million parameters), 71.2 (30 million), both at the best
+temperature, and 66.8 (DeBERTa).
 
-Not tried yet on a GPU, in this order: relative positions, a lower learning rate, and smaller batches. On a CPU, smaller
-models gain from the first two (docs/explanation/pretraining-small.md). Ten passes leave time for all of them:
+Not tried yet with this size: relative positions and a lower learning rate, which help `mini`
+(docs/explanation/pretraining-small.md), and smaller batches. One call for the first two:
 
     overrides=hidden_size=384,num_attention_heads=6,intermediate_size=1536,hidden_dropout_prob=0
-    benchmarks/gpu.sh recipe --set learning_rate=1e-3 per_device_train_batch_size=160 \\
+    benchmarks/gpu.sh recipe --set learning_rate=1e-3 \\
         config_overrides=$overrides,attention_probs_dropout_prob=0,position_embedding_type=relative
 """
 
@@ -62,8 +62,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 # Seconds of each piece. Training, measured: 20 to start Python, 70 for the run that measures the speed, 170 for ten
-# passes, and 50 because the plan counts the seconds of compiling twice. Estimated, because other runs used the GPU when
-# it was measured: scores; fine-tuning, 100 for one seed and 50 for two more of the small tasks.
+# passes, 40 because the plan counts the seconds of compiling twice, and 40 to stop and to spare. Estimated, because
+# other runs used the GPU: scores, and fine-tuning with 90 for one seed and 40 for two more of the small tasks.
 PLAN = {"training": 340, "scores": 100, "finetuning": 130}
 LONGEST_TRAINING = 540
 FINISHING = 15  # seconds for the compiler's cache and the table, all together

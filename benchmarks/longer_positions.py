@@ -55,7 +55,7 @@ FACTOR = 4  # new positions / old positions
 VOCABULARY = 8192
 BASE_TOKENS = 8192  # per step
 LAYERS, HIDDEN_SIZE, HEADS = 4, 128, 2
-# examples/pretrain_small_corpus.yaml, without its lengths.
+# As in benchmarks/ladder/no-pairs.yaml, except for the lengths.
 SETTINGS: dict[str, Any] = {
     "objective": "mlm",
     "mlm_probability": 0.3,

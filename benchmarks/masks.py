@@ -52,7 +52,7 @@ MASKINGS = ("tokens", "words", "spans")
 VOCAB_SIZE = 8192
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SEEDS = (1, 2, 3)
-# The small recipe (examples/pretrain_small_corpus.yaml) on fewer tokens.
+# As in benchmarks/ladder/no-pairs.yaml, but with one length and smaller batches.
 TRAINING = {
     "config_name": "tiny",
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
