@@ -30,8 +30,8 @@ FITS = (
     f"{RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of 1.5 or more "
     "after 2,000,000 training tokens."
 )
-BLIMP = " On 9 million English words, mini scored 63.6 % on BLiMP after 8 passes (chance: 50 %)."
-WIDE = BLIMP.replace("mini scored 63.6", "12 layers of width 384 scored 65.6")
+BLIMP = " On 9 million English words, mini scored 60.7 % on BLiMP after 1.5 passes and 63.6 % after 8 (chance: 50 %)."
+WIDE = " On 9 million English words, 12 layers of width 384 scored 65.6 % on BLiMP after 8 passes (chance: 50 %)."
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_the_recipe_fits_text_model_and_budget(size, vocab_size, corpus_tokens, 
     else:
         config = snugbert.SnugBertConfig.from_size(size, vocab_size=vocab_size)
     assert describe_recipe(config, corpus_tokens, passes) == told
-    assert len(told.split()) <= 50
+    assert len(told.split()) <= 60
 
 
 def warnings_of(caplog, size: str, gains: dict[int, float], max_steps=50, first=0, vocab_size=8_192) -> list[str]:
