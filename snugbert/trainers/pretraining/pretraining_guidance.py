@@ -41,8 +41,7 @@ EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 2_000_000
 LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
 # Weights in the matrices of the layers of small, and of 12 layers of width 384. They do not depend on the vocabulary.
 LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
-# After training on 9.3 million English words, one seed each. In benchmarks/results: blimp_steps_epyc-2-cores_202611.md
-# and gpu_recipe_h100_202611.md.
+# After training on 9.3 million English words, one seed each: "Ten million words" in docs/explanation.
 SCORES = {
     SMALL_RECIPE: "mini scored 60.7 % on BLiMP after 1.5 passes and 63.6 % after 8",
     GPU_RECIPE: "12 layers of width 384 scored 65.6 % on BLiMP after 8 passes",
