@@ -10,8 +10,8 @@ these weights, on the same text and in the same order:
 - `distilled`: DistilBERT's losses in addition
 - `mlm-equal-flops`: as `mlm`, with more steps, for the FLOPs of `distilled`
 
-The settings come from benchmarks/ladder/muon.yaml, where they were tuned without a teacher. Only the initial
-weights differ. Everything runs on the CPU, by default in float32.
+The settings are those of benchmarks/ladder/muon.yaml, tuned without a teacher. Only the initial weights differ.
+Everything runs on the CPU, by default in float32.
 
 With `--tasks`, the teacher, `start` and every student are then fine-tuned with each seed: batches of 32, 3 epochs
 (SST-2: 1), dropout 0.1, and the commands' default learning rate for the model's size.

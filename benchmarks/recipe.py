@@ -264,16 +264,21 @@ def pack_weights(args: argparse.Namespace) -> dict[str, Any]:
 def score_rows(args: argparse.Namespace) -> Rows:
     """Yields the rows of `scores`."""
     yield "held-out text, SnugBERT", partial(score_held_out_text, args, stock=False)
-    if "=relative" not in make_settings(args)["config_overrides"]:  # then it is no BERT
-        yield "held-out text, stock BERT", partial(score_held_out_text, args, stock=True)
+    yield "held-out text, stock BERT", partial(score_held_out_text, args, stock=True)
     yield "BLiMP", partial(score_blimp, args)
 
 
 def score_held_out_text(args: argparse.Namespace, stock: bool) -> dict[str, Any]:
-    """Scores the model, or transformers' BERT with the files of the model, on the same examples and masks."""
+    """Scores the model, or transformers' BERT with the files of the model, on the same examples and masks.
+
+    Raises:
+        ValueError: `stock`, and the model is no BERT.
+    """
     folder = find_model(args)
     model, tokenizer = load_masked_model(ModelArguments(model_name_or_path=str(folder)))
     if stock:
+        if model.config.position_embedding_type == "relative":
+            raise ValueError("a model with relative positions is no BERT")
         model = BertForMaskedLM.from_pretrained(folder).to(model.device)
     text = HeldOutTextArguments(
         validation_file=[str(args.data_dir / "books_en/validation.txt.gz")],

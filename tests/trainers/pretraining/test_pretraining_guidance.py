@@ -53,7 +53,9 @@ WIDE = " On 9 million English words, 12 layers of width 384 scored 65.6 % on BLi
 )
 def test_the_recipe_fits_text_model_and_budget(size, vocab_size, corpus_tokens, passes, told):
     if size == "12x384":
-        config = snugbert.SnugBertConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536)
+        config = snugbert.SnugBertConfig(
+            vocab_size=vocab_size, hidden_size=384, num_attention_heads=6, intermediate_size=1536
+        )
     else:
         config = snugbert.SnugBertConfig.from_size(size, vocab_size=vocab_size)
     assert describe_recipe(config, corpus_tokens, passes) == told
