@@ -16,8 +16,9 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import WORDS, Corpus, open_corpus, read_origin
+from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.data_arguments import Deduplication, TextArguments
+from snugbert.data.part_files import WORDS, read_origin
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
 from snugbert.data.tokenizing import hash_tokenizer, needs_words
 from snugbert.errors import InputError

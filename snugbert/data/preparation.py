@@ -21,20 +21,8 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import (
-    ARROW_ERRORS,
-    END_OF_STREAM,
-    FORMAT,
-    WORDS,
-    Corpus,
-    Origin,
-    Source,
-    corpus_schema,
-    open_corpus,
-    read_blocks,
-    read_origin,
-    validate_block,
-)
+from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.corpus_index import index_name, make_index, open_index, write_index
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
 from snugbert.data.documents import (
     count_dataset_rows,
@@ -44,6 +32,17 @@ from snugbert.data.documents import (
     read_documents,
 )
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
+from snugbert.data.part_files import (
+    ARROW_ERRORS,
+    END_OF_STREAM,
+    FORMAT,
+    WORDS,
+    Origin,
+    Source,
+    corpus_schema,
+    read_origin,
+    validate_block,
+)
 from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import (
@@ -426,9 +425,10 @@ def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
     """Raises an [`InputError`] if all parts of the corpus are prepared and none has a document. Removes them."""
     num_parts = parts[0].num_parts
     files = [folder / part_name(number, num_parts) for number in range(num_parts)]
-    if all(file.exists() for file in files) and not any(read_blocks(file, vocab_size=None) for file in files):
+    if all(file.exists() for file in files) and not any(len(open_index(file).digests) for file in files):
         for file in files:
             file.unlink()
+            (folder / index_name(file.name)).unlink(missing_ok=True)
         sources = parts[0].source_names
         more = f" and {format_count(len(sources) - 1, 'more file')}" if len(sources) > 1 else ""
         raise InputError(f"{sources[0]}{more}: no documents.")
@@ -476,6 +476,7 @@ def _write_part(
         stream.write(END_OF_STREAM)
         stream.flush()
         os.fsync(stream.fileno())
+    write_index(make_index(partial), folder / index_name(name))
     partial.replace(folder / name)
 
 

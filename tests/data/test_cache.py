@@ -77,14 +77,14 @@ def cache(small, words_tokenizer, tmp_path):
 def test_list_prints_the_cached_text(cache, tmp_path, capsys):
     arguments = ["prepare", "--cache_dir", str(tmp_path / "cache")]
     (cache[0] / "epochs").mkdir()
-    (cache[0] / "epochs" / "0123456789abcdef-0.examples").write_bytes(bytes(10**6))
+    (cache[0] / "epochs" / "0123456789abcdef-0.examples").write_bytes(bytes(10**7))
     os.utime(cache[0], (0, 0))
     assert snugbert_command([*arguments, "--list"]) == 0
     header, complete, unfinished, total = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "size", "last", "used", "state", "text", "settings"]
     assert complete.startswith(f"{cache[0].name}  ") and unfinished.startswith(f"{cache[1].name}  ")
     assert " 1970-01-01 " in complete and " complete " in complete and " text.txt " in complete
-    assert complete.split()[1] == "1.00MB"  # with the tables of examples
+    assert complete.split()[1] == "10.0MB"  # with the tables of examples
     assert " unfinished " in unfinished and " other.txt " in unfinished and " lines, all, tokenizer " in unfinished
     assert total.startswith("prepared texts: 2, ") and total.endswith(str(tmp_path / "cache" / "snugbert"))
     (part,) = cache[0].glob("*.arrow")

@@ -17,8 +17,8 @@ def test_datasets_opens_the_parts(data_dir, tmp_path, tokenizer):
     assert rows["sentences"][:] == content(corpus)
 
 
-def test_a_data_worker_does_not_validate_again(small, words_tokenizer):
-    """A token id that was patched after opening is visible in the worker, and refused by the next `open_corpus`."""
+def test_a_data_worker_does_not_verify_again(small, words_tokenizer):
+    """A token id that was patched after opening is visible in the worker, and refused by the next process."""
     corpus = open_corpus(small.folder, words_tokenizer)
     last_token = corpus.blocks[-1].tokens[-1:].tobytes()
     at = small.bytes.rindex(last_token, 0, -8)
@@ -26,6 +26,10 @@ def test_a_data_worker_does_not_validate_again(small, words_tokenizer):
         stream.seek(at)
         stream.write(b"\xff\xff")
     assert pickle.loads(pickle.dumps(corpus)).blocks[-1].tokens[-1] == 2**16 - 1
+    changed = open_corpus(small.folder, words_tokenizer)
+    with pytest.raises(InputError, match=r"part-00000-of-00001.arrow is damaged \(the checksum of block .* prepare"):
+        content(changed)
+    (small.folder / "part-00000-of-00001.index").unlink()  # as in parts of an older version
     with pytest.raises(InputError, match="id 65535 is outside the vocabulary of 98"):
         open_corpus(small.folder, words_tokenizer)
 
@@ -35,6 +39,9 @@ def test_a_patched_length_is_refused(small, words_tokenizer):
     tokens = open_corpus(small.folder, words_tokenizer).blocks[0].tokens
     at = small.bytes.index(len(tokens).to_bytes(8, "little"), len(pa.ipc.open_stream(small.bytes).schema.serialize()))
     small.file.write_bytes(small.bytes[:at] + (10**9).to_bytes(8, "little") + small.bytes[at + 8 :])
+    with pytest.raises(InputError, match="the checksum of block 0"):
+        content(open_corpus(small.folder, words_tokenizer))
+    (small.folder / "part-00000-of-00001.index").unlink()
     with pytest.raises(InputError, match=r"part-00000-of-00001.arrow is damaged .*Remove it and prepare"):
         open_corpus(small.folder, words_tokenizer)
 
@@ -55,6 +62,7 @@ DAMAGED = {
 
 def write_part(file, columns, metadata):
     schema = pa.schema([(name, column.type) for name, column in columns.items()], metadata)
+    file.with_suffix(".index").unlink(missing_ok=True)
     with pa.ipc.new_stream(file, schema) as stream:
         stream.write(pa.record_batch(list(columns.values()), schema=schema))
 

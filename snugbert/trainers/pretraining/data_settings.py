@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import TrainerState
 
-from snugbert.data.corpus import WORDS, Corpus
+from snugbert.data.corpus import Corpus
+from snugbert.data.part_files import WORDS
 from snugbert.data.sources import describe_dataset
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import Phase

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Block, Corpus
+from snugbert.data.corpus import Corpus
+from snugbert.data.part_files import Block
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
 from snugbert.files import NO_SPACE, hash_json, lock_file, replacing

@@ -26,7 +26,8 @@ import numpy as np
 from tokenizers.decoders import ByteLevel, Metaspace
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Block, Corpus
+from snugbert.data.corpus import Corpus
+from snugbert.data.part_files import Block
 from snugbert.trainers.pretraining.pretraining_arguments import Objective
 
 # --- where text may be cut -------------------------------------------------------------------------------------------

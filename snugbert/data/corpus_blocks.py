@@ -1,0 +1,238 @@
+"""The blocks of a corpus on the disk, or in a bucket with a local cache.
+
+Both map blocks into memory. The process that opened the corpus verifies each block when it first uses it. Processes
+that were forked from it do not, and never use the network.
+
+The cache of a bucket is a folder with a file for each block:
+
+    00000017.block ...
+
+It holds the blocks of the windows in use (see `windows.py`), and as many others as fit. These are the first blocks of
+the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block appears
+under its name after all of it was written and its digest was compared. All processes of a machine share the folder,
+and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pyarrow as pa
+
+from snugbert.data.corpus_index import PartIndex
+from snugbert.data.part_files import ARROW_ERRORS, Block, damaged, validate_block, view_block
+from snugbert.errors import InputError
+from snugbert.files import lock_file, replacing
+from snugbert.remote_files import hide_credentials, read_bytes
+
+DOWNLOADS = 8  # at a time. One connection to S3 carries 90 MB/s
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a corpus: its file or URL, and its index."""
+
+    name: str
+    index: PartIndex
+
+
+class Blocks(Sequence[Block]):
+    """The blocks of a corpus, mapped into memory from the files of its parts. It can be pickled.
+
+    Args:
+        parts: the parts, in order.
+        vocab_size: token ids must be below this.
+    """
+
+    def __init__(self, parts: Sequence[Part], vocab_size: int):
+        self.parts = parts
+        self.vocab_size = vocab_size
+        self.starts = np.cumsum([0, *(len(part.index.digests) for part in parts)])
+        self._process: int | None = os.getpid()
+        self._open: dict[int, Block] = {}
+        self._maps: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @overload
+    def __getitem__(self, number: int) -> Block: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Block]: ...
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        number = range(len(self))[number]
+        if number not in self._open:
+            self._open[number] = self._map(number)
+        return self._open[number]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_process": None, "_open": {}, "_maps": {}}
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has opened the corpus. It verifies blocks, and may use the network."""
+        return self._process == os.getpid()
+
+    def retain(self, numbers: Iterable[int]) -> None:
+        """Unmaps all blocks except `numbers`."""
+        kept = set(numbers)
+        self._open = {number: block for number, block in self._open.items() if number in kept}
+
+    def measure(self, number: int) -> int:
+        """Returns the size of a block in bytes."""
+        _, start, end = self._find(number)
+        return end - start
+
+    def _find(self, number: int) -> tuple[Part, int, int]:
+        """Returns the part of a block, and where the block begins and ends in it."""
+        at = int(np.searchsorted(self.starts, number, side="right")) - 1
+        part, row = self.parts[at], number - int(self.starts[at])
+        return part, int(part.index.offsets[row]), int(part.index.offsets[row + 1])
+
+    def _find_digest(self, number: int) -> bytes:
+        at = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return self.parts[at].index.digests[number - self.starts[at]].tobytes()
+
+    def _map(self, number: int) -> Block:
+        part, _, _ = self._find(number)
+        try:
+            data = self._map_bytes(number)
+            if self.is_own and hashlib.sha256(data).digest() != self._find_digest(number):
+                raise pa.ArrowInvalid(f"the checksum of block {number} does not match the index")
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), part.index.read_schema())
+            if self.is_own:
+                validate_block(batch, self.vocab_size)
+            return view_block(batch)
+        except ARROW_ERRORS as error:
+            raise damaged(hide_credentials(part.name), error) from error
+
+    def _map_bytes(self, number: int) -> np.ndarray:
+        part, start, end = self._find(number)
+        if part.name not in self._maps:
+            self._maps[part.name] = np.memmap(part.name, mode="r")
+        return self._maps[part.name][start:end]
+
+
+class CachedBlocks(Blocks):
+    """The blocks of a corpus in a bucket, through a cache on the local disk.
+
+    Args:
+        parts, vocab_size: as in [`Blocks`]. The names of parts are URLs.
+        folder: the folder of the cache.
+        cache_bytes: size of the cache.
+    """
+
+    def __init__(self, parts: Sequence[Part], vocab_size: int, folder: Path, cache_bytes: int):
+        super().__init__(parts, vocab_size)
+        self.folder = folder
+        self.cache_bytes = cache_bytes
+        self.pinned = 0  # so many blocks stay in the cache once they are there
+        self._download: Any = None
+
+    def reserve(self, in_use: int) -> None:
+        """Divides the cache: room for blocks in use, and the rest for pinned blocks.
+
+        Args:
+            in_use: bytes of everything else that needs room, such as two windows and their tables.
+
+        Raises:
+            InputError: the cache is too small.
+        """
+        sizes = np.concatenate([np.diff(part.index.offsets) for part in self.parts])
+        if sizes.sum() <= self.cache_bytes:
+            self.pinned = len(self)
+        elif in_use > self.cache_bytes:
+            raise InputError(
+                f"--corpus_cache_gb {self.cache_bytes / 1e9:g} is too small: two windows of blocks need "
+                f"{in_use / 1e9:.2f} GB. Give it more, or choose a smaller --window_blocks."
+            )
+        else:
+            self.pinned = int(np.searchsorted(np.cumsum(sizes), self.cache_bytes - in_use, side="right"))
+
+    def ensure(self, numbers: Iterable[int]) -> None:
+        """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] has begun.
+
+        Raises:
+            InputError: the bucket does not answer before the deadline, or a block is damaged there.
+        """
+        download, self._download = self._download, None
+        if download is not None:
+            download.result()
+        self._fetch_missing(numbers)
+
+    def ensure_later(self, numbers: Sequence[int]) -> None:
+        """Begins to download the blocks that are missing, and returns at once. An error is raised by [`ensure`]."""
+        if self._download is None and any(not self._file(number).exists() for number in numbers):
+            executor = ThreadPoolExecutor(1, "blocks")
+            self._download = executor.submit(self._fetch_missing, numbers)
+            executor.shutdown(wait=False)
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Removes all blocks from the cache except `numbers` and the pinned ones, and unfinished files."""
+        kept = {self._file(number).name for number in numbers}
+        with lock_file(self.folder / "blocks.lock"):
+            for file in self.folder.glob("*.block"):
+                is_unfinished = file.stem.startswith("_")  # of a process that was killed
+                if is_unfinished or (file.name not in kept and int(file.stem) >= self.pinned):
+                    file.unlink(missing_ok=True)
+
+    def _map(self, number: int) -> Block:
+        try:
+            return super()._map(number)
+        except InputError:
+            if not self.is_own:
+                raise
+            self._file(number).unlink(missing_ok=True)  # the disk may have damaged it since an earlier run
+            return super()._map(number)
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"{number:08d}.block"
+
+    def _fetch_missing(self, numbers: Iterable[int]) -> None:
+        with lock_file(self.folder / "blocks.lock"):
+            missing = [number for number in numbers if not self._file(number).exists()]
+            with ThreadPoolExecutor(DOWNLOADS) as pool:
+                list(pool.map(self._fetch, missing))
+
+    def _fetch(self, number: int) -> None:
+        part, start, end = self._find(number)
+        for _ in range(2):  # a second time, in case the network changed a byte
+            try:
+                data = read_bytes(part.name, start, end)
+            except FileNotFoundError as error:
+                raise InputError(
+                    f"{hide_credentials(part.name)} was removed while it was in use. Prepare the text again."
+                ) from error
+            if hashlib.sha256(data).digest() == self._find_digest(number):
+                break
+        else:
+            raise damaged(hide_credentials(part.name), f"the checksum of block {number} does not match the index")
+        with replacing(self._file(number)) as unfinished:
+            unfinished.write_bytes(data)
+
+    def _map_bytes(self, number: int) -> np.ndarray:
+        if self.is_own and not self._file(number).exists():
+            self.ensure([number])
+        try:
+            return np.memmap(self._file(number), mode="r")
+        except FileNotFoundError as error:
+            raise InputError(f"{self._file(number)} was removed while it was in use. Resume the run.") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_download": None}
+
+
+def remove_cache(folder: Path) -> None:
+    """Removes the blocks in a cache, and the folder if nothing else is in it."""
+    for file in folder.glob("*.block"):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()

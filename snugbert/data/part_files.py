@@ -1,0 +1,139 @@
+"""The part files of a prepared corpus: their format, and the blocks in them.
+
+A part is an Arrow stream of blocks. Its schema's metadata records its origin. [`Block`] is a view of one block.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike
+
+from snugbert.errors import InputError
+
+FORMAT = 1  # version of the files; other versions are refused
+WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
+ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
+
+
+@dataclass
+class Block:
+    """Consecutive documents of a corpus. No sentence and no document is empty.
+
+    Attributes:
+        tokens: token ids, without special tokens. *Shape:* (tokens,)
+        sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
+        documents: offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
+        word_bits: for each token, whether it continues the word of the token before it. Eight tokens share a byte, the
+            first one in its lowest bit. None: not stored. *Shape:* (tokens / 8, rounded up,)
+    """
+
+    tokens: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+    word_bits: np.ndarray | None = None
+
+    def read_continuations(self, start: int, length: int) -> np.ndarray:
+        """Returns whether each of `length` tokens from `start` continues a word. *Shape:* (length,), bool"""
+        assert self.word_bits is not None
+        bits = np.unpackbits(self.word_bits[start // 8 : (start + length + 7) // 8], bitorder="little")
+        return bits[start % 8 :][:length].astype(bool)
+
+
+class Source(TypedDict):
+    """A text file or a dataset.
+
+    Attributes:
+        name: path of the file, or `dataset` and its name.
+        digest: changes when the text changes.
+        identity: device, inode, size and times of the file. While they stay the same, the file is not read again.
+    """
+
+    name: str
+    digest: str
+    identity: NotRequired[Sequence[int]]
+
+
+class Origin(TypedDict):
+    """The text and the settings that a part was made from."""
+
+    settings: dict[str, Any]
+    sources: list[Source]
+
+
+def corpus_schema(dtype: DTypeLike, origin: Origin) -> pa.Schema:
+    """Returns the schema of a part with token ids of type `dtype`, uint16 or uint32. Its metadata is the `origin`."""
+    columns = [("document", pa.int64()), ("sentences", pa.list_(pa.list_(pa.from_numpy_dtype(dtype))))]
+    if origin["settings"].get(WORDS):
+        columns.append((WORDS, pa.list_(pa.bool_())))
+    return pa.schema(columns, metadata={b"snugbert": json.dumps(origin).encode()})
+
+
+def read_origin(file: Path) -> Origin:
+    """Reads the origin of a part from its metadata.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    try:
+        with pa.memory_map(str(file)) as stream:
+            return parse_origin(pa.ipc.read_schema(stream))
+    except ARROW_ERRORS as error:
+        raise damaged(file, error) from error
+
+
+def parse_origin(schema: pa.Schema) -> Origin:
+    """Reads the origin of a part from its schema.
+
+    Raises:
+        pyarrow.ArrowInvalid: it has none.
+    """
+    try:
+        origin = json.loads(schema.metadata[b"snugbert"])
+        if origin["settings"]["format"] == FORMAT:
+            return origin
+    except (ValueError, LookupError, TypeError):  # not JSON, or a stream of another program
+        pass
+    raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")
+
+
+def damaged(file: Path | str, error: Exception | str) -> InputError:
+    """Returns the error about a damaged part."""
+    return InputError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
+
+
+def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:
+    """Checks a block from a file. All token ids must be below `vocab_size`.
+
+    Raises:
+        pyarrow.ArrowInvalid: the file is damaged.
+    """
+    batch.validate(full=True)  # makes the buffers safe to read
+    block = view_block(batch)
+    if (highest := block.tokens.max()) >= vocab_size:
+        raise pa.ArrowInvalid(f"token id {highest} is outside the vocabulary of {vocab_size}")
+    if block.word_bits is not None:
+        bits = batch.column(WORDS).values
+        if len(bits) != len(block.tokens) or bits.null_count or bits.offset:
+            raise pa.ArrowInvalid(f"{len(bits)} bits of words for {len(block.tokens)} tokens")
+
+
+def view_block(batch: pa.RecordBatch) -> Block:
+    """Returns a block without copying it."""
+    documents = batch.column("sentences")
+    sentences = documents.values
+    return Block(
+        tokens=sentences.values.to_numpy(zero_copy_only=True),
+        sentences=sentences.offsets.to_numpy(zero_copy_only=True),
+        documents=documents.offsets.to_numpy(zero_copy_only=True),
+        word_bits=_view_bits(batch.column(WORDS).values) if WORDS in batch.schema.names else None,
+    )
+
+
+def _view_bits(values: pa.BooleanArray) -> np.ndarray:
+    return np.frombuffer(values.buffers()[1], np.uint8)[: (len(values) + 7) // 8]
