@@ -67,6 +67,7 @@ RANGES = {
     "warmup_steps": NOT_NEGATIVE,
     "weight_decay": NOT_NEGATIVE,
     # pretraining
+    "corpus_cache_gb": POSITIVE,
     "generator_size": Range(0, 1, open_below=True),
     "mask_replace_prob": SHARE,
     "preprocessing_num_workers": COUNT,
@@ -74,6 +75,7 @@ RANGES = {
     "short_seq_prob": SHARE,
     "show": NOT_NEGATIVE,
     "validation_split_percentage": Range(1, 99),
+    "window_blocks": COUNT,
     # fine-tuning and prediction
     "abstain_below": Range(0, 1, open_below=True),
     "distillation_temperature": POSITIVE,

@@ -35,13 +35,12 @@ from snugbert.data.corpus_index import (
     open_index,
     parse_index,
 )
+from snugbert.data.data_arguments import CACHE_GB
 from snugbert.data.part_files import WORDS, Block, Origin, damaged, read_origin
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
 from snugbert.remote_files import hide_credentials, is_url, join, list_files, read_bytes
-
-CACHE_GB = 20.0  # of the blocks of a corpus in a bucket
 
 
 @dataclass(eq=False, repr=False)
@@ -55,6 +54,7 @@ class Corpus:
         sources: the digest of each text file, or of the dataset, by name.
         settings: everything else that decides the content: the digest of the tokenizer, the language, and which
             documents were kept.
+        known_counts: `counts` of the blocks, from an index. None: the blocks are read when they are first needed.
         language: the language of the text. None: unknown.
     """
 
@@ -63,6 +63,7 @@ class Corpus:
     folder: Path | str | None = None
     sources: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    known_counts: Counts | None = None
 
     def __post_init__(self):
         self.language = _find_language(self.settings)
@@ -70,9 +71,7 @@ class Corpus:
     @cached_property
     def counts(self) -> Counts:
         """Counts of the blocks."""
-        if isinstance(self.blocks, Blocks):
-            return join_counts([part.index.counts for part in self.blocks.parts])
-        return count_blocks(self.blocks)
+        return count_blocks(self.blocks) if self.known_counts is None else self.known_counts
 
     @cached_property
     def document_starts(self) -> np.ndarray:
@@ -163,13 +162,16 @@ def open_corpus(
     settings = origins[0]["settings"]
     sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
     digest = hash_json([settings, [[source["digest"] for source in origin["sources"]] for origin in origins]])
-    parts = [Part(name, index) for name, index in zip(names, indices, strict=True)]
+    parts = [
+        Part(name, index.read_schema(), index.offsets, index.digests)
+        for name, index in zip(names, indices, strict=True)
+    ]
     if is_url(folder):
         cache = Path(cache_dir or Path(HF_HOME) / "snugbert" / "blocks" / digest)
         blocks: Blocks = CachedBlocks(parts, vocab_size, cache, round(cache_gb * 1e9))
     else:
         blocks, folder = Blocks(parts, vocab_size), Path(folder)
-    return Corpus(blocks, digest, folder, sources, settings)
+    return Corpus(blocks, digest, folder, sources, settings, join_counts([index.counts for index in indices]))
 
 
 def _check_tokenizer(folder: str | Path, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:

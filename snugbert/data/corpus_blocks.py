@@ -25,7 +25,6 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from snugbert.data.corpus_index import PartIndex
 from snugbert.data.part_files import ARROW_ERRORS, Block, damaged, validate_block, view_block
 from snugbert.errors import InputError
 from snugbert.files import lock_file, replacing
@@ -36,10 +35,18 @@ DOWNLOADS = 8  # at a time. One connection to S3 carries 90 MB/s
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a corpus: its file or URL, and its index."""
+    """Where the blocks of a part are.
+
+    Attributes:
+        name: the file or URL.
+        schema: the schema of the blocks.
+        offsets, digests: see [`PartIndex`].
+    """
 
     name: str
-    index: PartIndex
+    schema: pa.Schema
+    offsets: np.ndarray
+    digests: np.ndarray
 
 
 class Blocks(Sequence[Block]):
@@ -53,7 +60,7 @@ class Blocks(Sequence[Block]):
     def __init__(self, parts: Sequence[Part], vocab_size: int):
         self.parts = parts
         self.vocab_size = vocab_size
-        self.starts = np.cumsum([0, *(len(part.index.digests) for part in parts)])
+        self.starts = np.cumsum([0, *(len(part.digests) for part in parts)])
         self._process: int | None = os.getpid()
         self._open: dict[int, Block] = {}
         self._maps: dict[str, Any] = {}
@@ -95,19 +102,19 @@ class Blocks(Sequence[Block]):
         """Returns the part of a block, and where the block begins and ends in it."""
         at = int(np.searchsorted(self.starts, number, side="right")) - 1
         part, row = self.parts[at], number - int(self.starts[at])
-        return part, int(part.index.offsets[row]), int(part.index.offsets[row + 1])
+        return part, int(part.offsets[row]), int(part.offsets[row + 1])
 
     def _find_digest(self, number: int) -> bytes:
         at = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return self.parts[at].index.digests[number - self.starts[at]].tobytes()
+        return self.parts[at].digests[number - self.starts[at]].tobytes()
 
     def _map(self, number: int) -> Block:
         part, _, _ = self._find(number)
         try:
             data = self._map_bytes(number)
-            if self.is_own and hashlib.sha256(data).digest() != self._find_digest(number):
+            if self.is_own and hashlib.sha256(data.data).digest() != self._find_digest(number):
                 raise pa.ArrowInvalid(f"the checksum of block {number} does not match the index")
-            batch = pa.ipc.read_record_batch(pa.py_buffer(data), part.index.read_schema())
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), part.schema)
             if self.is_own:
                 validate_block(batch, self.vocab_size)
             return view_block(batch)
@@ -146,7 +153,7 @@ class CachedBlocks(Blocks):
         Raises:
             InputError: the cache is too small.
         """
-        sizes = np.concatenate([np.diff(part.index.offsets) for part in self.parts])
+        sizes = np.concatenate([np.diff(part.offsets) for part in self.parts])
         if sizes.sum() <= self.cache_bytes:
             self.pinned = len(self)
         elif in_use > self.cache_bytes:
@@ -165,11 +172,11 @@ class CachedBlocks(Blocks):
         """
         download, self._download = self._download, None
         if download is not None:
-            download.result()
+            download.exception()  # waits. What it could not download is tried again now
         self._fetch_missing(numbers)
 
     def ensure_later(self, numbers: Sequence[int]) -> None:
-        """Begins to download the blocks that are missing, and returns at once. An error is raised by [`ensure`]."""
+        """Begins to download the blocks that are missing, and returns. After an error, [`ensure`] tries again."""
         if self._download is None and any(not self._file(number).exists() for number in numbers):
             executor = ThreadPoolExecutor(1, "blocks")
             self._download = executor.submit(self._fetch_missing, numbers)

@@ -76,9 +76,9 @@ def join_counts(counts: Sequence[Counts]) -> Counts:
     columns = ("documents", "sentences", "tokens", "longest_documents")
     empty = [np.zeros(0, np.int64)]
     return Counts(
-        *(np.concatenate(empty + [getattr(each, name) for each in counts]) for name in columns),
-        _add_up([each.sentence_lengths for each in counts]),
-        _add_up([each.token_ids for each in counts]),
+        **{name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in columns},
+        sentence_lengths=_add_up([each.sentence_lengths for each in counts]),
+        token_ids=_add_up([each.token_ids for each in counts]),
     )
 
 
@@ -167,7 +167,7 @@ def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
     except ARROW_ERRORS as error:
         raise damaged(part, error) from error
     data = np.memmap(part, mode="r")
-    digests = [hashlib.sha256(data[start:end]).digest() for start, end in pairwise(offsets)]
+    digests = [hashlib.sha256(data[start:end].data).digest() for start, end in pairwise(offsets)]
     return PartIndex(
         np.array(data[: offsets[0]]),
         np.array(offsets, dtype=np.int64),
@@ -211,11 +211,20 @@ def parse_index(data: bytes, name: str) -> PartIndex:
         lengths, offsets, digests = arrays["lengths"], arrays["offsets"], arrays["digests"]
         sentence_lengths = np.zeros(int(lengths.max(initial=-1)) + 1, dtype=np.int64)
         sentence_lengths[lengths] = arrays["sentences_of_length"]
-        columns = [arrays[each] for each in ("documents", "sentences", "tokens", "longest_documents")]
-        index = PartIndex(arrays["schema"], offsets, digests, Counts(*columns, sentence_lengths, arrays["token_ids"]))
-        sizes = {len(column) for column in columns} | {len(digests), len(offsets) - 1}
+        columns = {each: arrays[each] for each in ("documents", "sentences", "tokens", "longest_documents")}
+        index = PartIndex(
+            arrays["schema"],
+            offsets,
+            digests,
+            Counts(**columns, sentence_lengths=sentence_lengths, token_ids=arrays["token_ids"]),
+        )
+        sizes = {len(column) for column in columns.values()} | {len(digests), len(offsets) - 1}
         is_whole = len(sizes) == 1 and digests.shape[1:] == (32,) and offsets[0] == len(index.schema)
-        if not is_whole or (np.diff(offsets) <= 0).any() or min(column.min(initial=1) for column in columns) < 1:
+        if (
+            not is_whole
+            or (np.diff(offsets) <= 0).any()
+            or min(column.min(initial=1) for column in columns.values()) < 1
+        ):
             raise ValueError("its numbers contradict each other")
         parse_origin(index.read_schema())
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:

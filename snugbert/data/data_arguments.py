@@ -13,6 +13,7 @@ from snugbert.ranges import check_ranges
 
 OnBadText = Literal["error", "skip", "replace"]
 Deduplication = Literal["documents", "lines"]
+CACHE_GB = 20.0  # of local disk, for the blocks of a corpus in a bucket
 Names = list[str]  # `list` is a field of CacheArguments
 
 

@@ -27,9 +27,11 @@ from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
+from snugbert.trainers.pretraining.windows import Window
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
+PREFETCH_FACTOR = 2  # torch's default: batches that a data worker reads ahead
 COUNTS = "counts_for_the_log"  # key in a batch, for the result of `count_batch`
 
 
@@ -183,7 +185,7 @@ def check_processes(phases: Sequence[Phase]) -> None:
 
 
 def _checksum(dataset: object) -> int:
-    return zlib.crc32(dataset.open_table(0).data) if isinstance(dataset, PretrainingDataset) else 0
+    return zlib.crc32(dataset.open_table(Window(0, 0)).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
 def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
@@ -234,6 +236,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         num_processes: processes that share a step.
         process_index: the index of this process.
         first_step: the first step to yield. Skipping steps costs nothing.
+        prefetched_batches: batches of this process that data workers may have to read when a batch is yielded.
     """
 
     phases: Sequence[Phase]
@@ -241,6 +244,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     num_processes: int = 1
     process_index: int = 0
     first_step: int = 0
+    prefetched_batches: int = 0
 
     def __len__(self) -> int:
         """Number of batches of this process in the whole run, from which Trainer computes its number of steps."""
@@ -252,10 +256,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             self.process_index * self.accumulation_steps, (self.process_index + 1) * self.accumulation_steps
         )
         first_example = first_step = 0
+        # One more, because other processes can be a step behind.
+        steps_ahead = -(-self.prefetched_batches // self.accumulation_steps) + 1
         for phase in self.phases:
             for step in range(max(self.first_step - first_step, 0), phase.steps):
                 if isinstance(phase.dataset, PretrainingDataset):  # once here, not in each data worker
-                    phase.dataset.prepare_epoch(((step + 1) * phase.batch_size - 1) // len(phase.dataset))
+                    first, last = step * phase.batch_size, (step + 1) * phase.batch_size - 1
+                    phase.dataset.prepare(first, last, steps_ahead * phase.batch_size)
                 start = first_example + step * phase.batch_size
                 for part in own_parts:
                     first, last = part * phase.batch_size // parts, (part + 1) * phase.batch_size // parts

@@ -24,7 +24,7 @@ R rank of the scores of a head, n any number of columns.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
 from snugbert.data.corpus import Corpus
+from snugbert.data.part_files import Block
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
 
@@ -85,10 +86,10 @@ class Bigrams:
         return _multiply(self.counted.T, columns) - np.outer(self.root, self.context @ columns)
 
 
-def count_bigrams(corpus: Corpus, vocab_size: int) -> scipy.sparse.csr_array:
+def count_bigrams(blocks: Iterable[Block], vocab_size: int) -> scipy.sparse.csr_array:
     """Counts how often the token of a column follows the token of a row in the same document. *Shape:* (V, V)"""
     counts = scipy.sparse.csr_array((vocab_size, vocab_size), dtype=np.float64)
-    for block in corpus.blocks:
+    for block in blocks:
         ends_document = np.zeros(len(block.tokens), dtype=bool)
         ends_document[block.sentences[block.documents[1:]] - 1] = True
         for start in range(0, len(block.tokens) - 1, PAIRS_AT_ONCE):
@@ -193,7 +194,13 @@ def _whiten(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 # --- weights ---------------------------------------------------------------------------------------------------------
 
 
-def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+def initialize_from_bigrams(
+    model: Any,
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    block_numbers: Iterable[int] | None = None,
+) -> None:
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
@@ -205,6 +212,7 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
         corpus: the training text.
         tokenizer: its tokenizer.
         seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
+        block_numbers: the blocks whose bigrams are counted. Default: all.
 
     Raises:
         InputError: the configuration does not allow such weights, or the text has no bigrams.
@@ -212,7 +220,7 @@ def initialize_from_bigrams(model: Any, corpus: Corpus, tokenizer: PreTrainedTok
     config: SnugBertConfig = model.config
     check_bigram_config(config)
     rng = np.random.default_rng(seed)
-    frequencies, sides = _count_text(corpus, config.vocab_size)
+    frequencies, sides = _count_text(corpus, config.vocab_size, block_numbers)
     first = _fit_first_layer(config, frequencies, sides, rng)
     with torch.no_grad():
         _set_embeddings(model, tokenizer, first, rng)
@@ -265,7 +273,9 @@ def _count_frequencies(config: SnugBertConfig) -> int:
     return min(PROJECTED_FREQUENCIES if is_projected else FREQUENCIES, compute_head_size(config) // 2)
 
 
-def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigrams]]:
+def _count_text(
+    corpus: Corpus, vocab_size: int, block_numbers: Iterable[int] | None
+) -> tuple[np.ndarray, list[Bigrams]]:
     """Returns the token frequencies, and the mutual information with the previous and with the next token.
 
     Raises:
@@ -273,7 +283,8 @@ def _count_text(corpus: Corpus, vocab_size: int) -> tuple[np.ndarray, list[Bigra
     """
     counts = count_corpus_tokens(corpus, vocab_size) + 1.0
     frequencies = counts / counts.sum()
-    pairs = count_bigrams(corpus, vocab_size)
+    numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
+    pairs = count_bigrams((corpus.blocks[number] for number in numbers), vocab_size)
     if pairs.nnz == 0:
         raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Give other text.")
     return frequencies, [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.cache import prepare_in_cache
@@ -32,6 +31,7 @@ def load_corpora(
     do_eval: bool,
     cache_dir: str | None,
     tokenizer: PreTrainedTokenizerBase,
+    blocks_dir: Path | None = None,
 ) -> tuple[Corpus | None, Corpus | None]:
     """Prepares the training and the validation text, or opens a prepared corpus.
 
@@ -41,6 +41,7 @@ def load_corpora(
         do_eval: whether the run evaluates. Without validation files, it holds out some of the training text.
         cache_dir: see [`prepare_in_cache`].
         tokenizer: the tokenizer.
+        blocks_dir: folder for the blocks of a `--corpus` in a bucket.
 
     Returns:
         Training and validation corpus. None if the run does not need it.
@@ -76,7 +77,7 @@ def load_corpora(
         )
         validation = prepare(data_args.dataset_objective, "validation text", text)
     if data_args.corpus is not None:
-        train = open_corpus(Path(data_args.corpus), tokenizer)
+        train = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
         if masks_words and needs_words(tokenizer) and not train.has_words:
             raise InputError(
                 f"--corpus: {data_args.corpus} was prepared without the words that --masking {data_args.masking} "
@@ -175,7 +176,14 @@ def make_dataset(
     objective = objective or data_args.dataset_objective
     try:
         dataset = PretrainingDataset(
-            corpus, tokenizer, max_seq_length, objective, data_args.short_seq_prob, seed, epochs_dir
+            corpus,
+            tokenizer,
+            max_seq_length,
+            objective,
+            data_args.short_seq_prob,
+            seed,
+            epochs_dir,
+            data_args.window_blocks,
         )
     except ValueError as error:
         raise InputError(f"{name}: {error}") from error
@@ -185,7 +193,7 @@ def make_dataset(
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
-    longest = max(int(np.diff(block.sentences[block.documents]).max()) for block in corpus.blocks)
+    longest = int(corpus.counts.longest_documents.max())
     if objective == "nsp" and longest > 0.5 * corpus.num_tokens:
         logger.warning(
             "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "

@@ -42,6 +42,8 @@ def collect_example_settings(
     }
     if len(phases) > 1:  # determines where a phase ends; a single phase may be extended
         settings["steps"] = [phase.steps for phase in phases]
+    if len(corpus.blocks) > data_args.window_blocks:  # otherwise the order does not depend on it
+        settings["window_blocks"] = data_args.window_blocks
     if data_args.masking == "spans":  # only then, so that runs from before this setting resume
         settings["masking"] = "spans"
     return settings

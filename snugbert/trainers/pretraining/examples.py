@@ -1,7 +1,7 @@
-"""The examples of a corpus in each epoch: a table of spans on disk, an order, and the tokens.
+"""The examples of a corpus in each epoch: tables of spans on disk, an order, and the tokens.
 
-Memory does not grow with the corpus. The examples of an epoch are made block by block and written to a file, which all
-processes and data workers of a machine map into memory. Their order is a function, not a list.
+Memory does not grow with the corpus. The examples of a window (see `windows.py`) are made block by block and written
+to a file, which all processes and data workers of a machine map into memory. Their order is a function, not a list.
 """
 
 import functools
@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import Corpus
+from snugbert.data.corpus_blocks import Blocks, CachedBlocks
 from snugbert.data.part_files import Block
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
@@ -40,10 +41,12 @@ from snugbert.trainers.pretraining.sentence_pairs import (
     split_long_sentences,
     swap_segments,
 )
+from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS, Window, Windows
 
 RECIPE_VERSION = 4  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
 STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
+OPEN_WINDOWS = 2  # a batch may have examples of two
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
 
@@ -55,6 +58,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
     resume at any step, with any number of data workers and processes. All epochs have the length of the first: a
     longer one is cut, and a shorter one repeats some examples. A `Subset` or `ConcatDataset` of it repeats the pairs
     and masks of the first epoch in every epoch.
+
+    The blocks of a corpus in a bucket are downloaded by [`prepare`], which the process of the trainer calls before its
+    data workers need them.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
@@ -69,12 +75,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
             ignores it.
         seed: determines all random choices.
         epochs_dir: folder for the tables of examples, 21 bytes per example. Default: `epochs` in the corpus folder.
-            Processes share the tables. The tables of the first, the previous and the current epoch are kept.
+            Processes share the tables. The tables of the first, the previous and the current window are kept.
+        window_blocks: blocks in a window, see `windows.py`. A block has about 4.2 million tokens.
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
         special_ids: ids of the special tokens, which are never predicted. *Shape:* (special tokens,)
-        next_share: share of pairs with label 0 in the first epoch (next or in order). None for `"mlm"`.
+        windows: the order of the blocks in each epoch.
+        next_share: share of pairs with label 0 in the first window (next or in order). None for `"mlm"`.
 
     Each example has `input_ids` and `token_type_ids` (arrays of equal length), `next_sentence_label` (except for
     `"mlm"`), and `mask_seed`, which determines its masks. If the corpus stores words, `continues_word` is true for
@@ -82,7 +90,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     Raises:
         InputError: the corpus was prepared with a different tokenizer.
-        ValueError: the settings yield no example, or `epochs_dir` is missing for a corpus without a folder.
+        ValueError: the settings yield no example, or `epochs_dir` is missing for a corpus without a local folder.
         OSError: a table cannot be written.
     """
 
@@ -95,6 +103,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         short_seq_prob: float = 0.1,
         seed: int = 42,
         epochs_dir: str | Path | None = None,
+        window_blocks: int = WINDOW_BLOCKS,
     ):
         if not SHORTEST_EXAMPLE <= max_seq_length <= LONGEST_EXAMPLE:
             raise ValueError(
@@ -109,8 +118,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 "The corpus was prepared with a different tokenizer. Use that one, or prepare the text again."
             )
         if epochs_dir is None:
-            if corpus.folder is None:
-                raise ValueError("`epochs_dir` is missing. The corpus has no folder to store examples in.")
+            if not isinstance(corpus.folder, Path):
+                raise ValueError("`epochs_dir` is missing. The corpus has no local folder to store examples in.")
             epochs_dir = corpus.folder / "epochs"
         self.corpus = corpus
         self.cls_token_id = tokenizer.cls_token_id
@@ -122,11 +131,16 @@ class PretrainingDataset(torch.utils.data.Dataset):
         self.max_seq_length = max_seq_length
         self.short_seq_prob = short_seq_prob
         self.seed = seed
+        self.windows = Windows(corpus.counts.tokens, window_blocks, seed)
         self._token_kinds = classify_tokens(tokenizer)
         self._rng_key = f"{objective} {max_seq_length} {short_seq_prob} {seed}"
-        self._open_epoch(0)
-        self._length = len(self._table)
-        self.next_share = None if objective == "mlm" else 1 - np.count_nonzero(self._table["label"]) / self._length
+        self._tables: dict[Window, np.ndarray] = {}
+        self._read_ahead: Window | None = None
+        first = Window(0, 0)
+        self._reserve_cache(first)
+        table, tokens = self.open_table(first), corpus.counts.tokens
+        self._length = len(table) * int(tokens.sum()) // int(tokens[self.windows.list_blocks(first)].sum())
+        self.next_share = None if objective == "mlm" else 1 - np.count_nonzero(table["label"]) / len(table)
 
     def __len__(self) -> int:
         return self._length
@@ -182,9 +196,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     def _find_spans(self, epoch: int, position: int) -> tuple[list[tuple[int, int, int]], int]:
         """Returns the spans of an example, each as block, start and length, and its label."""
-        self.prepare_epoch(epoch)
-        size = len(self._table)
-        row = self._table[shuffle_position(position % size, size, f"{self.seed} {epoch}")].item()
+        window, place = self.windows.locate(epoch, position, self._length)
+        table, key = self.open_table(window), f"{self.seed} {self.windows.make_key(window)}"
+        row = table[shuffle_position(place % len(table), len(table), key)].item()
         block, start, length, second_block, second_start, second_length, label = row
         if self.objective != "mlm":
             return [(block, start, length), (second_block, second_start, second_length)], label
@@ -196,20 +210,33 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Tokens of the longest sentence that is not split."""
         return sentence_limit(self.max_seq_length, self.objective)
 
-    def open_table(self, epoch: int) -> np.ndarray:
-        """Returns the examples of `epoch` in the order of the text. *Shape:* (examples,), [`EXAMPLE`], read-only"""
-        self.prepare_epoch(epoch)
-        return self._table
+    def open_table(self, window: Window) -> np.ndarray:
+        """Returns the examples of a window in the order of the text. *Shape:* (examples,), [`EXAMPLE`], read-only
 
-    def find_unused(self, epoch: int) -> list[int]:
-        """Returns the rows of the table that `epoch` does not use, because it has more than the first epoch."""
-        size = len(self.open_table(epoch))
-        return sorted(shuffle_position(at, size, f"{self.seed} {epoch}") for at in range(self._length, size))
+        If no process has made the table yet, makes it on all cores (in a data worker: one).
+        """
+        if window not in self._tables:
+            for old in list(self._tables)[: 1 - OPEN_WINDOWS]:
+                del self._tables[old]
+            self._tables[window] = self._open_table(window)
+        return self._tables[window]
 
-    def prepare_epoch(self, epoch: int) -> None:
-        """Opens the table of `epoch`. If no process has made it yet, makes it on all cores (in a data worker: one)."""
-        if epoch != self._epoch:
-            self._open_epoch(epoch)
+    def find_unused(self, window: Window) -> list[int]:
+        """Returns the rows of the table that `window` does not use, because it has more than positions."""
+        size, key = len(self.open_table(window)), f"{self.seed} {self.windows.make_key(window)}"
+        return sorted(shuffle_position(at, size, key) for at in range(self.count_positions(window), size))
+
+    def count_positions(self, window: Window) -> int:
+        """Returns the number of examples that a run takes from a window."""
+        return self.windows.measure(window, self._length)
+
+    def find_window(self, number: int) -> tuple[Window, int]:
+        """Returns the window of an example, and the position in the window.
+
+        Args:
+            number: the number of the example, counted over all epochs.
+        """
+        return self.windows.locate(*divmod(number, self._length), self._length)
 
     def _find_document_starts(self, block_index: int, start: int, length: int) -> list[int]:
         """The offsets in a span at which documents begin, except 0."""
@@ -222,57 +249,121 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return starts
 
     def __getstate__(self) -> dict[str, Any]:
-        # A data worker that is not forked opens the table itself, because pickling would copy it.
-        return self.__dict__ | {"_epoch": None, "_table": None}
+        # A data worker that is not forked opens the tables itself, because pickling would copy them.
+        return self.__dict__ | {"_tables": {}}
 
-    def _open_epoch(self, epoch: int) -> None:
-        """Maps the table of `epoch` into memory. If no other process has made it yet, makes it first."""
+    # --- a corpus in a bucket -----------------------------------------------------------------------------------
+
+    def prepare(self, first: int, last: int, prefetched: int = 0) -> None:
+        """Gets examples ready for data workers: their tables, and the blocks of a corpus in a bucket.
+
+        Removes the blocks of earlier windows from the cache, and begins to download the next window.
+
+        Args:
+            first, last: numbers of examples, counted over all epochs.
+            prefetched: so many examples before `first` may not have been read by data workers yet.
+
+        Raises:
+            InputError: a window is smaller than what data workers prefetch, or see [`CachedBlocks.ensure`].
+        """
+        window, _ = self.find_window(first)
+        end, place = self.find_window(last)
+        while window < end:
+            self.open_table(window)
+            window = self.windows.follow(window)
+        self.open_table(end)
+        blocks = self.corpus.blocks
+        if not isinstance(blocks, CachedBlocks) or self.windows.per_epoch == 1 or self._read_ahead == end:
+            return
+        batch_size, size = last - first + 1, self.count_positions(end)
+        if size < prefetched + 2 * batch_size:
+            raise InputError(
+                f"--window_blocks {self.windows.window_blocks}: a window has {size:,} examples, but data workers read "
+                f"{prefetched:,} ahead. Choose larger windows, or fewer workers (--dataloader_num_workers)."
+            )
+        if place - batch_size >= prefetched:  # the data workers are done with the window before this one
+            following = self.windows.list_blocks(self.windows.follow(end))
+            blocks.keep([*self.windows.list_blocks(end), *following])
+            blocks.ensure_later(following)
+            self._read_ahead = end
+
+    def _reserve_cache(self, first: Window) -> None:
+        """Divides the cache of a corpus in a bucket: room for two windows and their tables, and pinned blocks."""
+        blocks = self.corpus.blocks
+        if isinstance(blocks, CachedBlocks):
+            largest = len(self.windows.list_blocks(first))
+            sizes = [blocks.measure(number) for number in range(len(blocks))]
+            tokens = int(np.sort(self.windows.tokens)[-largest:].sum())
+            table = EXAMPLE.itemsize * 2 * tokens // self.max_seq_length
+            blocks.reserve(2 * (sum(sorted(sizes)[-largest:]) + table))
+
+    # --- tables -------------------------------------------------------------------------------------------------
+
+    def _open_table(self, window: Window) -> np.ndarray:
+        """Maps the table of a window into memory. If no other process has made it yet, makes it first."""
         settings = [self.corpus.digest, self.objective, self.max_seq_length, self.short_seq_prob, self.seed]
+        if self.windows.per_epoch > 1:
+            settings.append(self.windows.window_blocks)
         name = hash_json([RECIPE_VERSION, *settings])[:16]
-        file = self.epochs_dir / f"{name}-{epoch}.examples"
+        file = self.epochs_dir / f"{name}-{window.epoch}-{window.number}.examples"
+        self._map_blocks(window)
         try:
             self.epochs_dir.mkdir(parents=True, exist_ok=True)
             with lock_file(self.epochs_dir / f"{name}.lock"):
                 if not file.exists():
-                    self._write_epoch(epoch, file)
-                    self._remove_old_tables(name, epoch)
-                self._table = np.memmap(file, dtype=EXAMPLE, mode="r")
+                    self._write_table(window, file)
+                    self._remove_old_tables(name, window)
+                return np.memmap(file, dtype=EXAMPLE, mode="r")
         except OSError as error:
             is_full = error.errno in NO_SPACE
             remedy = (
                 f" Each takes {EXAMPLE.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
             )
             raise OSError(
-                f"{self.epochs_dir}: cannot store the examples of epoch {epoch} ({error.strerror}).{remedy}"
+                f"{self.epochs_dir}: cannot store the examples of epoch {window.epoch} ({error.strerror}).{remedy}"
             ) from error
-        self._epoch = epoch
 
-    def _remove_old_tables(self, name: str, epoch: int) -> None:
-        """Removes tables that no process needs in `epoch`. If the lock is ignored, others may remove them, too."""
-        # Epoch 0 gives the length of all epochs. Other workers may still need the epoch before this one. A table that
-        # a process has mapped stays readable, and a missing one is made again.
+    def _map_blocks(self, window: Window) -> None:
+        """Maps the blocks of a window, before they can be removed from a cache, and unmaps those of old windows.
+
+        The process that opened the corpus downloads missing blocks, and verifies all of them.
+        """
+        blocks, numbers = self.corpus.blocks, self.windows.list_blocks(window)
+        if not isinstance(blocks, Blocks):
+            return
+        if isinstance(blocks, CachedBlocks) and blocks.is_own:
+            blocks.ensure(numbers)
+        blocks.retain([number for each in (*self._tables, window) for number in self.windows.list_blocks(each)])
+        for number in numbers:
+            blocks[number]
+
+    def _remove_old_tables(self, name: str, window: Window) -> None:
+        """Removes tables that no process needs in `window`. If the lock is ignored, others may remove them, too."""
+        # The first window gives the length of all epochs. Other workers may still need the window before this one. A
+        # table that a process has mapped stays readable, and a missing one is made again.
         for old in self.epochs_dir.glob(f"{name}-*.examples"):
-            if 0 < int(old.stem.rpartition("-")[2]) < epoch - 1:
+            place = Window(*map(int, old.stem.split("-")[1:]))
+            if place != Window(0, 0) and place < window and self.windows.follow(place) != window:
                 old.unlink(missing_ok=True)
         for old in self.epochs_dir.glob(f"{name}-*.unfinished"):  # killed processes left these
             with suppress(FileNotFoundError):
                 if time.time() - old.stat().st_mtime > STALE_SECONDS:
                     old.unlink()
 
-    def _write_epoch(self, epoch: int, file: Path) -> None:
+    def _write_table(self, window: Window, file: Path) -> None:
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""
         # Machines may write the same table at once, because network file systems may ignore the lock.
         unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")
         with replacing(file, unfinished):
             with unfinished.open("wb") as stream:
-                encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, epoch)
-                blocks = len(self.corpus.blocks)  # training waits until the processes of a new epoch have started
-                for rows in map_in_order(encode_block, iter(range(blocks)), min(blocks, joblib.cpu_count())):
+                encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, window.epoch)
+                blocks = self.windows.list_blocks(window)  # training waits until the processes have started
+                for rows in map_in_order(encode_block, iter(blocks), min(len(blocks), joblib.cpu_count())):
                     stream.write(rows)
                 if not stream.tell():
                     raise ValueError("The text is too short to make an example.")
             table = np.memmap(unfinished, dtype=EXAMPLE, mode="r+")
-            self._label_rows(table, epoch)
+            self._label_rows(table, window)
             table.flush()
 
     def _encode_block(self, epoch: int, block_index: int) -> bytes:
@@ -283,10 +374,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
         share = self.short_seq_prob
         return cut_pairs(block, block_index, self._token_kinds, length, share, rng, self.objective).tobytes()
 
-    def _label_rows(self, table: np.ndarray, epoch: int) -> None:
+    def _label_rows(self, table: np.ndarray, window: Window) -> None:
         """Gives the pairs of a table their labels, and random pairs their second segments."""
         for number, rows in enumerate(np.array_split(table, -(-len(table) // LABELED_ROWS))):
-            rng = random.Random(f"{self._rng_key} {epoch} labels {number}")
+            rng = random.Random(f"{self._rng_key} {self.windows.make_key(window)} labels {number}")
             if self.objective == "nsp":
                 exchange_second_segments(rows, self.corpus, self.max_seq_length, rng)
             elif self.objective == "sop":

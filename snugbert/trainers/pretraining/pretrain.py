@@ -55,6 +55,7 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
+from snugbert.trainers.pretraining.windows import Window
 from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
@@ -174,15 +175,21 @@ def _show_examples(
 ) -> None:
     """Prints the first training examples with their masks, as the model sees them."""
     data_args.validation_file = []
-    corpus, _ = load_corpora(data_args, do_train=True, do_eval=False, cache_dir=cache_dir, tokenizer=tokenizer)
-    assert corpus is not None  # load_corpora raised an error if there is no text to train on
     length, _, objective = data_args.parsed_phases[0]
     seed = training_args.examples_seed
-    log_first_epoch("training text")
-    with tempfile.TemporaryDirectory() as epochs_dir:
-        dataset = make_dataset(
-            corpus, "training text", length, data_args, tokenizer, Path(epochs_dir), seed, objective
+    with tempfile.TemporaryDirectory() as folder:
+        epochs_dir = Path(folder)
+        corpus, _ = load_corpora(
+            data_args,
+            do_train=True,
+            do_eval=False,
+            cache_dir=cache_dir,
+            tokenizer=tokenizer,
+            blocks_dir=epochs_dir / "blocks",
         )
+        assert corpus is not None  # load_corpora raised an error if there is no text to train on
+        log_first_epoch("training text")
+        dataset = make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, seed, objective)
         legend = ELECTRA_LEGEND if data_args.objective == "electra" else LEGEND
         print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
         for index in range(min(data_args.show, len(dataset))):
@@ -220,7 +227,9 @@ def _train_and_evaluate(
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
         predictor = model.generator if isinstance(model, ElectraPair) else model
-        initialize_from_bigrams(predictor, data.train_corpus, tokenizer, training_args.seed)
+        dataset: Any = data.phases[0].dataset
+        first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
+        initialize_from_bigrams(predictor, data.train_corpus, tokenizer, training_args.seed, first_window)
         share_weights(model, training_args.device)
     validation = data.validation
     make_trainer = functools.partial(
@@ -338,7 +347,7 @@ def _prepare_data(
 ) -> _Data:
     """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
     train_corpus, validation_corpus = load_corpora(
-        data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer
+        data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer, epochs_dir / "blocks"
     )
 
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from snugbert.checkpoints.model_arguments import StudentArguments
-from snugbert.data.data_arguments import PreparationArguments
+from snugbert.data.data_arguments import CACHE_GB, PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS
 from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
 
@@ -158,7 +159,20 @@ class PretrainingDataArguments(PreparationArguments):
         parsed_phases: the phases of the run, at least one.
     """
 
-    corpus: str | None = field(default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text."})
+    corpus: str | None = field(
+        default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text: a folder or URL."}
+    )
+    corpus_cache_gb: float = field(
+        default=CACHE_GB,
+        metadata={"advanced": True, "help": "Local disk for the blocks of a corpus at a URL, in GB."},
+    )
+    window_blocks: int = field(
+        default=WINDOW_BLOCKS,
+        metadata={
+            "advanced": True,
+            "help": "Blocks of 4.2 million tokens to shuffle together. Larger corpora are read window by window.",
+        },
+    )
     validation_file: list[str] = field(
         default_factory=list, metadata={"help": "Text to evaluate on. Same formats as --train_file."}
     )

@@ -14,6 +14,7 @@ from snugbert.data.corpus import Corpus
 from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_epoch, find_phase
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
+from snugbert.trainers.pretraining.windows import Window
 
 logger = logging.getLogger(__name__)
 
@@ -134,32 +135,38 @@ def log_coverage(phases: Sequence[Phase], step: int) -> None:
     dataset = find_phase(phases, step).dataset
     if not isinstance(dataset, PretrainingDataset):
         return
-    epoch, limit = find_epoch(phases, step), dataset.sentence_limit
-    longest = num_split = 0
-    for block in dataset.corpus.blocks:
-        lengths = np.diff(block.sentences)
-        longest, num_split = max(longest, int(lengths.max())), num_split + int((lengths > limit).sum())
-    share = measure_coverage(dataset.corpus, dataset.open_table(epoch), dataset.find_unused(epoch))
+    epoch, limit, lengths = find_epoch(phases, step), dataset.sentence_limit, dataset.corpus.counts.sentence_lengths
+    window = Window(epoch, 0)
+    share = measure_coverage(
+        dataset.corpus,
+        dataset.open_table(window),
+        dataset.find_unused(window),
+        dataset.windows.list_blocks(window),
+    )
     logger.info(
         "epoch %d: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
         "than %d tokens): %s",
         epoch,
         100 * share,
-        f"{longest:,}",
+        f"{len(lengths) - 1:,}",
         limit,
-        f"{num_split:,}",
+        f"{lengths[limit + 1 :].sum():,}",
     )
 
 
-def measure_coverage(corpus: Corpus, table: np.ndarray, unused: Sequence[int] = ()) -> float:
+def measure_coverage(
+    corpus: Corpus, table: np.ndarray, unused: Sequence[int] = (), blocks: Sequence[int] | None = None
+) -> float:
     """Returns the share of a corpus's tokens that are in at least one example.
 
     Args:
         corpus: the corpus.
-        table: the examples of an epoch, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
+        table: the examples of a window, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
         unused: rows that do not count.
+        blocks: the numbers of the window's blocks. Default: all.
     """
-    block_starts = np.cumsum([0, *(len(block.tokens) for block in corpus.blocks)])
+    tokens = corpus.counts.tokens
+    block_starts = np.cumsum([0, *tokens])
     covered = 0
     # Rows that are labeled together exchange segments only with each other.
     for numbers in np.array_split(np.arange(len(table)), -(-len(table) // LABELED_ROWS)):
@@ -175,4 +182,4 @@ def measure_coverage(corpus: Corpus, table: np.ndarray, unused: Sequence[int] = 
         starts, ends = starts[order], ends[order]
         before = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]])  # text before this is already counted
         covered += np.maximum(ends - np.maximum(starts, before), 0).sum()
-    return float(covered / corpus.num_tokens)
+    return float(covered / tokens[slice(None) if blocks is None else blocks].sum())

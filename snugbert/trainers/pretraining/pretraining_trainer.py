@@ -33,6 +33,7 @@ from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, Draw
 from snugbert.trainers.output_folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.pretraining.batches import (
     COUNTS,
+    PREFETCH_FACTOR,
     Batch,
     BatchSampler,
     Phase,
@@ -383,6 +384,7 @@ class PretrainingTrainer(RunTrainer):
             self.args.world_size,
             self.args.process_index,
             self._first_step,
+            self.args.dataloader_num_workers * (self.args.dataloader_prefetch_factor or PREFETCH_FACTOR),
         )
         batches = RunBatches(
             self.phases,

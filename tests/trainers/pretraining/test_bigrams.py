@@ -48,7 +48,7 @@ def documents() -> list[list[list[int]]]:
 
 @pytest.fixture(scope="module")
 def sides(documents) -> list[Bigrams]:
-    counts = count_bigrams(make_corpus([documents]), NUM_TOKENS)
+    counts = count_bigrams(make_corpus([documents]).blocks, NUM_TOKENS)
     tokens = np.concatenate([sentence for document in documents for sentence in document])
     frequencies = np.bincount(tokens, minlength=NUM_TOKENS) + 1.0
     return [weigh_bigrams(matrix, frequencies / frequencies.sum()) for matrix in (counts, counts.T.tocsr())]
@@ -67,7 +67,7 @@ def test_bigrams_are_counted_within_documents(documents, pairs_at_once, monkeypa
         for left, right in pairwise(token for sentence in document for token in sentence):
             expected[left, right] += 1
     corpus = make_corpus([documents[:1], documents[1:20], documents[20:60]])
-    np.testing.assert_array_equal(count_bigrams(corpus, NUM_TOKENS).toarray(), expected)
+    np.testing.assert_array_equal(count_bigrams(corpus.blocks, NUM_TOKENS).toarray(), expected)
 
 
 def test_mutual_information_equals_its_formula():

@@ -16,6 +16,7 @@ from synthetic import make_corpus
 from snugbert.data.corpus import Corpus
 from snugbert.trainers.pretraining import examples
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
+from snugbert.trainers.pretraining.windows import Window
 
 pytestmark = pytest.mark.slow
 
@@ -97,9 +98,9 @@ def test_examples_do_not_depend_on_the_order_of_access(tokenizer, corpus, tmp_pa
 
 def test_a_table_is_made_once(tokenizer, corpus, tmp_path, monkeypatch):
     made = []
-    write = PretrainingDataset._write_epoch
+    write = PretrainingDataset._write_table
     monkeypatch.setattr(
-        PretrainingDataset, "_write_epoch", lambda self, *args: (made.append(args[0]), write(self, *args))
+        PretrainingDataset, "_write_table", lambda self, *args: (made.append(args[0].epoch), write(self, *args))
     )
 
     def dataset(**settings):
@@ -112,7 +113,7 @@ def test_a_table_is_made_once(tokenizer, corpus, tmp_path, monkeypatch):
         for one in datasets[:2]:
             one.get_example(epoch, 0)
     assert made == [0, 1, 2, 3, 4]
-    assert sorted(file.stem[-2:] for file in tmp_path.glob("*.examples")) == ["-0", "-3", "-4"]
+    assert sorted(file.stem[-4:] for file in tmp_path.glob("*.examples")) == ["-0-0", "-3-0", "-4-0"]
     datasets[2].get_example(2, 0)  # a slow process makes it again
     assert made.pop() == 2
     for change in ({"seed": 1}, {"max_seq_length": 64}, {"short_seq_prob": 0.2}, {"objective": "sop"}):
@@ -146,11 +147,15 @@ def test_a_full_disk_leaves_no_table(tokenizer, corpus, tmp_path, monkeypatch):
 
 def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_path, monkeypatch):
     """Network file systems may ignore locks."""
-    expected = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "alone").open_table(0).tobytes()
+    expected = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "alone").open_table(Window(0, 0)).tobytes()
     monkeypatch.setattr(examples, "lock_file", lambda _: nullcontext())
     with ThreadPoolExecutor(4) as pool:
         tables = pool.map(
-            lambda _: PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared").open_table(0).tobytes(),
+            lambda _: (
+                PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared")
+                .open_table(Window(0, 0))
+                .tobytes()
+            ),
             range(4),
         )
         assert set(tables) == {expected}
@@ -171,9 +176,9 @@ def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_pat
     monkeypatch.setattr(Path, "unlink", unlink_twice)
     dataset = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared")
     for epoch in (1, 3):
-        dataset.open_table(epoch)
+        dataset.open_table(Window(epoch, 0))
     assert working.exists() and not killed.exists()
-    assert sorted(file.stem[-2:] for file in (tmp_path / "shared").glob("*.examples")) == ["-0", "-3"]
+    assert sorted(file.stem[-4:] for file in (tmp_path / "shared").glob("*.examples")) == ["-0-0", "-3-0"]
 
 
 def test_a_text_without_examples_is_an_error(tokenizer, tmp_path):

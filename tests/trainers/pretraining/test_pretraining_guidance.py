@@ -23,6 +23,7 @@ from snugbert.trainers.pretraining.pretraining_guidance import (
     warn_at_baseline,
 )
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE as RECIPE
+from snugbert.trainers.pretraining.windows import Window
 
 TOO_LARGE = "none was measured for a model larger than 12 layers of width 384"
 DEFAULTS = "The defaults are the BERT paper's settings, for much text and many steps."
@@ -131,10 +132,10 @@ def test_the_share_of_the_text_is_logged(words_tokenizer, tmp_path, caplog):
 def test_rows_that_an_epoch_does_not_use_do_not_count(words_tokenizer, tmp_path):
     documents = [[[8 + word] * 9 for word in range(20)] for _ in range(20)]
     dataset = PretrainingDataset(make_corpus([documents]), words_tokenizer, 23, "mlm", epochs_dir=tmp_path)
-    table, size = dataset.open_table(0), len(dataset)
-    assert dataset.find_unused(0) == [] and measure_coverage(dataset.corpus, table) == 1
+    table, size = dataset.open_table(Window(0, 0)), len(dataset)
+    assert dataset.find_unused(Window(0, 0)) == [] and measure_coverage(dataset.corpus, table) == 1
     dataset._length -= 3  # as if the first epoch had fewer examples
-    unused = dataset.find_unused(0)
+    unused = dataset.find_unused(Window(0, 0))
     assert len(unused) == 3 and 0 <= min(unused) and max(unused) < size
     share = measure_coverage(dataset.corpus, table, unused)
     assert share == pytest.approx(1 - table["length"][unused].sum() / dataset.corpus.num_tokens)

@@ -1,0 +1,95 @@
+"""The order of a corpus in each epoch: windows of shuffled blocks.
+
+An epoch shuffles the blocks of the corpus and groups them. The blocks of one group are a window. Its examples are
+shuffled, and then the next window follows. So a run reads one window at a time, and a corpus can be larger than the
+disk. A corpus of at most `window_blocks` blocks has one window, and the order of an epoch is a permutation of all
+examples.
+
+The order depends on the corpus, the seed and `window_blocks` alone. Local corpora have it, too. So a run gives the same
+weights with the corpus on its disk or in a bucket, whatever the size of the cache.
+
+The number of examples of an epoch is known without reading the corpus: the first window is read, and the others have
+as many examples per token. A window that has more leaves some out in this epoch, and a window that has fewer repeats
+some. In other epochs, the windows have other blocks.
+"""
+
+import functools
+import random
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+WINDOW_BLOCKS = 128  # TODO by measurement
+
+
+class Window(NamedTuple):
+    """A window of an epoch. Both count from 0."""
+
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """The windows of a corpus.
+
+    Args:
+        tokens: number of tokens in each block. *Shape:* (blocks,)
+        window_blocks: number of blocks in a window, at most. All windows have about the same number.
+        seed: determines the order of the blocks.
+    """
+
+    tokens: np.ndarray
+    window_blocks: int
+    seed: int
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of windows in an epoch."""
+        return -(-len(self.tokens) // self.window_blocks)
+
+    def list_blocks(self, window: Window) -> list[int]:
+        """Returns the numbers of the blocks of a window, in the order of the corpus."""
+        return self._shuffle(window.epoch)[window.number]
+
+    def follow(self, window: Window) -> Window:
+        """Returns the window after another one."""
+        epochs, number = divmod(window.number + 1, self.per_epoch)
+        return Window(window.epoch + epochs, number)
+
+    def locate(self, epoch: int, position: int, length: int) -> tuple[Window, int]:
+        """Returns the window of a position in an epoch, and the position in the window.
+
+        Args:
+            epoch: the epoch.
+            position: 0 to `length` - 1.
+            length: number of examples of an epoch.
+        """
+        starts = self._find_starts(epoch, length)
+        number = bisect_right(starts, position) - 1
+        return Window(epoch, number), position - starts[number]
+
+    def measure(self, window: Window, length: int) -> int:
+        """Returns the number of positions of a window, if an epoch has `length`."""
+        starts = self._find_starts(window.epoch, length)
+        return starts[window.number + 1] - starts[window.number]
+
+    def make_key(self, window: Window) -> str:
+        """Returns what the order and the labels of a window depend on, apart from the seed."""
+        return f"{window.epoch}" if self.per_epoch == 1 else f"{window.epoch} {window.number}"
+
+    # The windows of two epochs are in use at a time, where one follows the other.
+    @functools.lru_cache(maxsize=2)  # noqa: B019 (a run has few of these objects)
+    def _shuffle(self, epoch: int) -> list[list[int]]:
+        order = list(range(len(self.tokens)))
+        if self.per_epoch > 1:
+            random.Random(f"{self.seed} {epoch} blocks").shuffle(order)
+        return [sorted(part.tolist()) for part in np.array_split(order, self.per_epoch)]
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
+    def _find_starts(self, epoch: int, length: int) -> list[int]:
+        """Returns the first position of each window, and the end. Positions are in proportion to tokens."""
+        ends = np.cumsum([int(self.tokens[blocks].sum()) for blocks in self._shuffle(epoch)])
+        return [0, *(length * end // int(ends[-1]) for end in ends.tolist())]
