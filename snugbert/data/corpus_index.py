@@ -208,23 +208,16 @@ def parse_index(data: bytes, name: str) -> PartIndex:
     """
     try:
         arrays: dict[str, Any] = load(data)
-        lengths, offsets, digests = arrays["lengths"], arrays["offsets"], arrays["digests"]
-        sentence_lengths = np.zeros(int(lengths.max(initial=-1)) + 1, dtype=np.int64)
-        sentence_lengths[lengths] = arrays["sentences_of_length"]
-        columns = {each: arrays[each] for each in ("documents", "sentences", "tokens", "longest_documents")}
-        index = PartIndex(
-            arrays["schema"],
-            offsets,
-            digests,
-            Counts(**columns, sentence_lengths=sentence_lengths, token_ids=arrays["token_ids"]),
-        )
-        sizes = {len(column) for column in columns.values()} | {len(digests), len(offsets) - 1}
-        is_whole = len(sizes) == 1 and digests.shape[1:] == (32,) and offsets[0] == len(index.schema)
-        if (
-            not is_whole
-            or (np.diff(offsets) <= 0).any()
-            or min(column.min(initial=1) for column in columns.values()) < 1
-        ):
+        names = ("documents", "sentences", "tokens", "longest_documents")
+        columns = {name: arrays[name] for name in names}
+        sentence_lengths = np.zeros(int(arrays["lengths"].max(initial=-1)) + 1, dtype=np.int64)
+        sentence_lengths[arrays["lengths"]] = arrays["sentences_of_length"]
+        counts = Counts(**columns, sentence_lengths=sentence_lengths, token_ids=arrays["token_ids"])
+        index = PartIndex(arrays["schema"], arrays["offsets"], arrays["digests"], counts)
+        sizes = {len(column) for column in columns.values()} | {len(index.digests), len(index.offsets) - 1}
+        is_whole = len(sizes) == 1 and index.digests.shape[1:] == (32,) and index.offsets[0] == len(index.schema)
+        is_counted = all((numbers > 0).all() for numbers in (*columns.values(), np.diff(index.offsets)))
+        if not (is_whole and is_counted):
             raise ValueError("its numbers contradict each other")
         parse_origin(index.read_schema())
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:

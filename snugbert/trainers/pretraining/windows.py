@@ -5,8 +5,8 @@ shuffled, and then the next window follows. So a run reads one window at a time,
 disk. A corpus of at most `window_blocks` blocks has one window, and the order of an epoch is a permutation of all
 examples.
 
-The order depends on the corpus, the seed and `window_blocks` alone. Local corpora have it, too. So a run gives the same
-weights with the corpus on its disk or in a bucket, whatever the size of the cache.
+The order depends on the corpus, the seed and `window_blocks` alone. Local corpora have it, too. So a run gives the
+same weights with the corpus on its disk or in a bucket, whatever the size of the cache.
 
 The number of examples of an epoch is known without reading the corpus: the first window is read, and the others have
 as many examples per token. A window that has more leaves some out in this epoch, and a window that has fewer repeats
