@@ -28,6 +28,7 @@ import pyarrow as pa
 from snugbert.data.part_files import ARROW_ERRORS, Block, damaged, validate_block, view_block
 from snugbert.errors import InputError
 from snugbert.files import lock_file, replacing
+from snugbert.progress import format_bytes
 from snugbert.remote_files import hide_credentials, read_bytes
 
 DOWNLOADS = 8  # at a time. One connection to S3 carries 90 MB/s
@@ -159,7 +160,7 @@ class CachedBlocks(Blocks):
         elif in_use > self.cache_bytes:
             raise InputError(
                 f"--corpus_cache_gb {self.cache_bytes / 1e9:g} is too small: two windows of blocks need "
-                f"{in_use / 1e9:.2f} GB. Give it more, or choose a smaller --window_blocks."
+                f"{format_bytes(in_use)}. Give it more, or choose a smaller --window_blocks."
             )
         else:
             self.pinned = int(np.searchsorted(np.cumsum(sizes), self.cache_bytes - in_use, side="right"))
