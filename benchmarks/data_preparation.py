@@ -280,29 +280,34 @@ def peak_memory(args: argparse.Namespace, task: str, files: list[Path], folder: 
     process = subprocess.Popen(command)
     peak = 0
     while process.poll() is None:
-        peak = max(peak, sum(map(_own_memory, _family(process.pid))))
+        peak = max(peak, sum(map(own_memory, list_family(process.pid))))
         time.sleep(SAMPLING_SECONDS)
     if process.returncode:
         raise SystemExit(f"error: measuring the memory of {task!r} failed.")
     return peak
 
 
-def _family(pid: int) -> list[int]:
+def list_family(pid: int) -> list[int]:
     """Returns a process and its descendants."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except (FileNotFoundError, ProcessLookupError):  # the process has ended
         return []
-    return [pid, *chain.from_iterable(_family(int(child)) for child in children)]
+    return [pid, *chain.from_iterable(list_family(int(child)) for child in children)]
 
 
-def _own_memory(pid: int) -> int:
+def own_memory(pid: int) -> int:
     """Returns the bytes of anonymous memory. Shared memory is divided among its processes."""
+    return read_smaps(pid, "Pss_Anon:")
+
+
+def read_smaps(pid: int, field: str) -> int:
+    """Returns a field of the memory maps of a process, in bytes. 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss_Anon:"))
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def run_task(args: argparse.Namespace) -> None:

@@ -46,6 +46,7 @@ from snugbert.data.documents import find_files, read_documents, split_sentences
 from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS, Window
 
 SPECIAL_TOKENS = 3
 EPOCHS = 4  # for the share of the tokens, and at least for the classifiers
@@ -111,16 +112,22 @@ def join_blocks(corpus: Corpus) -> Text:
 
 
 def snugbert_epochs(
-    corpus: Corpus, text: Text, tokenizer: PreTrainedTokenizerBase, length: int, seed: int
+    corpus: Corpus,
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    seed: int,
+    window_blocks: int = WINDOW_BLOCKS,
 ) -> Iterator[Pairs]:
     """Yields the epochs of SnugBERT's dataset."""
     with tempfile.TemporaryDirectory() as folder:
-        dataset = PretrainingDataset(corpus, tokenizer, length, seed=seed, epochs_dir=folder)
-        rng = np.random.default_rng(seed)
+        dataset = PretrainingDataset(
+            corpus, tokenizer, length, seed=seed, epochs_dir=folder, window_blocks=window_blocks
+        )
         for epoch in range(MOST_EPOCHS):
-            dataset.prepare_epoch(epoch)
+            windows = [Window(epoch, number) for number in range(dataset.windows.per_epoch)]
             # All epochs have the length of the first. The dataset leaves out random pairs of a longer epoch.
-            rows = rng.permutation(np.array(dataset._table))[: len(dataset)]
+            rows = np.concatenate([np.delete(dataset.open_table(each), dataset.find_unused(each)) for each in windows])
             yield Pairs(
                 text.block_starts[rows["block"]] + rows["start"],
                 rows["length"].astype(np.int64),
