@@ -69,6 +69,7 @@ STORE = {
     "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
 }
 SETTINGS = {
+    "config_name": "tiny",
     "config_overrides": "num_hidden_layers=1,hidden_size=32,num_attention_heads=1,intermediate_size=64",
     "mlm_probability": 0.02,
     "max_seq_length": LENGTH,

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterable
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +38,10 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining, SnugBertModel, SnugBertTokenizer
+from snugbert.data import preparation
+from snugbert.data.corpus import open_corpus
 from snugbert.errors import InputError
+from snugbert.remote_files import read_bytes
 from snugbert.trainers.pretraining import training_log
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
@@ -384,10 +387,10 @@ def test_sentence_pairs(data_dir, minilm, capsys):
 
 
 def test_only_a_processs_own_memory_counts(tmp_path):
-    from data_preparation import _family, _own_memory
+    from data_preparation import list_family, own_memory
 
     def held() -> int:
-        return sum(map(_own_memory, _family(os.getpid())))
+        return sum(map(own_memory, list_family(os.getpid())))
 
     before = held()
     # Allocated by the system: malloc could reuse memory that earlier tests freed and the process still has.
@@ -836,6 +839,104 @@ def test_repeated_text(data_dir, steps, tmp_path, capsys, monkeypatch):
     assert re.search(
         r"\| time with .* \| \d\.\d+ .* per million \| \d\.\d\d s, \d+ MB \|", capsys.readouterr().out, re.S
     )
+
+
+def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
+    """The runs differ in the blocks of a window. Finished runs are not repeated."""
+    import windows
+
+    small = {"per_device_train_batch_size": 8, "logging_steps": 1, "phases": "16:80%:mlm,32:20%", "bf16": False}
+    monkeypatch.setattr(windows, "SETTINGS", windows.SETTINGS | small)
+    monkeypatch.setattr(windows, "SCORED", 8)
+    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:2000]))
+    names = {"books": "books_en/train-00.txt.gz", "wiki": "wikitext2/valid.docs.txt.gz"}
+    texts = [f"{name}={write_first_lines(data_dir / file, 400, tmp_path)}" for name, file in names.items()]
+    argv = ["--tokenizer_name", str(tmp_path / "tok"), "--sources", *texts, "--held_out", *texts, "--windows", "4"]
+    argv += ["--num_train_epochs", "0.01", "--seeds", "1", "--output_dir", str(tmp_path / "out")]
+    windows.main(argv)
+    table = capsys.readouterr().out
+    number = int(re.search(r"(\d+) blocks, ", table)[1])
+    assert number > 8 and steps == ["4-1", f"{number}-1"]
+    assert set(json.loads((tmp_path / "out/train-4-1.json").read_text())) > {"books", "wiki", "mean"}
+    trained, whole, *pairs = (row for row in cells(table) if "4" in row[:2] or "all" in row[:2])
+    assert trained[1] == str(-(-number // 4)) and whole[1] == "1" and float(whole[-2]) == 0
+    assert [row[:2] for row in pairs] == [["128", "4"], ["128", "all"]]
+    assert preparation.BLOCK_TOKENS == 2**22
+    windows.main([*argv, "--report"])
+    report = re.search(r"\d+ blocks, .*", table, re.DOTALL)[0]
+    assert len(steps) == 2 and capsys.readouterr().out.endswith(report)
+
+
+def test_buckets(data_dir, minilm, tmp_path, capsys, monkeypatch):
+    """The corpus has full blocks of the documents of the text. Runs with other weights are refused."""
+    s3fs = pytest.importorskip("s3fs")
+    import buckets
+
+    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "10")
+    monkeypatch.setattr(preparation, "BLOCK_TOKENS", 2000)
+    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 100, tmp_path)
+    argv = [
+        "--tokenizer_name",
+        str(minilm),
+        "--train_file",
+        text,
+        "--blocks",
+        "6",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    commands, weights = [], ["a", "a", "a", "a", "a", "b"]
+
+    def pretrain(name, flags, more, args, bucket):
+        """Reads the corpus through the bucket, instead of a run."""
+        s3fs.S3FileSystem.clear_instance_cache()  # of the server before
+        with monkeypatch.context() as patch:
+            for key, value in bucket.environment.items():
+                patch.setenv(key, value)
+            before, index = bucket.count_sent(), "part-00000-of-00002.arrow"
+            data = read_bytes(f"{buckets.URL}/{index}")
+            sent = bucket.count_sent() - before
+        assert data == (tmp_path / "out/store/bucket/corpus" / index).read_bytes() and len(data) < sent < 2 * len(data)
+        commands.append((flags["corpus"], flags["max_steps"], more))
+        names = ("disk", "private", "resident", "proportional", "sent", "training", "command")
+        return buckets.Run(dict.fromkeys(names, 1e6 * len(commands)), weights[len(commands) - 1])
+
+    monkeypatch.setattr(buckets, "pretrain", pretrain)
+    buckets.main(["compare", *argv, "--windows", "2", "--batch_size", "4", "--config_name", "mini"])
+    rows = [row for row in cells(capsys.readouterr().out) if row[0] in ("folder", "bucket")]
+    assert [row[2] for row in rows] == ["1.000", "2.000"]
+    assert [str(command[0]).startswith("s3:") for command in commands] == [False, True, True]
+    assert all(more == ["--config_name", "mini"] for *_, more in commands)
+    corpus = open_corpus(tmp_path / "out/store/bucket/corpus", AutoTokenizer.from_pretrained(minilm))
+    originals = open_corpus(tmp_path / "out/prepared", AutoTokenizer.from_pretrained(minilm))
+
+    def documents(blocks) -> set[bytes]:
+        return {
+            block.tokens[start:end].tobytes()
+            for block in blocks
+            for start, end in pairwise(block.sentences[block.documents])
+        }
+
+    assert len(corpus.blocks) == 6 and min(corpus.counts.tokens) >= 2000
+    assert documents(corpus.blocks) <= documents(originals.blocks)
+    assert int(commands[0][1]) == int(2 * 2 * corpus.num_tokens / 6 / 4 / 128)
+    with pytest.raises(SystemExit, match="the weights differ"):
+        buckets.main(["compare", *argv])
+
+
+def test_removed_files_that_are_mapped_take_disk(tmp_path):
+    import buckets
+
+    for name in "ab":
+        (tmp_path / name).write_bytes(bytes(10_000))
+    mapped = np.memmap(tmp_path / "a", mode="r")
+    assert buckets.measure_disk(tmp_path, [os.getpid()]) == 20_000
+    (tmp_path / "a").unlink()
+    assert buckets.measure_disk(tmp_path, [os.getpid()]) == pytest.approx(20_000, abs=4096)  # whole pages are mapped
+    del mapped
+    assert buckets.measure_disk(tmp_path, [os.getpid()]) == 10_000
 
 
 def test_the_labels_that_few_labels_draws(data_dir):
