@@ -3,6 +3,8 @@
     python benchmarks/buckets.py compare --tokenizer_name tok --train_file 'books/*.txt.gz' --output_dir buckets
     python benchmarks/buckets.py start --tokenizer_name tok --train_file 'books/*.txt.gz' --output_dir buckets \
         --blocks 110 --before ../old
+    python benchmarks/buckets.py local --tokenizer_name tok --train_file 'books/*.txt.gz' --output_dir buckets \
+        --before ../old --rounds 3
 
 The corpus has blocks of the real size, about 4.2 million tokens. The text is prepared once, and each block gets its
 documents in a new random order until it is full. The bucket is `rclone serve s3` on the loopback, which this script
@@ -21,6 +23,9 @@ its batch: a larger one waits less for its text. Other flags go to `snugbert pre
 
 `start` measures the seconds until the first step of a run, and the private memory until then, with the checkout in
 `--before` and with this one. The corpus has been read before, so it is in the page cache.
+
+`local` prepares the text and trains on it, with both checkouts in turn: local files only. The weights must be
+identical, because the corpus is one window.
 """
 
 import argparse
@@ -38,7 +43,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -87,13 +92,16 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     commands = parser.add_subparsers(dest="command", required=True)
     compare = commands.add_parser("compare")
     compare.add_argument("--windows", type=positive, default=4, help="train on the tokens of so many windows")
-    start = commands.add_parser("start")
-    start.add_argument("--before", type=Path, help="checkout of another version")
+    start, local = commands.add_parser("start"), commands.add_parser("local")
+    local.add_argument("--max_steps", type=positive, default=100)
+    for command in (start, local):
+        command.add_argument("--before", type=Path, required=True, help="checkout of another version")
     for command in (compare, start):
-        command.add_argument("--tokenizer_name", required=True, help="tokenizer folder")
-        command.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
         command.add_argument("--blocks", type=positive, default=64 if command is compare else 110)
         command.add_argument("--window_blocks", type=positive, default=2 if command is compare else WINDOW_BLOCKS)
+    for command in (compare, start, local):
+        command.add_argument("--tokenizer_name", required=True, help="tokenizer folder")
+        command.add_argument("--train_file", nargs="+", required=True, help="documents, as for `snugbert pretrain`")
         command.add_argument("--batch_size", type=positive, default=512)
         command.add_argument("--rounds", type=positive, default=1)
         command.add_argument("--output_dir", type=Path, required=True)
@@ -343,56 +351,53 @@ def format_runs(runs: dict[str, list[Run]], read: float) -> str:
     return format_table(rows)
 
 
-# --- start ------------------------------------------------------------------------------------------------------
+# --- two versions -----------------------------------------------------------------------------------------------
 
 
 def start(args: argparse.Namespace, more: list[str]) -> str:
-    """Measures the start of a run, both versions in turn, and makes the table."""
+    """Measures the start of a run, all rows in turn, and makes the table."""
     corpus = make_corpus(args)
-    local = args.output_dir / "store/bucket/corpus"
+    local = (args.output_dir / "store/bucket/corpus").resolve()
     for file in local.iterdir():
         file.read_bytes()
-    here = Path(__file__).parents[1]
-    window = {"window_blocks": args.window_blocks}
-    sides: dict[str, tuple[Path, dict[str, Any]]] = {"before": (args.before, {})} if args.before else {}
-    sides |= {
-        "after": (here, {"corpus": local, "window_blocks": args.blocks}),
-        f"after, windows of {args.window_blocks}": (here, {"corpus": local} | window),
-        f"after, bucket, windows of {args.window_blocks}": (here, {"corpus": URL} | window),
+    here, some = Path(__file__).parents[1], {"window_blocks": args.window_blocks}
+    sides: dict[str, tuple[Path, dict[str, Any]]] = {
+        "before": (args.before, {"corpus": local}),
+        "after, one window": (here, {"corpus": local, "window_blocks": args.blocks}),
+        f"after, windows of {args.window_blocks}": (here, {"corpus": local} | some),
+        f"after, bucket, windows of {args.window_blocks}": (here, {"corpus": URL} | some),
     }
     found: dict[str, list[tuple[float, int]]] = {side: [] for side in sides}
     with serve(args.output_dir / "store") as bucket:
         for round_ in range(args.rounds):
             for number, (side, (checkout, flags)) in enumerate(sides.items()):
-                flags = {"corpus": local} | flags
-                found[side].append(time_start(f"start-{round_}-{number}", checkout, flags, more, args, bucket))
+                name = f"start-{round_}-{number}"
+                found[side].append(time_start(name, checkout, flags, more, args, bucket.environment))
     rows = [["", "seconds until the first step", "memory, MB"]]
     for side, each in found.items():
-        seconds = [seconds for seconds, _ in each]
-        spread = f"{np.median(seconds):.1f} ({min(seconds):.1f}-{max(seconds):.1f})"
-        rows.append([side, spread, f"{max(memory for _, memory in each) / 1e6:,.0f}"])
+        seconds = format_spread([seconds for seconds, _ in each], 1)
+        rows.append([side, seconds, f"{max(memory for _, memory in each) / 1e6:,.0f}"])
     size = sum(file.stat().st_size for file in local.glob("*.arrow"))
     return f"{args.blocks} blocks, {corpus}, {size / 1e6:,.0f} MB\n\n{format_table(rows)}"
 
 
 def time_start(
-    name: str, checkout: Path, flags: dict[str, Any], more: list[str], args: argparse.Namespace, bucket: Bucket
+    name: str,
+    checkout: Path,
+    flags: dict[str, Any],
+    more: list[str],
+    args: argparse.Namespace,
+    environment: dict[str, str],
 ) -> tuple[float, int]:
     """Starts a run with the code of a checkout, and ends it after the first step.
 
     Returns:
         The seconds until then, and the peak of the private memory in bytes.
     """
-    folder, log = args.output_dir / name, args.output_dir / f"{name}.txt"
-    shutil.rmtree(folder, ignore_errors=True)
-    flags = SETTINGS | {"max_steps": 1000, "logging_steps": 1, "output_dir": folder.resolve()} | flags
-    flags |= {"tokenizer_name": Path(args.tokenizer_name).resolve(), "per_device_train_batch_size": args.batch_size}
-    flags = {key: value.resolve() if isinstance(value, Path) else value for key, value in flags.items()}
-    command = [sys.executable, "-m", "snugbert", "pretrain", "--do_train", *as_flags(flags), *more]
-    environment = os.environ | bucket.environment | {"PYTHONPATH": str(checkout.resolve())}
+    folder, log = (args.output_dir / name).resolve(), args.output_dir / f"{name}.txt"
+    command = make_command(folder, {"max_steps": 1000, "logging_steps": 1} | flags, more, args)
     peak, begin = 0, time.monotonic()
-    with log.open("w") as stream:
-        process = subprocess.Popen(command, env=environment, cwd=checkout, stdout=stream, stderr=subprocess.STDOUT)
+    with log.open("w") as stream, run_in(checkout, command, stream, environment) as process:
         while not FIRST_STEP.search(log.read_text()):
             if process.poll() is not None:
                 raise SystemExit(f"error: {name}: the run ended before its first step. See {log}.")
@@ -400,9 +405,70 @@ def time_start(
             time.sleep(SAMPLING_SECONDS / 4)
         seconds = time.monotonic() - begin
         process.terminate()
-        process.wait()
     shutil.rmtree(folder)
     return seconds, peak
+
+
+def make_command(folder: Path, flags: dict[str, Any], more: list[str], args: argparse.Namespace) -> list[str]:
+    """Returns the arguments of `snugbert` for a run that both versions understand. Paths must be absolute."""
+    tokenizer = Path(args.tokenizer_name).resolve()
+    flags = SETTINGS | {"tokenizer_name": tokenizer, "per_device_train_batch_size": args.batch_size} | flags
+    return ["pretrain", "--do_train", *as_flags(flags | {"output_dir": folder}), *more]
+
+
+def run_in(
+    checkout: Path, command: list[str], stream: IO[str], environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a `snugbert` command with the code of a checkout."""
+    variables = os.environ | (environment or {}) | {"PYTHONPATH": str(checkout.resolve())}
+    command = [sys.executable, "-m", "snugbert", *command]
+    return subprocess.Popen(command, env=variables, cwd=checkout, stdout=stream, stderr=subprocess.STDOUT)
+
+
+def compare_versions(args: argparse.Namespace, more: list[str]) -> str:
+    """Prepares and trains with both versions in turn, and makes the table.
+
+    Raises:
+        SystemExit: a command failed, or the weights differ.
+    """
+    sides = {"before": args.before, "after": Path(__file__).parents[1]}
+    seconds: dict[str, dict[str, list[float]]] = {
+        step: {side: [] for side in sides} for step in ("prepare", "pretrain", "training")
+    }
+    weights = set()
+    for round_ in range(args.rounds):
+        for side in sides if round_ % 2 else [*sides][::-1]:
+            corpus, run = ((args.output_dir / f"{step}-{side}").resolve() for step in ("prepare", "pretrain"))
+            files = [str(Path(file).resolve()) for file in args.train_file]
+            prepare = ["prepare", "--train_file", *files, "--output_dir", str(corpus)]
+            prepare += ["--tokenizer_name", str(Path(args.tokenizer_name).resolve())]
+            train = make_command(run, {"corpus": corpus, "max_steps": args.max_steps}, more, args)
+            for folder, command in ((corpus, prepare), (run, train)):
+                shutil.rmtree(folder, ignore_errors=True)
+                begin, log = time.monotonic(), args.output_dir / f"{folder.name}.txt"
+                with log.open("w") as stream, run_in(sides[side], command, stream) as process:
+                    process.wait()
+                if process.returncode:
+                    raise SystemExit(f"error: {folder.name}: the command failed. See {log}.")
+                seconds[command[0]][side].append(time.monotonic() - begin)
+            seconds["training"][side].append(json.loads((run / "train_results.json").read_text())["train_runtime"])
+            weights.add(hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest())
+    if len(weights) > 1:
+        raise SystemExit(f"error: the weights differ. See {args.output_dir}.")
+    rows = [["seconds", *sides, "after / before"]]
+    for step, found in seconds.items():
+        ratios = [after / before for before, after in zip(found["before"], found["after"], strict=True)]
+        title = {"prepare": "`snugbert prepare`", "pretrain": "`snugbert pretrain`"}.get(step, "its training alone")
+        rows.append([title, *(format_spread(found[side], 1) for side in sides), format_spread(ratios, 3)])
+    return f"The weights of all runs are identical.\n\n{format_table(rows)}"
+
+
+def format_spread(values: list[float], digits: int) -> str:
+    """Formats the median, and the minimum to the maximum."""
+    return f"{np.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+COMMANDS = {"compare": compare, "start": start, "local": compare_versions}
 
 
 def main(argv: list[str]) -> None:
@@ -412,7 +478,7 @@ def main(argv: list[str]) -> None:
     print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
     print(f"\n    python benchmarks/buckets.py {shlex.join(argv)}\n", flush=True)
     try:
-        print(compare(args, more) if args.command == "compare" else start(args, more))
+        print(COMMANDS[args.command](args, more))
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
 

@@ -21,6 +21,7 @@ tables of the finished runs.
 
 import argparse
 import json
+import random
 import shlex
 import sys
 import tempfile
@@ -44,6 +45,7 @@ from snugbert.checkpoints.loading import load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data import preparation
 from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.documents import find_files, read_documents
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import score_examples
 from snugbert.files import write_atomically
@@ -57,7 +59,6 @@ SETTINGS = {
     "config_name": "tiny",
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
     "bigram_init": True,
-    "phases": "64:80%:mlm,128:20%",
     "mlm_probability": 0.3,
     "per_device_train_batch_size": 32,
     "optim": "muon",
@@ -71,7 +72,15 @@ SETTINGS = {
     "use_cpu": True,
     "bf16": True,
 }
-COMPARED = ("tokenizer_name", "sources", "held_out", "block_tokens", "num_train_epochs")
+COMPARED = (
+    "tokenizer_name",
+    "sources",
+    "held_out",
+    "block_tokens",
+    "shuffle_documents",
+    "phases",
+    "num_train_epochs",
+)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -82,6 +91,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--held_out", nargs="+", required=True, help="name=pattern")
     parser.add_argument("--windows", nargs="+", type=positive, default=[8, 32, 128], help="and the whole corpus")
     parser.add_argument("--block_tokens", type=positive, default=2**11)
+    parser.add_argument("--shuffle_documents", action="store_true", help="for blocks of all sources, as a control")
+    parser.add_argument("--phases", default="64:80%:mlm,128:20%")
     parser.add_argument("--num_train_epochs", type=float, default=1.0)
     parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3])
     parser.add_argument("--only", choices=STEPS, help="train models, or classify pairs. Default: both")
@@ -110,6 +121,12 @@ def prepare(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Cor
     if folder.exists():
         return open_corpus(folder, tokenizer)
     patterns = [source.partition("=")[2] for source in args.sources]
+    if args.shuffle_documents:
+        documents = ["\n".join(document) for document in read_documents(find_files(patterns))]
+        random.Random(0).shuffle(documents)
+        args.output_dir.mkdir(parents=True, exist_ok=True)
+        patterns = [str(args.output_dir / "shuffled.txt")]
+        Path(patterns[0]).write_text("\n\n".join(documents), encoding="utf-8")
     with small_blocks(args.block_tokens):
         preparation.prepare_corpus(
             patterns, tokenizer, folder, language="en", preprocessing_num_workers=1, show_progress=False
@@ -125,7 +142,7 @@ def train(
 ) -> dict[str, float]:
     """Trains a model, and returns its scores and the number of steps."""
     folder = args.output_dir / f"{window_blocks}-{seed}"
-    flags = SETTINGS | {name: getattr(args, name) for name in ("tokenizer_name", "num_train_epochs")}
+    flags = SETTINGS | {name: getattr(args, name) for name in ("tokenizer_name", "phases", "num_train_epochs")}
     flags |= {"corpus": args.output_dir / "corpus", "window_blocks": window_blocks, "seed": seed, "output_dir": folder}
     run_snugbert(["pretrain", *as_flags(flags), "--do_train"], folder / "log.txt")
     steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]

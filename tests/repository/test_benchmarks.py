@@ -845,7 +845,7 @@ def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
     """The runs differ in the blocks of a window. Finished runs are not repeated."""
     import windows
 
-    small = {"per_device_train_batch_size": 8, "logging_steps": 1, "phases": "16:80%:mlm,32:20%", "bf16": False}
+    small = {"per_device_train_batch_size": 8, "logging_steps": 1, "bf16": False}
     monkeypatch.setattr(windows, "SETTINGS", windows.SETTINGS | small)
     monkeypatch.setattr(windows, "SCORED", 8)
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
@@ -854,7 +854,8 @@ def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
     names = {"books": "books_en/train-00.txt.gz", "wiki": "wikitext2/valid.docs.txt.gz"}
     texts = [f"{name}={write_first_lines(data_dir / file, 400, tmp_path)}" for name, file in names.items()]
     argv = ["--tokenizer_name", str(tmp_path / "tok"), "--sources", *texts, "--held_out", *texts, "--windows", "4"]
-    argv += ["--num_train_epochs", "0.01", "--seeds", "1", "--output_dir", str(tmp_path / "out")]
+    argv += ["--phases", "16:80%:mlm,32:20%", "--num_train_epochs", "0.01", "--seeds", "1"]
+    argv += ["--output_dir", str(tmp_path / "out")]
     windows.main(argv)
     table = capsys.readouterr().out
     number = int(re.search(r"(\d+) blocks, ", table)[1])
