@@ -94,10 +94,10 @@ class Blocks(Sequence[Block]):
         kept = set(numbers)
         self._open = {number: block for number, block in self._open.items() if number in kept}
 
-    def measure(self, number: int) -> int:
-        """Returns the size of a block in bytes."""
-        _, start, end = self._find(number)
-        return end - start
+    @property
+    def sizes(self) -> np.ndarray:
+        """The bytes of each block. *Shape:* (blocks,)"""
+        return np.concatenate([np.diff(part.offsets) for part in self.parts])
 
     def _find(self, number: int) -> tuple[Part, int, int]:
         """Returns the part of a block, and where the block begins and ends in it."""
@@ -154,8 +154,7 @@ class CachedBlocks(Blocks):
         Raises:
             InputError: the cache is too small.
         """
-        sizes = np.concatenate([np.diff(part.offsets) for part in self.parts])
-        if sizes.sum() <= self.cache_bytes:
+        if self.sizes.sum() <= self.cache_bytes:
             self.pinned = len(self)
         elif in_use > self.cache_bytes:
             raise InputError(
@@ -163,7 +162,7 @@ class CachedBlocks(Blocks):
                 f"{format_bytes(in_use)}. Give it more, or choose a smaller --window_blocks."
             )
         else:
-            self.pinned = int(np.searchsorted(np.cumsum(sizes), self.cache_bytes - in_use, side="right"))
+            self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
 
     def ensure(self, numbers: Iterable[int]) -> None:
         """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] has begun.

@@ -208,11 +208,11 @@ def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float
     return first + (last - first) * step / max(steps - 1, 1)
 
 
-def find_epoch(phases: Sequence[Phase], step: int) -> int:
-    """Returns the epoch of the first example of `step`, among the epochs of its phase. All count from 0."""
+def find_first_example(phases: Sequence[Phase], step: int) -> int:
+    """Returns the number of the first example of `step`, counted over all epochs of its phase. All count from 0."""
     phase = find_phase(phases, step)
     first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
-    return (step - first_step) * phase.batch_size // len(phase.dataset)
+    return (step - first_step) * phase.batch_size
 
 
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:

@@ -16,6 +16,7 @@ from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
+from snugbert.remote_files import hide_credentials
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
 
@@ -80,7 +81,7 @@ def load_corpora(
         train = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
         if masks_words and needs_words(tokenizer) and not train.has_words:
             raise InputError(
-                f"--corpus: {data_args.corpus} was prepared without the words that --masking {data_args.masking} "
+                f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking {data_args.masking} "
                 "needs. Run `snugbert prepare` again, with --store_words and --overwrite_output_dir."
             )
         logger.info("training text: %s", train)

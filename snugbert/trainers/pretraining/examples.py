@@ -288,14 +288,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
             self._read_ahead = end
 
     def _reserve_cache(self, first: Window) -> None:
-        """Divides the cache of a corpus in a bucket: room for two windows and their tables, and pinned blocks."""
+        """Divides the cache of a corpus in a bucket: room for the windows in use, and pinned blocks."""
         blocks = self.corpus.blocks
         if isinstance(blocks, CachedBlocks):
-            largest = len(self.windows.list_blocks(first))
-            sizes = [blocks.measure(number) for number in range(len(blocks))]
-            tokens = int(np.sort(self.windows.tokens)[-largest:].sum())
-            table = EXAMPLE.itemsize * 2 * tokens // self.max_seq_length
-            blocks.reserve(2 * (sum(sorted(sizes)[-largest:]) + table))
+            # Most examples are full. Each document may add one that is not.
+            rows = 1.25 * self.corpus.counts.tokens / self.max_seq_length + self.corpus.counts.documents
+            # The blocks of two windows, and the tables of the first, the previous and the current window.
+            sizes = np.sort(2 * blocks.sizes + 3 * EXAMPLE.itemsize * rows)
+            blocks.reserve(round(sizes[-len(self.windows.list_blocks(first)) :].sum()))
 
     # --- tables -------------------------------------------------------------------------------------------------
 

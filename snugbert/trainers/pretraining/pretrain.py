@@ -29,6 +29,7 @@ from snugbert.data.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
 from snugbert.errors import InputError
 from snugbert.progress import format_duration
+from snugbert.remote_files import hide_credentials
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.trainers.dry_run import shared_folder
@@ -161,7 +162,10 @@ def _choose_language(
         vars(config).pop("language", None)  # --config_name may be a trained model
     stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
     if (folder := data_args.corpus) is not None:
-        stored = [Stored(f"the corpus {folder}", read_corpus_language(folder), "prepare the text again"), *stored]
+        stored = [
+            Stored(f"the corpus {hide_credentials(folder)}", read_corpus_language(folder), "prepare the text again"),
+            *stored,
+        ]
     data_args.language = choose_language(data_args.language, stored)
     store_language(data_args.language, config, tokenizer)
 
