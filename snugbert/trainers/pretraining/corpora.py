@@ -81,8 +81,9 @@ def load_corpora(
         train = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
         if masks_words and needs_words(tokenizer) and not train.has_words:
             raise InputError(
-                f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking {data_args.masking} "
-                "needs. Run `snugbert prepare` again, with --store_words and --overwrite_output_dir."
+                f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking "
+                f"{data_args.masking} needs. Run `snugbert prepare` again, with --store_words and "
+                "--overwrite_output_dir."
             )
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)

@@ -2,6 +2,7 @@
 
 import hashlib
 import multiprocessing
+import time
 from collections import Counter
 from itertools import chain
 
@@ -91,10 +92,12 @@ def stored(data_dir, tmp_path, tokenizer, monkeypatch):
     return prepare(tmp_path / "corpus", tokenizer, data_dir / "wikitext2/test.docs.txt.gz", num_workers=1)
 
 
-def read_batches(dataset, workers: int, first_step: int = 0, steps: int = 60) -> list[list[int]]:
-    """The tokens of every batch of a run with data workers, as in training."""
+def read_batches(
+    dataset, workers: int, first_step: int = 0, steps: int = 60, process: int = 0, num_processes: int = 1
+) -> list[list[int]]:
+    """The tokens of every batch of a process of a run with data workers, as in training."""
     phases = [Phase(dataset, steps, 16)]
-    sampler = BatchSampler(phases, first_step=first_step, prefetched_batches=2 * workers)
+    sampler = BatchSampler(phases, 1, num_processes, process, first_step, prefetched_batches=2 * workers)
     loader = RunBatches(phases, lambda examples: {"ids": [e["input_ids"].tolist() for e in examples]}, 0, None)  # type: ignore[arg-type]
     from torch.utils.data import DataLoader
 
@@ -131,6 +134,40 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
             assert len(fetched) < (epochs + 1) * len(blocks)
         assert largest + sum(file.stat().st_size for file in (tmp_path / name).glob("*.examples")) <= 0.5 * size
         largest = 0
+
+
+def read_as_one_of_two(process, folder, tokenizer, size, turns, results):
+    """Reads the batches of a process. It waits for the other one after each step, as training does."""
+    corpus = open_corpus(f"file://{folder / 'corpus'}", tokenizer, folder / "blocks", 0.5 * size / 1e9)
+    fetched: list[int] = []
+    fetch = corpus.blocks._fetch
+    corpus.blocks._fetch = lambda number: (time.sleep(0.002), fetched.append(number), fetch(number))
+    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=folder / "epochs", window_blocks=3)
+    prepare = dataset.prepare
+    dataset.prepare = lambda *args: (turns.wait(60), prepare(*args))  # type: ignore[method-assign]
+    results.put((process, read_batches(dataset, 0, process=process, num_processes=2), fetched))
+
+
+def test_two_processes_share_a_cache(stored, tmp_path, tokenizer):
+    """Both have their half of each batch, and each block of an epoch is downloaded once."""
+    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
+    local = PretrainingDataset(stored, tokenizer, 64, epochs_dir=tmp_path / "local", window_blocks=3)
+    context = multiprocessing.get_context("fork")
+    turns, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=read_as_one_of_two, args=(rank, tmp_path, tokenizer, size, turns, results))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    read = {rank: (batches, fetched) for rank, batches, fetched in (results.get(timeout=120) for _ in range(2))}
+    for process in processes:
+        process.join()
+    for rank, (batches, _) in read.items():
+        assert batches == read_batches(local, 0, process=rank, num_processes=2)
+    fetched = read[0][1] + read[1][1]
+    visited = 60 * 16 / len(local) * len(stored.blocks)
+    assert len(fetched) < visited + 2 * 3 + 2  # one window ahead, and windows of different sizes
 
 
 def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_path, tokenizer):
