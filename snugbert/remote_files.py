@@ -78,14 +78,20 @@ def join(url: str, *names: str) -> str:
 
 def find_urls(pattern: str) -> list[str]:
     """Lists the files that match a URL or a glob pattern, sorted. Empty if there are none."""
+    return list(find_entries(pattern))
 
-    def find(store: Any, path: str) -> list[str]:
+
+def find_entries(pattern: str) -> dict[str, Entry]:
+    """Like [`find_urls`], with the size and the version of each file, which the listing has."""
+
+    def find(store: Any, path: str) -> dict[str, Entry]:
         if "*" not in path and "[" not in path and "?" not in path:
-            return [path] if store.exists(path) and not store.isdir(path) else []
+            is_file = store.exists(path) and not store.isdir(path)
+            return {path: _read_entry(_call(store, "info", path))} if is_file else {}
         found = store.glob(path, detail=True)
-        return sorted(name for name, facts in found.items() if facts["type"] == "file")
+        return {name: _read_entry(facts) for name, facts in sorted(found.items()) if facts["type"] == "file"}
 
-    return [_complete(pattern, path) for path in _try(pattern, find)]
+    return {_complete(pattern, path): entry for path, entry in _try(pattern, find).items()}
 
 
 def list_files(folder: str) -> dict[str, Entry]:
