@@ -198,14 +198,16 @@ class Source(TypedDict):
     """A text file or a dataset.
 
     Attributes:
-        name: path of the file, or `dataset` and its name.
+        name: of the file, relative to the common folder of all text files of the corpus, or `dataset` and its name. In
+            corpora of earlier versions, the absolute path.
         digest: changes when the text changes.
-        identity: device, inode, size and times of the file. While they stay the same, the file is not read again.
+        identity: device, inode, size and times of the file. While they stay the same, the file is not read again. Only
+            earlier versions stored it in the corpus.
     """
 
     name: str
     digest: str
-    identity: NotRequired[Sequence[int]]
+    identity: NotRequired[Sequence[int | str]]
 
 
 class Origin(TypedDict):

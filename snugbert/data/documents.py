@@ -6,8 +6,7 @@ In .jsonl files, .parquet files and datasets, each row is a document. At most on
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from os.path import commonprefix
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,37 +34,38 @@ def find_files(patterns: Sequence[str]) -> list[TextFile]:
     Raises:
         InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
     """
-    files = match_files(patterns)
+    files: dict[TextFile, None] = {}
+    for pattern in patterns:
+        files |= dict.fromkeys(_find_remote(pattern) if is_url(pattern) else match_files([pattern]))
     for file in files:
         if not file.name.endswith(TEXT_SUFFIXES):
             raise InputError(f"{file}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
+    return list(files)
+
+
+def _find_remote(pattern: str) -> list[TextFile]:
+    files: list[TextFile] = [
+        RemoteText(url, entry.size, entry.version) for url, entry in find_entries(pattern).items()
+    ]
+    if not files:
+        raise InputError(f"{hide_credentials(pattern)}: no such file.")
     return files
 
 
-def match_files(patterns: Sequence[str]) -> list[TextFile]:
-    """Finds the files that match paths, URLs and glob patterns.
-
-    Sorts the matches of a pattern, and lists a file once.
+def match_files(patterns: Sequence[str]) -> list[Path]:
+    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
 
     Raises:
         InputError: a pattern matches no file.
     """
-    files: dict[TextFile, None] = {}
+    files: dict[Path, None] = {}
     for pattern in patterns:
-        found = _match_urls(pattern) if is_url(pattern) else _match_paths(pattern)
+        matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+        found = [Path(match) for match in matches if Path(match).is_file()]
         if not found:
-            raise InputError(f"{hide_credentials(pattern)}: no such file." if is_url(pattern) else explain_files(pattern))
+            raise InputError(explain_files(pattern))
         files |= dict.fromkeys(found)
     return list(files)
-
-
-def _match_urls(pattern: str) -> list[TextFile]:
-    return [RemoteText(url, entry.size, entry.version) for url, entry in find_entries(pattern).items()]
-
-
-def _match_paths(pattern: str) -> list[TextFile]:
-    matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
-    return [Path(match) for match in matches if Path(match).is_file()]
 
 
 def locate_file(file: TextFile) -> str:
@@ -76,16 +76,13 @@ def locate_file(file: TextFile) -> str:
 def name_files(files: Sequence[TextFile]) -> list[str]:
     """Names files relative to their common folder, so that the names are the same on every machine.
 
-    Files in a bucket keep their URLs if there are also local files.
+    If some of the files are in a bucket, these keep their URLs.
     """
     local = [file for file in files if isinstance(file, Path)]
-    relative = local or files
-    folders = commonprefix([locate_file(file).split("/")[:-1] for file in relative])
-    names = []
-    for file in files:
-        parts = locate_file(file).split("/")
-        names.append("/".join(parts[len(folders) :] if file in relative else parts))
-    return names
+    paths = {file: locate_file(file).split("/") for file in files}
+    folders = zip(*(paths[file][:-1] for file in local or files), strict=False)
+    depth = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, folders))
+    return ["/".join(paths[file][depth if isinstance(file, Path) or not local else 0 :]) for file in files]
 
 
 def read_lines(files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None) -> Iterator[str]:

@@ -53,7 +53,7 @@ class RemoteText:
         """The last suffix, such as ".gz"."""
         return PurePosixPath(self.name).suffix
 
-    def open(self, mode: str = "rb") -> IO[bytes]:
+    def open(self, mode: str = "rb") -> io.BufferedReader:
         """Opens the file for reading bytes, whatever `mode` is.
 
         Raises:
