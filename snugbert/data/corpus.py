@@ -28,6 +28,7 @@ from snugbert.errors import InputError
 from snugbert.files import hash_json
 
 FORMAT = 1  # version of the files; other versions are refused
+DATASET = "dataset "  # before the name of a dataset, in the names of sources
 WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read

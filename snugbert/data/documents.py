@@ -44,9 +44,7 @@ def find_files(patterns: Sequence[str]) -> list[TextFile]:
 
 
 def _find_remote(pattern: str) -> list[TextFile]:
-    files: list[TextFile] = [
-        RemoteText(url, entry.size, entry.version) for url, entry in find_entries(pattern).items()
-    ]
+    files: list[TextFile] = [RemoteText(url, *entry) for url, entry in find_entries(pattern).items()]
     if not files:
         raise InputError(f"{hide_credentials(pattern)}: no such file.")
     return files

@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import (
     ARROW_ERRORS,
+    DATASET,
     END_OF_STREAM,
     FORMAT,
     WORDS,
@@ -229,7 +230,7 @@ def plan_parts(
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:
         raise InputError("no text. Give --train_file or --dataset_name.")
-    names = tuple(name_files(files)) or (f"dataset {text.dataset_name}",)
+    names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
     if not files or deduplicate is not None:
         divides_files = not files and deduplicate is None and _can_divide_files(text, num_shards)
         every = range(num_shards)
