@@ -66,18 +66,18 @@ class CorpusFolder:
             if file.name not in finished and _is_header(file):
                 file.unlink()
         with ThreadPoolExecutor(CONNECTIONS) as threads:
-            list(threads.map(self._fetch_part, finished))
+            list(threads.map(self._fetch_part, finished, finished.values()))
 
-    def _fetch_part(self, name: str) -> None:
+    def _fetch_part(self, name: str, size: int) -> None:
         assert self.url is not None
         file = self.folder / name
         # A process that holds the lock is writing the part or uploading it.
         with suppress(LockTaken), lock_file(self.folder / f".{name}.lock", seconds=0):
             if file.exists() and not _is_header(file):
                 return
-            length = int.from_bytes(read_bytes(join(self.url, name), 4, 8), "little")
+            length = int.from_bytes(read_bytes(join(self.url, name), 4, min(8, size)), "little")
             with replacing(file) as unfinished:
-                unfinished.write_bytes(read_bytes(join(self.url, name), 0, 8 + length))
+                unfinished.write_bytes(read_bytes(join(self.url, name), 0, min(8 + length, size)))
             self.fetch_file(_replace_suffix(name, IDENTITIES))
 
     def fetch_file(self, name: str) -> None:
