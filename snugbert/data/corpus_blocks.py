@@ -7,7 +7,7 @@ The cache of a bucket is a folder with a file for each block:
 
     00000017.block ...
 
-It holds the blocks of the windows in use (see `windows.py`), and as many others as fit. These are the first blocks of
+It holds the blocks of the windows in use (see `block_windows.py`), and as many others as fit. These are the first blocks of
 the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block appears
 under its name after all of it was written and its digest was compared. All processes of a machine share the folder,
 and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
@@ -35,7 +35,7 @@ DOWNLOADS = 8  # at a time. One connection to S3 carries 90 MB/s
 
 
 @dataclass(frozen=True)
-class Part:
+class MappedPart:
     """Where the blocks of a part are.
 
     Attributes:
@@ -58,7 +58,7 @@ class Blocks(Sequence[Block]):
         vocab_size: token ids must be below this.
     """
 
-    def __init__(self, parts: Sequence[Part], vocab_size: int):
+    def __init__(self, parts: Sequence[MappedPart], vocab_size: int):
         self.parts = parts
         self.vocab_size = vocab_size
         self.starts = np.cumsum([0, *(len(part.digests) for part in parts)])
@@ -99,7 +99,7 @@ class Blocks(Sequence[Block]):
         """The bytes of each block. *Shape:* (blocks,)"""
         return np.concatenate([np.diff(part.offsets) for part in self.parts])
 
-    def _find(self, number: int) -> tuple[Part, int, int]:
+    def _find(self, number: int) -> tuple[MappedPart, int, int]:
         """Returns the part of a block, and where the block begins and ends in it."""
         at = int(np.searchsorted(self.starts, number, side="right")) - 1
         part, row = self.parts[at], number - int(self.starts[at])
@@ -138,7 +138,7 @@ class CachedBlocks(Blocks):
         cache_bytes: size of the cache.
     """
 
-    def __init__(self, parts: Sequence[Part], vocab_size: int, folder: Path, cache_bytes: int):
+    def __init__(self, parts: Sequence[MappedPart], vocab_size: int, folder: Path, cache_bytes: int):
         super().__init__(parts, vocab_size)
         self.folder = folder
         self.cache_bytes = cache_bytes

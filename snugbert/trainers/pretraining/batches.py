@@ -24,10 +24,10 @@ from transformers import PreTrainedConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
-from snugbert.trainers.pretraining.windows import Window
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]

@@ -36,6 +36,7 @@ from snugbert.trainers.dry_run import shared_folder
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
+from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
@@ -56,7 +57,6 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.pretraining.windows import Window
 from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings

@@ -16,9 +16,9 @@ from snugbert.data.corpus import open_corpus
 from snugbert.data.corpus_blocks import CachedBlocks
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
+from snugbert.trainers.pretraining.block_windows import Window, Windows
 from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_guidance import measure_coverage
-from snugbert.trainers.pretraining.windows import Window, Windows
 
 # SHA-256 of three epochs, from the last version without windows (commit 7f9e2723).
 ORDERS = {"nsp": "cc704c93a1778251", "sop": "51be1e80e01b3992", "mlm": "9a0c65140dabf09b"}
