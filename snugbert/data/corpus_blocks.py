@@ -7,10 +7,10 @@ The cache of a bucket is a folder with a file for each block:
 
     00000017.block ...
 
-It holds the blocks of the windows in use (see `block_windows.py`), and as many others as fit. These are the first blocks of
-the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block appears
-under its name after all of it was written and its digest was compared. All processes of a machine share the folder,
-and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
+It holds the blocks of the windows in use (see `block_windows.py`), and as many others as fit. These are the first
+blocks of the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block
+appears under its name after all of it was written and its digest was compared. All processes of a machine share the
+folder, and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
 """
 
 import hashlib

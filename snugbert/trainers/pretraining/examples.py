@@ -1,7 +1,8 @@
 """The examples of a corpus in each epoch: tables of spans on disk, an order, and the tokens.
 
-Memory does not grow with the corpus. The examples of a window (see `block_windows.py`) are made block by block and written
-to a file, which all processes and data workers of a machine map into memory. Their order is a function, not a list.
+Memory does not grow with the corpus. The examples of a window (see `block_windows.py`) are made block by block and
+written to a file, which all processes and data workers of a machine map into memory. Their order is a function, not a
+list.
 """
 
 import functools
