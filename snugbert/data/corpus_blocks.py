@@ -76,8 +76,8 @@ class Blocks(Sequence[Block]):
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
-        number = range(len(self))[number]
         if number not in self._open:
+            number = range(len(self))[number]
             self._open[number] = self._map(number)
         return self._open[number]
 
