@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
-from fsspec.asyn import FSTimeoutError, sync
+from fsspec.asyn import FSTimeoutError, reset_lock, sync
 
 from snugbert.errors import InputError
 
@@ -35,11 +35,12 @@ DEADLINE_VARIABLE = "SNUGBERT_STORAGE_TIMEOUT"
 DEADLINE = 600.0
 REQUEST_SECONDS = 60.0  # for a request, and more for long answers
 SLOWEST = 2**18  # bytes per second. A slower connection counts as lost
-LONGEST_WAIT = 30.0  # seconds between two attempts
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two attempts
 ATTEMPTS = 4  # so often, a store may refuse access or change a file. Credentials are read again each time
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # protocols whose packages an extra of SnugBERT installs
 # Errors of the network in botocore, aiohttp, google.auth and httpx that are no OSError.
 NETWORK_ERRORS = {
+    "ConnectionError",
     "HTTPClientError",
     "IncompleteReadError",
     "ResponseParserError",
@@ -51,6 +52,9 @@ DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 40
 LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 # It logs errors with their traceback. Here they are tried again, or become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+# A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=reset_lock)
 
 
 def is_url(name: str | Path) -> bool:
@@ -83,7 +87,7 @@ class Store(NamedTuple):
             try:
                 return sync(self.system.loop, getattr(self.system, f"_{method}"), *args, timeout=limit, **kwargs)
             except FSTimeoutError as error:
-                raise TimeoutError(f"a request takes longer than {limit:.0f} seconds") from error
+                raise TimeoutError(f"a request takes longer than {limit:.3g} seconds") from error
         return getattr(self.system, method)(*args, **kwargs)
 
 
@@ -123,7 +127,7 @@ def ask(url: str, do: Callable[[Store, str], T]) -> T:
     """
     seconds, shown = read_deadline(), hide_credentials(url)
     # The time starts at the first error, because a long transfer can precede it.
-    deadline, wait, refusals = float("inf"), 0.5, 0
+    deadline, wait, refusals = float("inf"), FIRST_WAIT, 0
     while True:
         try:
             limit = min(REQUEST_SECONDS, seconds, max(deadline - time.monotonic(), 0.5))
@@ -194,13 +198,14 @@ def _is_refusal(error: Exception) -> bool:
 
 def read_status(error: BaseException) -> int:
     """Returns the HTTP status of an answer, or 0."""
-    for each in (error, error.__cause__):
+    for each in filter(None, (error, error.__cause__)):
         response = getattr(each, "response", None)
         if isinstance(response, Mapping):  # botocore
             return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        for value in (getattr(response, "status_code", ""), getattr(each, "status", ""), getattr(each, "code", "")):
-            if str(value).isdigit():
-                return int(value)
+        # httpx and requests, aiohttp, gcsfs
+        status = getattr(response, "status_code", None) or getattr(each, "status", None) or vars(each).get("code")
+        if str(status).isdigit():
+            return int(status)  # type: ignore[arg-type]
     return 403 if str(error).startswith("Forbidden") else 0  # gcsfs
 
 

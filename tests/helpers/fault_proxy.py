@@ -57,7 +57,7 @@ class FaultProxy:
         self.requests: list[tuple[str, str, str]] = []
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
-        self.closing = threading.Event()
+        self.healed = threading.Event()
         self._port = 0
         self._listen()
         self.address = f"http://127.0.0.1:{self._port}"
@@ -78,15 +78,19 @@ class FaultProxy:
         return fault
 
     def heal(self) -> None:
-        """Ends all faults."""
+        """Ends all faults, and the requests that hang."""
         self._faults.clear()
+        self.healed.set()
+        self.healed = threading.Event()
 
-    def refuse(self, seconds: float) -> None:
-        """Refuses connections for a while, as a host without a server does."""
+    @contextmanager
+    def refuse(self) -> Iterator[None]:
+        """Refuses connections, as a host without a server does."""
         self._close()
-        timer = threading.Timer(seconds, self._listen)
-        timer.daemon = True
-        timer.start()
+        try:
+            yield
+        finally:
+            self._listen()
 
     def take_fault(self, method: str, path: str) -> Fault | None:
         """Returns the first fault for a request, and counts it."""
@@ -97,7 +101,7 @@ class FaultProxy:
             return fault
 
     def close(self) -> None:
-        self.closing.set()  # requests that hang
+        self.heal()
         self._close()
 
     def _listen(self) -> None:
@@ -186,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def fault_hang(self, body: bytes, value: None) -> None:
         """Never answers."""
-        self.server.proxy.closing.wait()
+        self.server.proxy.healed.wait()
 
     def fault_slow(self, body: bytes, value: float) -> None:
         """So many bytes a second."""
