@@ -47,6 +47,18 @@ def test_every_format_gives_the_same_documents(tmp_path, suffix, line_end):
     assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_text_in_a_bucket_is_read_like_local_text(tmp_path, bucket, suffix):
+    file = write_documents(bucket.folder, suffix)
+    found = find_files([f"{bucket.url}/*{suffix}", f"{bucket.url}/{file.name}"])
+    log = ReadingLog()
+    assert list(read_documents(found, log=log)) == list(read_documents([file]))
+    assert [str(each) for each in found] == [f"{bucket.url}/{file.name}"]
+    assert log.position == found[0].size == file.stat().st_size
+    with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.txt\.zip: no such file\.$"):
+        find_files([f"{bucket.url}/*.txt.zip"])
+
+
 def test_each_file_is_found_once(tmp_path):
     for name in ("b.txt", "a.txt", "c.jsonl"):
         (tmp_path / name).write_text("x")

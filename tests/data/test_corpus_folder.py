@@ -1,0 +1,123 @@
+"""Text and prepared corpora in a bucket, and parts from several machines."""
+
+from pathlib import Path
+
+import pytest
+from prepared import prepare, text_arguments
+
+from snugbert.data import corpus_folder, preparation
+from snugbert.data.corpus import read_origin
+from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def staging(tmp_path, monkeypatch):
+    """Each test is a machine of its own."""
+    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "home"))
+    return tmp_path / "home/snugbert/outputs"
+
+
+def write_text(folder, count=7, sentences=40):
+    """Writes small text files, in two folders."""
+    for number in range(count):
+        file = folder / ("first" if number < count // 2 else "second") / f"{number}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        documents = [f"Document {each} of file {number}. It has words." * (1 + each % 3) for each in range(sentences)]
+        file.write_text("\n\n".join(documents))
+    return folder
+
+
+def read_parts(folder):
+    return {file.name: file.read_bytes() for file in sorted(Path(folder).glob("part-*.arrow"))}
+
+
+def test_the_same_text_gives_the_same_bytes_everywhere(tmp_path, tokenizer, bucket):
+    """In two folders and in a bucket, whose URL has credentials, with one part for each shard."""
+    roots = [write_text(tmp_path / "one"), write_text(tmp_path / "deep/other"), write_text(bucket.folder / "text")]
+    patterns = [f"{root}/**/*.txt" for root in roots[:2]] + [f"{bucket.url}/text/*/*.txt"]
+    written = []
+    for number, pattern in enumerate(patterns):
+        for part in plan_parts(text_arguments(pattern), num_shards=3):
+            prepare_parts(tmp_path / f"corpus{number}", [part], tokenizer, num_workers=1, show_progress=False)
+        written.append(read_parts(tmp_path / f"corpus{number}"))
+    assert len(written[0]) == 3 and written[0] == written[1] == written[2]
+    names = [source["name"] for source in read_origin(tmp_path / "corpus2/part-00000-of-00003.arrow")["sources"]]
+    assert names == ["first/0.txt", "first/1.txt"]
+    # A corpus of copies is reused. Another text with the same names is not replaced.
+    stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
+    prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[2]), 3), tokenizer, show_progress=False)
+    assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
+    (roots[1] / "first/0.txt").write_text("Another text.")
+    with pytest.raises(InputError, match="prepared with a different text"):
+        prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[1]), 3), tokenizer)
+
+
+def test_parts_of_the_previous_version_are_reused(tmp_path, tokenizer, monkeypatch):
+    """They have absolute names and identities. An unchanged text is not read again."""
+    write_text(tmp_path / "text")
+    pattern = f"{tmp_path}/text/**/*.txt"
+    describe_origin = preparation.Part.describe_origin
+    monkeypatch.setattr(
+        preparation.Part, "describe_origin", lambda part, sources, settings: {"settings": settings, "sources": sources}
+    )
+    old = prepare(tmp_path / "corpus", tokenizer, pattern)
+    for file in (tmp_path / "corpus").glob("*.identities"):
+        file.unlink()
+    monkeypatch.setattr(preparation.Part, "describe_origin", describe_origin)
+    before = read_parts(tmp_path / "corpus")
+    assert str(tmp_path).encode() in before["part-00000-of-00001.arrow"]
+    monkeypatch.setattr(preparation, "_hash_text", None)
+    assert prepare(tmp_path / "corpus", tokenizer, pattern).digest == old.digest
+    assert read_parts(tmp_path / "corpus") == before
+    monkeypatch.undo()
+    assert prepare(tmp_path / "new", tokenizer, pattern).digest == old.digest
+
+
+def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bucket, monkeypatch):
+    file = bucket.folder / "text.txt"
+    file.write_text("A text of some words.\n" * 3)
+    read = preparation.read_documents
+
+    def change_text(files, *arguments):
+        yield from read(files, *arguments)
+        file.write_text("B text of some words.\n" * 3)
+
+    monkeypatch.setattr(preparation, "read_documents", change_text)
+    with pytest.raises(InputError, match="text of part-00000-of-00001.arrow changed while it was read"):
+        prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt")
+    assert not read_parts(tmp_path / "corpus")
+
+
+def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucket, staging, monkeypatch):
+    """The disk never holds two parts. Another machine continues, with the parts in the bucket."""
+    text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
+    parts, url = plan_parts(text, num_shards=4), f"{bucket.url}/my/corpus"
+    options = {"num_workers": 1, "show_progress": False}
+    report = prepare_parts(tmp_path / "local", parts, tokenizer, **options)
+    expected = read_parts(tmp_path / "local")
+    upload, sizes, uploads = corpus_folder.upload, [], []
+
+    def measure(file, target):
+        sizes.append([len(part) for part in read_parts(file.parent).values()])
+        uploads.append(target.rpartition("/")[2])
+        upload(file, target)
+
+    monkeypatch.setattr(corpus_folder, "upload", measure)
+    prepare_parts(url, parts[:2], tokenizer, **options)
+    assert read_parts(bucket.folder / "my/corpus") == {name: expected[name] for name in list(expected)[:2]}
+    assert uploads[-1].endswith(corpus_folder.SUFFIXES[-1])
+    assert all(sum(size > 2_000 for size in each) == 1 for each in sizes), sizes
+    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "other machine"))
+    uploads.clear()
+    assert prepare_parts(url, parts, tokenizer, **options) == report
+    assert read_parts(bucket.folder / "my/corpus") == expected
+    assert not any("00000-of" in name or "00001-of" in name for name in uploads)
+    assert (bucket.folder / "my/corpus/repeated_text.json").exists()
+    uploads.clear()
+    assert prepare_parts(url, parts, tokenizer, **options) == report and not uploads
+    with pytest.raises(InputError, match=f"{url}/part-00000-of-00004.arrow was prepared with a different text"):
+        prepare_parts(url, parts, tokenizer, language=None, **options)
+    prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, replace=True, **options)
+    assert len(read_parts(bucket.folder / "my/corpus")) == 3
+    assert not Path("s3:").exists()
