@@ -1,13 +1,24 @@
 """Text and prepared corpora in a bucket, and parts from several machines."""
 
+import json
+import logging
+import os
+import random
+import signal
+import time
 from pathlib import Path
 
+import forked
+import psutil
 import pytest
-from prepared import prepare, text_arguments
+from prepared import content, prepare, text_arguments
 
+import snugbert
 from snugbert.data import corpus_folder, preparation
-from snugbert.data.corpus import read_origin
+from snugbert.data.corpus import open_corpus, read_origin
+from snugbert.data.data_arguments import TextArguments
 from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 
 
@@ -121,3 +132,89 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, replace=True, **options)
     assert len(read_parts(bucket.folder / "my/corpus")) == 3
     assert not Path("s3:").exists()
+
+
+def prepare_shard(vocab, pattern, output, shard, num_shards, home):
+    """A machine of its own prepares a shard, slowly."""
+    corpus_folder.HF_HOME = home
+    preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 500
+    write_block = preparation._write_block
+    preparation._write_block = lambda *arguments: (time.sleep(0.01), write_block(*arguments))
+    tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
+    parts = plan_parts(text_arguments(pattern), num_shards)[shard - 1 :: num_shards]
+    prepare_parts(output, parts, tokenizer, num_workers=1, show_progress=False)
+
+
+@pytest.mark.parametrize("num_shards", [6, pytest.param(50, marks=pytest.mark.long)])
+def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch, num_shards):
+    """Eight at a time, most of them killed at random moments, and started again on the same machine or another one."""
+    write_text(bucket.folder / "text", count=num_shards + 3, sentences=60)
+    pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
+    monkeypatch.setattr(preparation, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
+    parts = plan_parts(text_arguments(pattern), num_shards)
+    prepare_parts(tmp_path / "straight", parts, tokenizer, num_workers=1, show_progress=False)
+    vocab = data_dir / "vocab/bert-base-uncased-vocab.txt"
+    rng = random.Random(0)
+    waiting, running = list(range(1, num_shards + 1)), {}
+    killed = 0
+    while waiting or running:
+        while waiting and len(running) < 8:
+            shard = waiting.pop(0)
+            home = str(tmp_path / f"machine {rng.randrange(3)}")
+            process = forked.start(prepare_shard, vocab, pattern, url, shard, num_shards, home)
+            kill = killed < 2 * num_shards and rng.random() < 0.6
+            running[shard] = process, time.monotonic() + (rng.uniform(0.2, 1.5) if kill else 60)
+        time.sleep(0.05)
+        for shard, (process, end) in list(running.items()):
+            if time.monotonic() > end:
+                os.kill(process.pid, signal.SIGKILL)
+            if not is_alive(process):
+                del running[shard]
+                status = process.wait()
+                killed += status != 0
+                assert status in (0, -signal.SIGKILL), process.stderr
+                waiting += [shard] if status else []
+    assert killed >= num_shards / 3
+    assert read_parts(bucket.folder / "prepared") == read_parts(tmp_path / "straight")
+    assert len(read_parts(tmp_path / "straight")) == num_shards
+    assert content(prepare(tmp_path / "one", tokenizer, pattern)) == content(
+        open_corpus(tmp_path / "straight", tokenizer)
+    )
+
+
+def is_alive(process):
+    """Whether a forked process runs. One that has ended is a zombie of the server until `wait`."""
+    try:
+        return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, caplog):
+    """Five files, three shards. With more shards than files, or to find copies, each shard reads everything."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in range(5):
+        rows = [json.dumps({"text": f"Row {row} of file {file}."}) + "\n" for row in range(4 + file)]
+        (data / f"train-{file}.jsonl").write_text("".join(rows))
+    text = TextArguments(dataset_name=str(data))
+    whole = prepare_dataset(tmp_path / "whole", text, tokenizer, 1)
+    corpora = {n: prepare_dataset(tmp_path / f"{n}", text, tokenizer, n) for n in (3, 7)}
+    assert [sum(rows) for rows in (whole[1], corpora[3][1])] == [30, 30] and min(corpora[3][1]) > 0
+    assert content(corpora[3][0]) == content(whole[0])  # consecutive files, so also in the order of the dataset
+    assert corpora[7][1] == [30] * 7
+    assert sorted(content(corpora[7][0])) == sorted(content(whole[0]))
+    (message,) = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
+    assert "has 5 files, fewer than the 7 shards. So each shard reads all rows" in message
+    assert prepare_dataset(tmp_path / "unique", text, tokenizer, 3, deduplicate="lines")[1] == [30] * 3
+
+
+def prepare_dataset(folder, text, tokenizer, num_shards, **options):
+    """Returns the corpus, and the number of rows that each shard read."""
+    logs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "ReadingLog", lambda *arguments: logs.append(ReadingLog(*arguments)) or logs[-1])
+        for part in plan_parts(text, num_shards, **options):
+            prepare_parts(folder, [part], tokenizer, num_workers=1, show_progress=False)
+    return open_corpus(folder, tokenizer), [log.position for log in logs if log.position]
