@@ -20,6 +20,11 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.preparation import plan_parts, prepare_parts
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
+from snugbert.evaluation.held_out_text import count_characters
+from snugbert.trainers.pretraining import prepare as prepare_command
+from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
+from snugbert_cli import main as snugbert_command
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +139,30 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     assert not Path("s3:").exists()
 
 
+def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
+    """A vocabulary, a corpus and held-out text from a bucket. No folder `s3:` appears."""
+    monkeypatch.chdir(tmp_path)
+    write_text(bucket.folder / "text")
+    text = ["--train_file", f"{bucket.url}/text/*/*.txt"]
+    assert snugbert_command(["vocabulary", *text, "--vocab_size", "100", "--output_dir", "tok"]) == 0
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained("tok")
+    url = f"{bucket.url}/prepared"
+    shard = ["prepare", "--tokenizer_name", "tok", *text, "--output_dir", url, "--shard"]
+    assert snugbert_command([*shard, "2/2"]) == 0
+    assert f"Shard 2/2 is in {url}. Still missing 1 of 2 parts: part-00000-of-00002.arrow" in capsys.readouterr().out
+    monkeypatch.setattr(prepare_command, "open_corpus", lambda *_: open_corpus(bucket.folder / "prepared", tokenizer))
+    assert snugbert_command([*shard, "1/2"]) == 0
+    assert f" --corpus {url} " in capsys.readouterr().out.splitlines()[-1]
+    assert snugbert_command([*shard[:3], "--train_file", f"{bucket.url}/no/*.txt", "--output_dir", url]) == 2
+    assert f"{bucket.url}/no/*.txt: no such file." in capsys.readouterr().err
+    arguments = PretrainingDataArguments(train_file=text[1:], validation_file=text[1:])
+    train, validation = load_corpora(arguments, True, True, "cache", tokenizer)
+    assert content(train) == content(validation) == content(open_corpus(bucket.folder / "prepared", tokenizer))
+    assert list_sources(train) == "0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 more"
+    assert count_characters(arguments) > 10_000
+    assert not Path("s3:").exists()
+
+
 def prepare_shard(vocab, pattern, output, shard, num_shards, home):
     """A machine of its own prepares a shard, slowly."""
     corpus_folder.HF_HOME = home
@@ -192,22 +221,22 @@ def is_alive(process):
 
 
 def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, caplog):
-    """Five files, three shards. With more shards than files, or to find copies, each shard reads everything."""
+    """Three files, two shards. With more shards than files, or to find copies, each shard reads everything."""
     data = tmp_path / "data"
     data.mkdir()
-    for file in range(5):
+    for file in range(3):
         rows = [json.dumps({"text": f"Row {row} of file {file}."}) + "\n" for row in range(4 + file)]
         (data / f"train-{file}.jsonl").write_text("".join(rows))
     text = TextArguments(dataset_name=str(data))
     whole = prepare_dataset(tmp_path / "whole", text, tokenizer, 1)
-    corpora = {n: prepare_dataset(tmp_path / f"{n}", text, tokenizer, n) for n in (3, 7)}
-    assert [sum(rows) for rows in (whole[1], corpora[3][1])] == [30, 30] and min(corpora[3][1]) > 0
-    assert content(corpora[3][0]) == content(whole[0])  # consecutive files, so also in the order of the dataset
-    assert corpora[7][1] == [30] * 7
-    assert sorted(content(corpora[7][0])) == sorted(content(whole[0]))
+    corpora = {n: prepare_dataset(tmp_path / f"{n}", text, tokenizer, n) for n in (2, 4)}
+    assert [sum(rows) for rows in (whole[1], corpora[2][1])] == [15, 15] and min(corpora[2][1]) > 0
+    assert content(corpora[2][0]) == content(whole[0])  # consecutive files, so also in the order of the dataset
+    assert corpora[4][1] == [15] * 4
+    assert sorted(content(corpora[4][0])) == sorted(content(whole[0]))
     (message,) = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
-    assert "has 5 files, fewer than the 7 shards. So each shard reads all rows" in message
-    assert prepare_dataset(tmp_path / "unique", text, tokenizer, 3, deduplicate="lines")[1] == [30] * 3
+    assert "has 3 files, fewer than the 4 shards. So each shard reads all rows" in message
+    assert prepare_dataset(tmp_path / "unique", text, tokenizer, 2, deduplicate="lines")[1] == [15] * 2
 
 
 def prepare_dataset(folder, text, tokenizer, num_shards, **options):

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from snugbert.data.documents import find_files, read_documents, read_lines
-from snugbert.data.text_lines import ReadingLog
+from snugbert.data.documents import find_files, name_files, read_documents, read_lines
+from snugbert.data.text_lines import ReadingLog, RemoteText
 from snugbert.errors import InputError
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
@@ -110,3 +110,17 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
         file.write_bytes(damaged)
         with pytest.raises(InputError, match=r"text\.parquet: not a Parquet file, or damaged"):
             list(read_documents([file]))
+
+
+def test_names_are_relative_and_without_credentials():
+    remote = [RemoteText(f"https://me:secret@host/text/{name}?token=secret", 1, "") for name in ("a/1.txt", "b/2.txt")]
+    local = [Path("/data/text/c/3.txt"), Path("/data/text/c/4.txt")]
+    assert name_files(remote) == ["a/1.txt", "b/2.txt"]
+    assert name_files(local) == ["3.txt", "4.txt"]
+    assert name_files([*remote, *local]) == [
+        "https://host/text/a/1.txt",
+        "https://host/text/b/2.txt",
+        "3.txt",
+        "4.txt",
+    ]
+    assert (remote[0].name, remote[0].suffix) == ("1.txt", ".txt") and "secret" not in f"{remote[0]} {remote[0]!r}"
