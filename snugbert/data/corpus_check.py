@@ -33,7 +33,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1, vocab_size: int | Non
     sizes = output.measure_parts()
     if not sizes:
         raise InputError(f"--check: {output} contains no prepared corpus. Run `snugbert prepare` without --check.")
-    num_parts = int(PART_NAME.fullmatch(next(iter(sizes)))[1])  # type: ignore[index]
+    num_parts = next((int(match[1]) for match in map(PART_NAME.fullmatch, sizes) if match), 0)
     names = [part_name(number, num_parts) for number in range(num_parts)]
     if stray := sizes.keys() - set(names):
         raise InputError(f"--check: {output}/{min(stray)} does not belong to the other {num_parts} parts. Remove it.")

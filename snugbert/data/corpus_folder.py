@@ -48,13 +48,10 @@ class CorpusFolder:
     def measure_parts(self) -> dict[str, int]:
         """Returns the names and the sizes of the finished parts."""
         if self.url is None:
-            sizes = {file.name: file.stat().st_size for file in self.folder.glob("part-*.arrow")}
-        else:
-            sizes = {name: entry.size for name, entry in list_files(self.url).items()}
-        finished = {name for name in sizes if PART_NAME.fullmatch(name)}
-        if self.url is not None:
-            finished = {name for name in finished if _replace_suffix(name, SUFFIXES[-1]) in sizes}
-        return {name: sizes[name] for name in sorted(finished)}
+            return {file.name: file.stat().st_size for file in sorted(self.folder.glob("part-*.arrow"))}
+        sizes = {name: entry.size for name, entry in list_files(self.url).items()}
+        parts = filter(PART_NAME.fullmatch, sizes)
+        return {name: sizes[name] for name in sorted(parts) if _replace_suffix(name, SUFFIXES[-1]) in sizes}
 
     def fetch(self) -> None:
         """Copies the headers of the parts in the bucket, and the small files. Parts that wait for upload stay."""
@@ -62,22 +59,24 @@ class CorpusFolder:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         finished = self.measure_parts()
-        for file in self.folder.glob("part-*.arrow"):
-            if file.name not in finished and _is_header(file):
-                file.unlink()
+        names = sorted({file.name for file in self.folder.glob("part-*.arrow")} | finished.keys())
         with ThreadPoolExecutor(CONNECTIONS) as threads:
-            list(threads.map(self._fetch_part, finished, finished.values()))
+            list(threads.map(lambda name: self._fetch_part(name, finished.get(name)), names))
 
-    def _fetch_part(self, name: str, size: int) -> None:
+    def _fetch_part(self, name: str, size: int | None) -> None:
+        """Copies the header of a part of `size` bytes. None: it is not in the bucket (any more)."""
         assert self.url is not None
-        file = self.folder / name
+        file, url = self.folder / name, join(self.url, name)
         # A process that holds the lock is writing the part or uploading it.
         with suppress(LockTaken), lock_file(self.folder / f".{name}.lock", seconds=0):
             if file.exists() and not _is_header(file):
                 return
-            length = int.from_bytes(read_bytes(join(self.url, name), 4, min(8, size)), "little")
+            if size is None:
+                file.unlink(missing_ok=True)
+                return
+            length = int.from_bytes(read_bytes(url, 4, min(8, size)), "little")
             with replacing(file) as unfinished:
-                unfinished.write_bytes(read_bytes(join(self.url, name), 0, min(8 + length, size)))
+                unfinished.write_bytes(read_bytes(url, 0, min(8 + length, size)))
             self.fetch_file(_replace_suffix(name, IDENTITIES))
 
     def fetch_file(self, name: str) -> None:
