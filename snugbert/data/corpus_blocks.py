@@ -7,10 +7,10 @@ The cache of a bucket is a folder with a file for each block:
 
     00000017.block ...
 
-It holds the blocks of the windows in use (see `windows.py`), and as many others as fit. These are the first blocks of
-the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block appears
-under its name after all of it was written and its digest was compared. All processes of a machine share the folder,
-and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
+It holds the blocks of the windows in use (see `block_windows.py`), and as many others as fit. These are the first
+blocks of the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block
+appears under its name after all of it was written and its digest was compared. All processes of a machine share the
+folder, and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ DOWNLOADS = 8  # at a time. One connection to S3 carries 90 MB/s
 
 
 @dataclass(frozen=True)
-class Part:
+class MappedPart:
     """Where the blocks of a part are.
 
     Attributes:
@@ -58,7 +58,7 @@ class Blocks(Sequence[Block]):
         vocab_size: token ids must be below this.
     """
 
-    def __init__(self, parts: Sequence[Part], vocab_size: int):
+    def __init__(self, parts: Sequence[MappedPart], vocab_size: int):
         self.parts = parts
         self.vocab_size = vocab_size
         self.starts = np.cumsum([0, *(len(part.digests) for part in parts)])
@@ -76,8 +76,8 @@ class Blocks(Sequence[Block]):
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[each] for each in range(*number.indices(len(self)))]
-        number = range(len(self))[number]
         if number not in self._open:
+            number = range(len(self))[number]
             self._open[number] = self._map(number)
         return self._open[number]
 
@@ -94,12 +94,12 @@ class Blocks(Sequence[Block]):
         kept = set(numbers)
         self._open = {number: block for number, block in self._open.items() if number in kept}
 
-    def measure(self, number: int) -> int:
-        """Returns the size of a block in bytes."""
-        _, start, end = self._find(number)
-        return end - start
+    @property
+    def sizes(self) -> np.ndarray:
+        """The bytes of each block. *Shape:* (blocks,)"""
+        return np.concatenate([np.diff(part.offsets) for part in self.parts])
 
-    def _find(self, number: int) -> tuple[Part, int, int]:
+    def _find(self, number: int) -> tuple[MappedPart, int, int]:
         """Returns the part of a block, and where the block begins and ends in it."""
         at = int(np.searchsorted(self.starts, number, side="right")) - 1
         part, row = self.parts[at], number - int(self.starts[at])
@@ -138,7 +138,7 @@ class CachedBlocks(Blocks):
         cache_bytes: size of the cache.
     """
 
-    def __init__(self, parts: Sequence[Part], vocab_size: int, folder: Path, cache_bytes: int):
+    def __init__(self, parts: Sequence[MappedPart], vocab_size: int, folder: Path, cache_bytes: int):
         super().__init__(parts, vocab_size)
         self.folder = folder
         self.cache_bytes = cache_bytes
@@ -154,8 +154,7 @@ class CachedBlocks(Blocks):
         Raises:
             InputError: the cache is too small.
         """
-        sizes = np.concatenate([np.diff(part.offsets) for part in self.parts])
-        if sizes.sum() <= self.cache_bytes:
+        if self.sizes.sum() <= self.cache_bytes:
             self.pinned = len(self)
         elif in_use > self.cache_bytes:
             raise InputError(
@@ -163,7 +162,7 @@ class CachedBlocks(Blocks):
                 f"{format_bytes(in_use)}. Give it more, or choose a smaller --window_blocks."
             )
         else:
-            self.pinned = int(np.searchsorted(np.cumsum(sizes), self.cache_bytes - in_use, side="right"))
+            self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
 
     def ensure(self, numbers: Iterable[int]) -> None:
         """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] has begun.

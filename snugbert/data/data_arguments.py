@@ -27,7 +27,7 @@ class TextArguments:
 
     train_file: list[str] = field(
         default_factory=list,
-        metadata={"help": "Text files or glob patterns: .txt, .jsonl (also .gz, .zst), .parquet."},
+        metadata={"help": "Text files, URLs or glob patterns: .txt, .jsonl (also .gz, .zst), .parquet."},
     )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset (Hub name or folder) instead of files. Each row is a document."}
@@ -94,7 +94,7 @@ class OutputArguments:
         shard_number, num_shards: `i` and `n` of `shard`.
     """
 
-    output_dir: str | None = field(default=None, metadata={"help": "Folder for the prepared corpus."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder or URL for the prepared corpus."})
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Replace the corpus in --output_dir if its text or settings differ."}
     )
@@ -105,6 +105,10 @@ class OutputArguments:
     store_words: bool = field(
         default=False,
         metadata={"help": "Store word boundaries for --masking words. Not for WordPiece."},
+    )
+    check: bool = field(
+        default=False,
+        metadata={"help": "Only verify the corpus. --shard 1/n names the shards to repeat."},
     )
 
     def __post_init__(self):

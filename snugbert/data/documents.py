@@ -6,7 +6,7 @@ In .jsonl files, .parquet files and datasets, each row is a document. At most on
 
 import glob
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ import sentencex
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
-from snugbert.data.text_lines import ReadingLog, read_numbered_lines
+from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file, read_numbered_lines
 from snugbert.errors import InputError
+from snugbert.remote_files import find_entries, hide_credentials, is_url
 from snugbert_arguments import explain_files
 
 if TYPE_CHECKING:
@@ -27,16 +28,25 @@ LINE_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
 TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 
 
-def find_files(patterns: Sequence[str]) -> list[Path]:
-    """Finds the text files that match paths and glob patterns. See [`match_files`].
+def find_files(patterns: Sequence[str]) -> list[TextFile]:
+    """Finds the text files that match paths, URLs and glob patterns. See [`match_files`].
 
     Raises:
         InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
     """
-    files = match_files(patterns)
+    files: dict[TextFile, None] = {}
+    for pattern in patterns:
+        files |= dict.fromkeys(_find_remote(pattern) if is_url(pattern) else match_files([pattern]))
     for file in files:
         if not file.name.endswith(TEXT_SUFFIXES):
             raise InputError(f"{file}: unknown suffix. Use one of {', '.join(TEXT_SUFFIXES)}.")
+    return list(files)
+
+
+def _find_remote(pattern: str) -> list[TextFile]:
+    files: list[TextFile] = [RemoteText(url, *entry) for url, entry in find_entries(pattern).items()]
+    if not files:
+        raise InputError(f"{hide_credentials(pattern)}: no such file.")
     return files
 
 
@@ -56,7 +66,24 @@ def match_files(patterns: Sequence[str]) -> list[Path]:
     return list(files)
 
 
-def read_lines(files: Iterable[Path], text_column: str = "text", log: ReadingLog | None = None) -> Iterator[str]:
+def locate_file(file: TextFile) -> str:
+    """Returns the absolute path of a file, or its URL without credentials."""
+    return str(file) if isinstance(file, RemoteText) else str(file.resolve())
+
+
+def name_files(files: Sequence[TextFile]) -> list[str]:
+    """Names files relative to their common folder, so that the names are the same on every machine.
+
+    If some of the files are in a bucket, these keep their URLs.
+    """
+    local = [file for file in files if isinstance(file, Path)]
+    paths = {file: locate_file(file).split("/") for file in files}
+    folders = zip(*(paths[file][:-1] for file in local or files), strict=False)
+    depth = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, folders))
+    return ["/".join(paths[file][depth if isinstance(file, Path) or not local else 0 :]) for file in files]
+
+
+def read_lines(files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None) -> Iterator[str]:
     """Reads the lines of all documents, without document boundaries. Streams text files line by line."""
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
@@ -67,7 +94,7 @@ def read_lines(files: Iterable[Path], text_column: str = "text", log: ReadingLog
 
 
 def read_documents(
-    files: Iterable[Path], text_column: str = "text", log: ReadingLog | None = None
+    files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None
 ) -> Iterator[list[str]]:
     """Reads the documents of text files, in order. The end of a file ends a document.
 
@@ -93,18 +120,24 @@ def read_documents(
             yield from _split_rows(read_json_rows(file, log), text_column, file, log)
 
 
-def read_dataset_documents(text: TextArguments, log: ReadingLog | None = None) -> Iterator[list[str]]:
+def read_dataset_documents(
+    text: TextArguments, log: ReadingLog | None = None, shard: tuple[int, int] | None = None
+) -> Iterator[list[str]]:
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
     Args:
         text: names the dataset.
         log: follows the reading, and decides about rows without text. By default they raise an error.
+        shard: index and number of shards, to read only some of the dataset's files: consecutive ones, and each file
+            in one shard. None: all files.
 
     Raises:
         InputError: the dataset, the configuration, the split or the column does not exist, or a row cannot be read.
     """
     log = log or ReadingLog()
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
+    if shard is not None:
+        rows = rows.shard(index=shard[0], num_shards=shard[1])
     number = 0
 
     def read_rows() -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -144,6 +177,15 @@ def count_dataset_rows(text: TextArguments) -> int | None:
     return (split and split.num_examples) or None
 
 
+def count_dataset_files(text: TextArguments) -> int:
+    """Returns the number of files of the split, or of other units that can be read alone.
+
+    Raises:
+        InputError: see [`read_dataset_documents`].
+    """
+    return _load_builder(text).as_streaming_dataset(text.dataset_split).num_shards
+
+
 def _load_builder(text: TextArguments) -> "DatasetBuilder":
     import datasets  # imported here because it takes seconds, and text files do not need it
 
@@ -170,7 +212,7 @@ def _group_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _split_rows(
-    rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: Path | str, log: ReadingLog
+    rows: Iterable[tuple[int, Mapping[str, Any]]], text_column: str, source: TextFile | str, log: ReadingLog
 ) -> Iterator[list[str]]:
     """Splits the text of each row into lines."""
     for number, row in rows:
@@ -190,10 +232,11 @@ def _split_rows(
             yield document
 
 
-def _read_parquet_rows(file: Path, text_column: str, log: ReadingLog) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        parquet = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
-        rows_read, num_rows, size = 0, parquet.metadata.num_rows, file.stat().st_size
+        source = file.open("rb") if isinstance(file, RemoteText) else file
+        parquet = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True)
+        rows_read, num_rows, size = 0, parquet.metadata.num_rows, measure_file(file)
         columns = [text_column] if text_column in parquet.schema_arrow.names else None
         with log.follow(lambda: size * rows_read // max(num_rows, 1)):
             for batch in parquet.iter_batches(batch_size=256, columns=columns):

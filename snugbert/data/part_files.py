@@ -17,6 +17,7 @@ from snugbert.errors import InputError
 
 FORMAT = 1  # version of the files; other versions are refused
 WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
+DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 
@@ -49,14 +50,16 @@ class Source(TypedDict):
     """A text file or a dataset.
 
     Attributes:
-        name: path of the file, or `dataset` and its name.
+        name: of the file, relative to the common folder of all text files of the corpus, or `dataset` and its name. In
+            corpora of earlier versions, the absolute path.
         digest: changes when the text changes.
-        identity: device, inode, size and times of the file. While they stay the same, the file is not read again.
+        identity: device, inode, size and times of the file. While they stay the same, the file is not read again. Only
+            earlier versions stored it in the corpus.
     """
 
     name: str
     digest: str
-    identity: NotRequired[Sequence[int]]
+    identity: NotRequired[Sequence[int | str]]
 
 
 class Origin(TypedDict):

@@ -6,12 +6,16 @@ batches of text, one block of about 4 million tokens, and 12 bytes for each diff
 found (see `repeated_text.py`, which has the limit). It does not grow with the corpus otherwise.
 """
 
+import hashlib
+import json
+import logging
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -22,18 +26,23 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.corpus_index import index_name, make_index, open_index, write_index
+from snugbert.data.corpus_folder import IDENTITIES, CorpusFolder, measure_header
+from snugbert.data.corpus_index import index_name, make_index, write_index
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
 from snugbert.data.documents import (
+    count_dataset_files,
     count_dataset_rows,
     dataset_version,
     find_files,
+    locate_file,
+    name_files,
     read_dataset_documents,
     read_documents,
 )
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.part_files import (
     ARROW_ERRORS,
+    DATASET,
     END_OF_STREAM,
     FORMAT,
     WORDS,
@@ -44,7 +53,7 @@ from snugbert.data.part_files import (
     validate_block,
 )
 from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
-from snugbert.data.text_lines import ReadingLog
+from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
 from snugbert.data.tokenizing import (
     DocumentTokenizer,
     TokenizedDocuments,
@@ -53,8 +62,11 @@ from snugbert.data.tokenizing import (
     needs_words,
 )
 from snugbert.errors import InputError, format_count
-from snugbert.files import hash_file, lock_file
+from snugbert.files import lock_file, write_atomically
 from snugbert.progress import Progress
+from snugbert.remote_files import find_entry
+
+logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
@@ -74,23 +86,28 @@ def keep_all(number: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The text of one file of a corpus: some of the text files, or every nth document of a dataset.
+    """The text of one file of a corpus: some of the files of the text or of a dataset, or every nth document.
 
     Attributes:
         number, num_parts: index of the part, and the number of parts.
         text: where the text is.
         files: the text files of this part. Empty for a dataset.
+        names: the names of the text files, relative to the common folder of all text files of the corpus. Or
+            `dataset` and its name. They are the same on every machine.
         keeps: returns whether to keep a document, by its index in the part's text.
         deduplicate: which copies to leave out. Then each part has every nth document of all files, because a copy is
             found by reading all text before it.
+        divides_files: whether each part of a dataset reads its own files of the dataset.
     """
 
     number: int
     num_parts: int
     text: TextArguments
-    files: tuple[Path, ...]
+    files: tuple[TextFile, ...]
+    names: tuple[str, ...]
     keeps: Callable[[int], bool]
     deduplicate: Deduplication | None = None
+    divides_files: bool = False
 
     @property
     def name(self) -> str:
@@ -100,17 +117,19 @@ class Part:
     @property
     def size(self) -> int | None:
         """Bytes of the text files, or rows of the dataset, which the part reads. None if it is unknown."""
-        return sum(file.stat().st_size for file in self.files) if self.files else count_dataset_rows(self.text)
+        if self.divides_files:
+            return None
+        return sum(map(measure_file, self.files)) if self.files else count_dataset_rows(self.text)
 
     @property
-    def source_names(self) -> list[str]:
-        """Paths of the text files, or `dataset` and its name."""
-        return [str(file.resolve()) for file in self.files] or [f"dataset {self.text.dataset_name}"]
+    def places(self) -> list[str]:
+        """Absolute paths or URLs of the text files, or `dataset` and its name."""
+        return [locate_file(file) for file in self.files] or list(self.names)
 
     @property
     def reads_everything(self) -> bool:
         """Whether the part reads all of the corpus's text and keeps every nth document of it."""
-        return not self.files or self.deduplicate is not None
+        return self.deduplicate is not None or (not self.files and not self.divides_files)
 
     def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text.
@@ -122,31 +141,69 @@ class Part:
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
         else:
-            documents = read_dataset_documents(self.text, log)
+            shard = (self.number, self.num_parts) if self.divides_files else None
+            documents = read_dataset_documents(self.text, log, shard)
         step = self.num_parts if self.reads_everything else 1
         for number, document in counter.follow(enumerate(documents)):
             if number % step == self.number % step and self.keeps(number):
                 yield number, document
 
     def describe_sources(self, known: Sequence[Source]) -> list[Source]:
-        """Returns the names and digests of the part's text files, or of the dataset.
+        """Returns the places, digests and identities of the part's text files, or of the dataset.
 
         Args:
-            known: an earlier result. Files that have not changed since are not read again.
+            known: earlier results. Files that have not changed since are not read again.
         """
         if not self.files:
-            return [{"name": self.source_names[0], "digest": dataset_version(self.text)}]
+            return [{"name": self.names[0], "digest": dataset_version(self.text)}]
         digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
-        return [_describe_file(file, digests) for file in self.files]
+        identities = [_identify(file) for file in self.files]
+        return [
+            {"name": place, "digest": digests.get(identity) or _hash_text(file, identity), "identity": identity}
+            for file, place, identity in zip(self.files, self.places, identities, strict=True)
+        ]
+
+    def has_changed(self, sources: Sequence[Source]) -> bool:
+        """Whether the text has changed since `describe_sources` returned `sources`."""
+        if not self.files:
+            return self.describe_sources([]) != sources
+        return [_identify(file, again=True) for file in self.files] != [source["identity"] for source in sources]
+
+    def describe_origin(self, sources: Sequence[Source], settings: dict[str, Any]) -> Origin:
+        """Returns what the part stores about its text. It is the same on every machine.
+
+        Args:
+            sources: from `describe_sources`.
+            settings: of the corpus.
+        """
+        named = zip(self.names, sources, strict=True)
+        return {"settings": settings, "sources": [{"name": name, "digest": of["digest"]} for name, of in named]}
 
 
-def _describe_file(file: Path, digests: Mapping[tuple[int, ...], str]) -> Source:
+def _identify(file: TextFile, again: bool = False) -> tuple[int | str, ...]:
+    """Returns what changes when a file changes, without reading it. The listing has it for a file in a bucket.
+
+    Args:
+        file: the file.
+        again: whether to ask the store again.
+    """
+    if isinstance(file, RemoteText):
+        entry = find_entry(file.url) if again else file
+        return () if entry is None else (str(file), entry.size, entry.version)
     stat = file.stat()
-    identity = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-    digest = digests.get(identity)
-    if digest is None:
-        digest = hash_file(file)[:32]
-    return {"name": str(file.resolve()), "digest": digest, "identity": identity}
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@cache  # while its identity stays the same, a file is read once
+def _hash_text(file: TextFile, identity: tuple[int | str, ...]) -> str:
+    """Returns the digest of a text file.
+
+    A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
+    A version from the store would need no reading, but the same text would make other parts in another place. Reading
+    is much faster than tokenizing.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
 
 
 def plan_parts(
@@ -163,26 +220,49 @@ def plan_parts(
         keeps: returns whether to keep a document, by its index in its part's text.
         deduplicate: which copies to leave out. Then there is one part per shard, see [`Part`].
 
+    Returns:
+        The parts, the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The number of
+        parts depends on the sizes of the files, and on the number of shards if the files are few or small.
+
     Raises:
         InputError: there is no text, or there are fewer files than shards.
     """
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:
         raise InputError("no text. Give --train_file or --dataset_name.")
+    names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
     if not files or deduplicate is not None:
-        return [Part(number, num_shards, text, tuple(files), keeps, deduplicate) for number in range(num_shards)]
+        divides_files = not files and deduplicate is None and _can_divide_files(text, num_shards)
+        every = range(num_shards)
+        return [Part(n, num_shards, text, tuple(files), names, keeps, deduplicate, divides_files) for n in every]
     if len(files) < num_shards:
         raise InputError(f"--shard: more shards ({num_shards}) than text files ({len(files)}). Use fewer shards.")
-    sizes = [file.stat().st_size for file in files]
+    sizes = [measure_file(file) for file in files]
     part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / num_shards))
     # The middle of a file decides which part it belongs to.
     places = ((np.cumsum(sizes) - np.array(sizes) / 2) / max(part_bytes, 1)).astype(int)
     if len(set(places)) < num_shards:
         places = np.arange(len(files)) * num_shards // len(files)
-    groups = [
-        tuple(file for file, at in zip(files, places, strict=True) if at == place) for place in sorted(set(places))
+    groups = [np.flatnonzero(places == place) for place in sorted(set(places))]
+    return [
+        Part(number, len(groups), text, tuple(files[at] for at in group), tuple(names[at] for at in group), keeps)
+        for number, group in enumerate(groups)
     ]
-    return [Part(number, len(groups), text, group, keeps) for number, group in enumerate(groups)]
+
+
+def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
+    """Whether each shard of a dataset can read its own files. Otherwise, logs that each shard reads all of it."""
+    if num_shards == 1:
+        return False
+    if (num_files := count_dataset_files(text)) >= num_shards:
+        return True
+    logger.warning(
+        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth one.",
+        text.dataset_name,
+        format_count(num_files, "file"),
+        num_shards,
+    )
+    return False
 
 
 # --- preparing them ---------------------------------------------------------------------------------------------
@@ -212,10 +292,11 @@ def prepare_corpus(
         corpus = snugbert.prepare_corpus(["corpus/*.txt.gz"], tokenizer, "prepared")
 
     Args:
-        files: paths and glob patterns of .txt, .jsonl (both also .gz and .zst) and .parquet files. In .txt files, a
-            blank line ends a document. In the other files, each row is a document.
+        files: paths, URLs and glob patterns of .txt, .jsonl (both also .gz and .zst) and .parquet files. In .txt
+            files, a blank line ends a document. In the other files, each row is a document.
         tokenizer: a fast tokenizer.
-        folder: where to write the corpus. It is created if it does not exist.
+        folder: where to write the corpus, a path or a URL such as "s3://bucket/prepared". It is created if it does not
+            exist.
         text_column_name: the column of .jsonl and .parquet files that holds the text.
         lines_are_sentences: whether each line is one sentence. By default, lines are split into sentences.
         language: code of the language whose rules split lines into sentences, such as "de". Default: the language
@@ -244,7 +325,6 @@ def prepare_corpus(
     text = TextArguments(
         train_file=[str(pattern) for pattern in patterns], text_column_name=text_column_name, on_bad_text=on_bad_text
     )
-    folder = Path(folder)
     prepare_parts(
         folder,
         plan_parts(text, deduplicate=deduplicate),
@@ -260,7 +340,7 @@ def prepare_corpus(
 
 
 def prepare_parts(
-    folder: Path,
+    folder: str | Path,
     parts: Sequence[Part],
     tokenizer: PreTrainedTokenizerBase,
     language: str | None = "en",
@@ -307,16 +387,21 @@ def prepare_parts(
         settings["lines_language"] = lines_language
     if parts[0].deduplicate is not None:
         settings["deduplicate"] = parts[0].deduplicate
+    if parts[0].divides_files:  # before, each part had every nth document
+        settings["division"] = "files"
     if store_words := store_words and needs_words(tokenizer):
         settings[WORDS] = True
+    output = CorpusFolder(folder)
     try:
-        if _is_complete(folder, parts, settings):
-            report = read_report(folder)
+        output.fetch()
+        if _is_complete(output, parts, settings):
+            output.fetch_file(REPORT_NAME)
+            report = read_report(output.folder)
         else:
             worker = DocumentTokenizer(tokenizer, language, store_words)
-            report = _write_missing_parts(folder, parts, settings, worker, num_workers, replace, show_progress)
+            report = _write_missing_parts(output, parts, settings, worker, num_workers, replace, show_progress)
         if documents == "all":
-            _check_not_empty(folder, parts)
+            _check_not_empty(output, parts)
         return report
     except BrokenProcessPool as error:
         raise InputError(
@@ -327,17 +412,19 @@ def prepare_parts(
         if error.errno is None:  # not from the operating system
             raise
         raise InputError(
-            f"{error.filename or folder}: {os.strerror(error.errno)}. Fix this and run the same command again. "
+            f"{error.filename or output}: {os.strerror(error.errno)}. Fix this and run the same command again. "
             "Partial output was kept."
         ) from error
 
 
-def _is_complete(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> bool:
+def _is_complete(output: CorpusFolder, parts: Sequence[Part], settings: dict[str, Any]) -> bool:
+    finished = output.measure_parts()
     for part in parts:
-        known = _read_sources(folder / part.name, settings)
-        if not known or not _have_same_text(known, part.describe_sources(known)):
+        file = output.folder / part.name
+        known = _read_sources(file, settings)
+        if part.name not in finished or not _have_same_text(known, part.describe_sources(_read_identities(file))):
             return False
-    return not _find_foreign_parts(folder, parts, settings)
+    return not _find_foreign_parts(output.folder, parts, settings)
 
 
 def _have_same_text(before: Sequence[Source], now: Sequence[Source]) -> bool:
@@ -353,20 +440,47 @@ def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
     return origin["sources"] if origin["settings"] == settings else []
 
 
+def _read_identities(file: Path) -> list[Source]:
+    """Returns what `describe_sources` returned when a part was made. Empty if it is unknown.
+
+    It is in a file next to the part. It differs from machine to machine, and only saves reading text again, so it is
+    not in the part. Earlier versions wrote it there.
+    """
+    try:
+        recorded = json.loads(file.with_suffix(IDENTITIES).read_text(encoding="utf-8"))
+        return [{**source, "identity": tuple(source["identity"])} for source in recorded]  # type: ignore[typeddict-item]
+    except (OSError, ValueError, TypeError, LookupError):
+        pass
+    try:
+        return read_origin(file)["sources"]
+    except InputError:
+        return []
+
+
 def _find_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> list[Path]:
     """Finds parts with a different text, division, tokenizer or settings."""
-    names = {part.name: part.source_names for part in parts}
+    by_name = {part.name: part for part in parts}
     foreign = []
     for file in sorted(folder.glob("part-*.arrow")):
-        known = [source["name"] for source in _read_sources(file, settings)]
+        known, part = _read_sources(file, settings), by_name.get(file.name)
         is_of_same_division = file.stem.endswith(f"-of-{parts[0].num_parts:05d}")
-        if not (is_of_same_division and known and known == names.get(file.name, known)):
+        if not (is_of_same_division and known and (part is None or _is_of_same_files(part, known, file))):
             foreign.append(file)
     return foreign
 
 
+def _is_of_same_files(part: Part, known: Sequence[Source], file: Path) -> bool:
+    """Whether a part was made from the same files, although their text may have changed, or from copies of them."""
+    names = [source["name"] for source in known]
+    if names == part.places:  # a dataset, or a part of an earlier version
+        return True
+    recorded = _read_identities(file)
+    is_same_place = [source["name"] for source in recorded] == part.places
+    return names == list(part.names) and (is_same_place or _have_same_text(known, part.describe_sources(recorded)))
+
+
 def _write_missing_parts(
-    folder: Path,
+    output: CorpusFolder,
     parts: Sequence[Part],
     settings: dict[str, Any],
     worker: DocumentTokenizer,
@@ -374,64 +488,92 @@ def _write_missing_parts(
     replace: bool,
     show_progress: bool,
 ) -> RepeatedText:
+    folder = output.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
         foreign = _find_foreign_parts(folder, parts, settings)
         if foreign and not replace:
             raise InputError(
-                f"--output_dir: {foreign[0]} was prepared with a different text, tokenizer or settings. Choose "
-                "another folder, or set --overwrite_output_dir to replace it."
+                f"--output_dir: {output}/{foreign[0].name} was prepared with a different text, tokenizer or settings. "
+                "Choose another folder, or set --overwrite_output_dir to replace it."
             )
-        if not _is_complete(folder, parts, settings):  # another process may have completed it
-            for file in (*foreign, folder / REPORT_NAME):
-                file.unlink(missing_ok=True)
+        if not _is_complete(output, parts, settings):  # another process may have completed it
+            for name in (*(file.name for file in foreign), REPORT_NAME):
+                output.remove_file(name)
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
     uncounted: list[Part] = []
     with Progress("preparing", total, "bytes" if parts[0].files else "rows", show=show_progress) as progress:
         for part, size in zip(parts, sizes, strict=True):
+            file = folder / part.name
             with lock_file(folder / f".{part.name}.lock"):  # other machines may work on other parts
-                known = _read_sources(folder / part.name, settings)
-                sources = part.describe_sources(known)
+                known = _read_sources(file, settings)
+                sources = part.describe_sources(_read_identities(file))
                 if known and _have_same_text(known, sources):
+                    output.publish(part.name)
                     uncounted.append(part)
                     log.skip(size or 0)
                     progress.skip_to(log.position)
                     continue
-                origin: Origin = {"settings": settings, "sources": sources}
-                documents = part.read_documents(log, counter)
+                origin, documents = part.describe_origin(sources, settings), part.read_documents(log, counter)
                 _write_part(
                     folder, part.name, documents, origin, worker, num_workers or joblib.cpu_count(), log, progress
                 )
-                if part.describe_sources(sources) != sources:
-                    (folder / part.name).unlink()
+                if part.has_changed(sources):
+                    file.unlink()
                     raise InputError(f"the text of {part.name} changed while it was read. Run the same command again.")
+                if part.files:
+                    write_atomically(file.with_suffix(IDENTITIES), json.dumps(sources))
+                output.publish(part.name)
     if summary := log.summarize():
         print(summary, file=sys.stderr)
-    with lock_file(folder / ".lock"):  # one of the processes counts what the others wrote
-        report = read_report(folder)
+    return _count_repeated_text(output, parts, uncounted, log.on_bad_text, counter)
+
+
+def _count_repeated_text(
+    output: CorpusFolder,
+    parts: Sequence[Part],
+    uncounted: Sequence[Part],
+    on_bad_text: OnBadText | None,
+    counter: RepeatCounter,
+) -> RepeatedText:
+    """Writes the report of the corpus, if these parts read all of its text.
+
+    Args:
+        output, parts: as in [`prepare_parts`].
+        uncounted: the parts whose text was not read, because they were prepared before.
+        on_bad_text: see [`ReadingLog`].
+        counter: has counted the text of the other parts.
+    """
+    covers_everything = parts[0].reads_everything or len(parts) == parts[0].num_parts
+    with lock_file(output.folder / ".lock"):  # one of the processes counts what the others wrote
+        output.fetch_file(REPORT_NAME)
+        report = read_report(output.folder)
         if report is None:
-            for part in uncounted:
-                for _ in part.read_documents(ReadingLog(log.on_bad_text), counter):
+            for part in uncounted if covers_everything else ():
+                for _ in part.read_documents(ReadingLog(on_bad_text), counter):
                     pass
             report = counter.summarize()
-            if parts[0].reads_everything or len(parts) == parts[0].num_parts:
-                write_report(folder, report)
+            if covers_everything:
+                write_report(output.folder, report)
+                output.publish_file(REPORT_NAME)
     return report
 
 
-def _check_not_empty(folder: Path, parts: Sequence[Part]) -> None:
+def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
     """Raises an [`InputError`] if all parts of the corpus are prepared and none has a document. Removes them."""
     num_parts = parts[0].num_parts
-    files = [folder / part_name(number, num_parts) for number in range(num_parts)]
-    if all(file.exists() for file in files) and not any(len(open_index(file).digests) for file in files):
+    files = [output.folder / part_name(number, num_parts) for number in range(num_parts)]
+    if not all(file.exists() for file in files):  # in a bucket, a part of another machine may be unknown here
+        return
+    sizes = output.measure_parts()
+    if all(sizes.get(file.name, 0) == measure_header(file) + len(END_OF_STREAM) for file in files):
         for file in files:
-            file.unlink()
-            (folder / index_name(file.name)).unlink(missing_ok=True)
-        sources = parts[0].source_names
-        more = f" and {format_count(len(sources) - 1, 'more file')}" if len(sources) > 1 else ""
-        raise InputError(f"{sources[0]}{more}: no documents.")
+            output.remove_file(file.name)
+        places = parts[0].places
+        more = f" and {format_count(len(places) - 1, 'more file')}" if len(places) > 1 else ""
+        raise InputError(f"{places[0]}{more}: no documents.")
 
 
 def _write_part(

@@ -15,6 +15,7 @@ import numpy as np
 
 from snugbert.data.data_arguments import Deduplication
 from snugbert.files import write_atomically
+from snugbert.remote_files import is_url, join, open_file
 
 REPORT_NAME = "repeated_text.json"
 CHUNK_CHARACTERS = 2**20  # text whose lines are looked up together
@@ -102,10 +103,15 @@ def write_report(folder: Path, report: RepeatedText) -> None:
     write_atomically(folder / REPORT_NAME, json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n")
 
 
-def read_report(folder: Path) -> RepeatedText | None:
-    """Reads the report of a corpus. None: its shards were prepared by different commands, or by an earlier version."""
+def read_report(folder: Path | str) -> RepeatedText | None:
+    """Reads the report of a corpus in a folder or at a URL.
+
+    None: its shards were prepared by different commands, or by an earlier version.
+    """
     try:
-        values = json.loads((folder / REPORT_NAME).read_text(encoding="utf-8"))
+        file = join(str(folder), REPORT_NAME)
+        with open_file(file if is_url(folder) else Path(file)) as stream:
+            values = json.load(stream)
         for name in ("lines", "documents"):
             copies = values[name]
             values[name] = Copies(copies["total"], copies["copies"], [tuple(entry) for entry in copies["frequent"]])

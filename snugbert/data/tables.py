@@ -20,6 +20,7 @@ from snugbert.data.text_lines import (
     LONGEST_LINE,
     LONGEST_LINE_OF_JSON,
     ReadingLog,
+    TextFile,
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count
@@ -202,7 +203,7 @@ def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tupl
         raise InputError(f"{file}, row {row + 1}: not CSV ({problem}).") from error
 
 
-def read_json_rows(file: Path, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a JSON file, also compressed, as [`read_rows`] does. Lines are streamed; a list is not.
 
     Args:
@@ -221,7 +222,7 @@ def read_json_rows(file: Path, log: ReadingLog | None = None) -> Iterator[tuple[
             log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}.")
 
 
-def _read_json_values(file: Path, log: ReadingLog) -> Iterator[tuple[int, Any]]:
+def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, Any]]:
     numbered = read_numbered_lines(file, LONGEST_LINE_OF_JSON, log)
     lines = ((row, line) for row, line in numbered if line.strip())
     for position, (row, line) in enumerate(lines):

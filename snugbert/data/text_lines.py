@@ -9,13 +9,15 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 import pyarrow
 
 from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count
+from snugbert.remote_files import hide_credentials, open_file
 
 # Limits in bytes. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size
 # in memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
@@ -23,6 +25,52 @@ LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard"}
 COMPRESSION_ERRORS = (EOFError, zlib.error, OSError)  # raised when a damaged compressed file is read
+
+
+@dataclass(frozen=True)
+class RemoteText:
+    """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy.
+
+    Attributes:
+        url: may contain credentials. Messages and files get the text of this object, which has none.
+        size, version: see [`Entry`], from when the file was found.
+    """
+
+    url: str = field(repr=False)
+    size: int
+    version: str
+
+    def __str__(self) -> str:
+        return hide_credentials(self.url)
+
+    @property
+    def name(self) -> str:
+        """The name without folders."""
+        return PurePosixPath(str(self)).name
+
+    @property
+    def suffix(self) -> str:
+        """The last suffix, such as ".gz"."""
+        return PurePosixPath(self.name).suffix
+
+    def open(self, mode: str = "rb") -> io.BufferedReader:
+        """Opens the file for reading bytes, whatever `mode` is.
+
+        Raises:
+            InputError: it was removed, or cannot be read.
+        """
+        try:
+            return open_file(self.url)
+        except FileNotFoundError as error:
+            raise InputError(f"{self} was removed after it was listed. Run the same command again.") from error
+
+
+TextFile = Path | RemoteText
+
+
+def measure_file(file: TextFile) -> int:
+    """Returns the size in bytes. For a file in a bucket, it comes from the listing."""
+    return file.size if isinstance(file, RemoteText) else file.stat().st_size
 
 
 class ReadingLog:
@@ -64,7 +112,7 @@ class ReadingLog:
         """Adds text to `position` that is not read, because it was prepared earlier."""
         self._read_before += amount
 
-    def leave_out(self, source: Path | str, place: str, problem: str) -> None:
+    def leave_out(self, source: TextFile | str, place: str, problem: str) -> None:
         """Counts a line or row that is left out.
 
         Args:
@@ -78,7 +126,7 @@ class ReadingLog:
         self._record_or_raise(source, place, problem, "skip")
         self.left_out += 1
 
-    def decode(self, file: Path, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
+    def decode(self, file: TextFile, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
         """Decodes a line or the text of a row. Returns None if it is left out.
 
         Raises:
@@ -98,7 +146,7 @@ class ReadingLog:
         self.repaired += 1
         return text.decode(encoding, errors="replace").replace("\0", "\ufffd")
 
-    def _record_or_raise(self, source: Path | str, place: str, problem: str, choices: str) -> None:
+    def _record_or_raise(self, source: TextFile | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):
             advice = "" if self.on_bad_text is None else f" To continue, set --on_bad_text {choices}."
             raise InputError(f"{source}, {place}: {problem}{advice}")
@@ -129,7 +177,7 @@ def find_encoding(file: Path) -> str:
 
 
 def read_numbered_lines(
-    file: Path, longest: int = LONGEST_LINE, log: ReadingLog | None = None
+    file: TextFile, longest: int = LONGEST_LINE, log: ReadingLog | None = None
 ) -> Iterator[tuple[int, str]]:
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
@@ -176,7 +224,7 @@ def _join_line_ends(lines: Iterable[str]) -> Iterator[str]:
         yield previous
 
 
-def _decompress(raw: IO[bytes], file: Path) -> IO[bytes]:
+def _decompress(raw: IO[bytes], file: TextFile) -> IO[bytes]:
     if file.suffix == ".gz":
         return gzip.open(raw, "rb")  # type: ignore[return-value]
     if file.suffix == ".zst":
@@ -184,7 +232,7 @@ def _decompress(raw: IO[bytes], file: Path) -> IO[bytes]:
     return raw
 
 
-def _describe_damage(file: Path, error: Exception) -> str:
+def _describe_damage(file: TextFile, error: Exception) -> str:
     """Describes an error of a decompressor. Errors of the operating system are raised again."""
     if file.suffix not in COMPRESSIONS or (isinstance(error, OSError) and error.errno is not None):
         raise error

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from snugbert.data.documents import find_files, read_documents, read_lines
-from snugbert.data.text_lines import ReadingLog
+from snugbert.data.documents import find_files, name_files, read_documents, read_lines
+from snugbert.data.text_lines import ReadingLog, RemoteText
 from snugbert.errors import InputError
 
 DOCUMENTS = [["A line. And more of it.", "Another line."], ["Zwei Zeilen, ja."], ["ein Café", "€ 5"]]
@@ -45,6 +45,18 @@ def test_every_format_gives_the_same_documents(tmp_path, suffix, line_end):
     assert list(read_documents([file], log=log)) == DOCUMENTS
     assert log.position == file.stat().st_size  # for the progress bar
     assert list(read_lines([file])) == [line for document in DOCUMENTS for line in document]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_text_in_a_bucket_is_read_like_local_text(tmp_path, bucket, suffix):
+    file = write_documents(bucket.folder, suffix)
+    found = find_files([f"{bucket.url}/*{suffix}", f"{bucket.url}/{file.name}"])
+    log = ReadingLog()
+    assert list(read_documents(found, log=log)) == list(read_documents([file]))
+    assert [str(each) for each in found] == [f"{bucket.url}/{file.name}"]
+    assert log.position == found[0].size == file.stat().st_size
+    with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.txt\.zip: no such file\.$"):
+        find_files([f"{bucket.url}/*.txt.zip"])
 
 
 def test_each_file_is_found_once(tmp_path):
@@ -98,3 +110,17 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
         file.write_bytes(damaged)
         with pytest.raises(InputError, match=r"text\.parquet: not a Parquet file, or damaged"):
             list(read_documents([file]))
+
+
+def test_names_are_relative_and_without_credentials():
+    remote = [RemoteText(f"https://me:secret@host/text/{name}?token=secret", 1, "") for name in ("a/1.txt", "b/2.txt")]
+    local = [Path("/data/text/c/3.txt"), Path("/data/text/c/4.txt")]
+    assert name_files(remote) == ["a/1.txt", "b/2.txt"]
+    assert name_files(local) == ["3.txt", "4.txt"]
+    assert name_files([*remote, *local]) == [
+        "https://host/text/a/1.txt",
+        "https://host/text/b/2.txt",
+        "3.txt",
+        "4.txt",
+    ]
+    assert (remote[0].name, remote[0].suffix) == ("1.txt", ".txt") and "secret" not in f"{remote[0]} {remote[0]!r}"

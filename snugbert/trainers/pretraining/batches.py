@@ -24,10 +24,10 @@ from transformers import PreTrainedConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
-from snugbert.trainers.pretraining.windows import Window
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
@@ -208,11 +208,11 @@ def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float
     return first + (last - first) * step / max(steps - 1, 1)
 
 
-def find_epoch(phases: Sequence[Phase], step: int) -> int:
-    """Returns the epoch of the first example of `step`, among the epochs of its phase. All count from 0."""
+def find_first_example(phases: Sequence[Phase], step: int) -> int:
+    """Returns the number of the first example of `step`, counted over all epochs of its phase. All count from 0."""
     phase = find_phase(phases, step)
     first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
-    return (step - first_step) * phase.batch_size // len(phase.dataset)
+    return (step - first_step) * phase.batch_size
 
 
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,11 +11,13 @@ from snugbert.data.cache import prepare_in_cache
 from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
+from snugbert.data.part_files import DATASET
 from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
+from snugbert.remote_files import hide_credentials
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
 
@@ -80,8 +82,9 @@ def load_corpora(
         train = open_corpus(data_args.corpus, tokenizer, blocks_dir, data_args.corpus_cache_gb)
         if masks_words and needs_words(tokenizer) and not train.has_words:
             raise InputError(
-                f"--corpus: {data_args.corpus} was prepared without the words that --masking {data_args.masking} "
-                "needs. Run `snugbert prepare` again, with --store_words and --overwrite_output_dir."
+                f"--corpus: {hide_credentials(data_args.corpus)} was prepared without the words that --masking "
+                f"{data_args.masking} needs. Run `snugbert prepare` again, with --store_words and "
+                "--overwrite_output_dir."
             )
         logger.info("training text: %s", train)
         _check_corpus(train, "training text", train_objective)
@@ -122,7 +125,7 @@ def _log_repeated_text(name: str, corpus: Corpus) -> None:
 
 
 def _check_files(data_args: PretrainingDataArguments) -> None:
-    """Finds the text files, and reads the first line or row of each.
+    """Finds the text files, and reads the first line or row of each one on this machine.
 
     Raises:
         InputError: a file does not exist, has an unknown suffix, or cannot be read.
@@ -130,7 +133,8 @@ def _check_files(data_args: PretrainingDataArguments) -> None:
     for flag, patterns in (("train_file", data_args.train_file), ("validation_file", data_args.validation_file)):
         try:
             for file in find_files(patterns):
-                next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
+                if isinstance(file, Path):
+                    next(read_lines([file], data_args.text_column_name, ReadingLog(data_args.on_bad_text)), None)
         except InputError as error:
             raise InputError(f"--{flag}: {error}") from error
 
@@ -205,8 +209,12 @@ def make_dataset(
 
 
 def list_sources(corpus: Corpus) -> str:
-    """Returns the names of the files or the dataset of a corpus, for results and cards."""
-    return join_names(sorted(describe_dataset(name.removeprefix("dataset ")) for name in corpus.sources))
+    """Returns the names of the files, without folders, or of the dataset of a corpus, for results and cards."""
+    names = (
+        describe_dataset(name.removeprefix(DATASET)) if name.startswith(DATASET) else PurePosixPath(name).name
+        for name in corpus.sources
+    )
+    return join_names(sorted(names))
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerState
 
 from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import WORDS
+from snugbert.data.part_files import DATASET, WORDS
 from snugbert.data.sources import describe_dataset
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import Phase
@@ -50,11 +50,14 @@ def collect_example_settings(
 
 
 def _remove_folders(sources: Mapping[str, str]) -> dict[str, str]:
-    """Makes paths relative to their common folder, because checkpoints may be published."""
-    if not all(map(os.path.isabs, sources)):  # a dataset
-        return {describe_dataset(name.removeprefix("dataset ")): digest for name, digest in sources.items()}
-    folder = os.path.commonpath([os.path.dirname(name) for name in sources])
-    return {os.path.relpath(name, folder): digest for name, digest in sources.items()}
+    """Makes the paths of earlier versions relative to their common folder, because checkpoints may be published."""
+    if all(name.startswith(DATASET) for name in sources):
+        return {describe_dataset(name.removeprefix(DATASET)): digest for name, digest in sources.items()}
+    absolute = set(filter(os.path.isabs, sources))
+    if not absolute:
+        return dict(sources)
+    folder = os.path.commonpath([os.path.dirname(name) for name in absolute])
+    return {os.path.relpath(name, folder) if name in absolute else name: digest for name, digest in sources.items()}
 
 
 def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """The examples of a corpus in each epoch: tables of spans on disk, an order, and the tokens.
 
-Memory does not grow with the corpus. The examples of a window (see `windows.py`) are made block by block and written
-to a file, which all processes and data workers of a machine map into memory. Their order is a function, not a list.
+Memory does not grow with the corpus. The examples of a window (see `block_windows.py`) are made block by block and
+written to a file, which all processes and data workers of a machine map into memory. Their order is a function, not a
+list.
 """
 
 import functools
@@ -28,6 +29,7 @@ from snugbert.data.part_files import Block
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
 from snugbert.files import NO_SPACE, hash_json, lock_file, replacing
+from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS, Window, Windows
 from snugbert.trainers.pretraining.pretraining_arguments import Objective
 from snugbert.trainers.pretraining.sentence_pairs import (
     EXAMPLE,
@@ -41,7 +43,6 @@ from snugbert.trainers.pretraining.sentence_pairs import (
     split_long_sentences,
     swap_segments,
 )
-from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS, Window, Windows
 
 RECIPE_VERSION = 4  # part of a table's name; increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
@@ -76,7 +77,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         seed: determines all random choices.
         epochs_dir: folder for the tables of examples, 21 bytes per example. Default: `epochs` in the corpus folder.
             Processes share the tables. The tables of the first, the previous and the current window are kept.
-        window_blocks: blocks in a window, see `windows.py`. A block has about 4.2 million tokens.
+        window_blocks: blocks in a window, see `block_windows.py`. A block has about 4.2 million tokens.
 
     Attributes:
         vocab_size: number of tokens in the vocabulary.
@@ -288,14 +289,14 @@ class PretrainingDataset(torch.utils.data.Dataset):
             self._read_ahead = end
 
     def _reserve_cache(self, first: Window) -> None:
-        """Divides the cache of a corpus in a bucket: room for two windows and their tables, and pinned blocks."""
+        """Divides the cache of a corpus in a bucket: room for the windows in use, and pinned blocks."""
         blocks = self.corpus.blocks
         if isinstance(blocks, CachedBlocks):
-            largest = len(self.windows.list_blocks(first))
-            sizes = [blocks.measure(number) for number in range(len(blocks))]
-            tokens = int(np.sort(self.windows.tokens)[-largest:].sum())
-            table = EXAMPLE.itemsize * 2 * tokens // self.max_seq_length
-            blocks.reserve(2 * (sum(sorted(sizes)[-largest:]) + table))
+            # Most examples are full. Each document may add one that is not.
+            rows = 1.25 * self.corpus.counts.tokens / self.max_seq_length + self.corpus.counts.documents
+            # The blocks of two windows, and the tables of the first, the previous and the current window.
+            sizes = np.sort(2 * blocks.sizes + 3 * EXAMPLE.itemsize * rows)
+            blocks.reserve(round(sizes[-len(self.windows.list_blocks(first)) :].sum()))
 
     # --- tables -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,10 @@ on machines that do not train:
     snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
     snugbert pretrain --corpus prepared ...
 
+Text and corpus may be in a bucket, such as s3://bucket/prepared. This verifies all parts:
+
+    snugbert prepare --check --output_dir prepared --shard 1/4
+
 It also lists and cleans the cache:
 
     snugbert prepare --list
@@ -13,13 +17,16 @@ It also lists and cleans the cache:
 """
 
 import sys
-from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import check_ids, load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import changed_flags, format_command
 from snugbert.data.cache import cache_folder, clean_cache, list_cache
 from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus_check import check_parts
+from snugbert.data.corpus_folder import CorpusFolder
 from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
 from snugbert.data.preparation import plan_parts, prepare_parts
@@ -33,10 +40,11 @@ def run_preparation(
     output_args: OutputArguments,
     cache_args: CacheArguments,
 ) -> None:
-    """Tokenizes a shard of the text, or lists or cleans the cache.
+    """Tokenizes a shard of the text, verifies a corpus, or lists or cleans the cache.
 
     Raises:
-        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`clean_cache`].
+        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`], [`check_parts`] and
+            [`clean_cache`].
     """
     if cache_args.clean or cache_args.list:
         if text_args.train_file or text_args.dataset_name or output_args.output_dir:
@@ -50,6 +58,10 @@ def run_preparation(
         return
     if output_args.output_dir is None:
         raise InputError("--output_dir is missing. Give a folder for the prepared corpus.")
+    output = CorpusFolder(output_args.output_dir)
+    if output_args.check:
+        check_parts(output, output_args.num_shards)
+        return
     if tokenizer_args.tokenizer_name is None:
         raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
@@ -58,9 +70,8 @@ def run_preparation(
         text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)]
     )
     parts = plan_parts(text_args, output_args.num_shards, deduplicate=text_args.deduplicate)
-    folder = Path(output_args.output_dir)
     report = prepare_parts(
-        folder,
+        output_args.output_dir,
         parts[output_args.shard_number - 1 :: output_args.num_shards],
         tokenizer,
         text_args.sentence_language,
@@ -73,22 +84,32 @@ def run_preparation(
         print(f"Repeated text: {report}")
         if report.warning:
             print(f"Warning: {report.warning}", file=sys.stderr)
-    missing = [part.name for part in parts if not (folder / part.name).exists()]
+    finished = output.measure_parts()
+    missing = [part.name for part in parts if part.name not in finished]
     if missing:
         print(
-            f"Shard {output_args.shard} is in {folder}. Still missing {len(missing)} of {len(parts)} parts: "
+            f"Shard {output_args.shard} is in {output}. Still missing {len(missing)} of {len(parts)} parts: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
     else:
-        corpus = open_corpus(folder, tokenizer)
-        print(f"{folder}: {corpus}")
-        flags = {
-            "tokenizer_name": tokenizer_args.tokenizer_name,
-            **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
-            "corpus": folder,
-            # For --validation_file. The corpus stores the language.
-            **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
-            **recipe_flags(len(tokenizer), corpus.num_tokens),
-            "output_dir": "pretrained",
-        }
-        print(f"Next: {format_command('pretrain', flags)}")
+        _print_next_command(output, tokenizer, tokenizer_args, text_args)
+
+
+def _print_next_command(
+    output: CorpusFolder,
+    tokenizer: PreTrainedTokenizerBase,
+    tokenizer_args: TokenizerArguments,
+    text_args: PreparationArguments,
+) -> None:
+    corpus = open_corpus(output.url or output.folder, tokenizer)
+    print(f"{output}: {corpus}")
+    flags = {
+        "tokenizer_name": tokenizer_args.tokenizer_name,
+        **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),
+        "corpus": output,
+        # For --validation_file. The corpus stores the language.
+        **changed_flags(text_args, ("lines_are_sentences", "on_bad_text")),
+        **recipe_flags(len(tokenizer), corpus.num_tokens),
+        "output_dir": "pretrained",
+    }
+    print(f"Next: {format_command('pretrain', flags)}")

@@ -29,12 +29,14 @@ from snugbert.data.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
 from snugbert.errors import InputError
 from snugbert.progress import format_duration
+from snugbert.remote_files import hide_credentials
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.trainers.dry_run import shared_folder
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
+from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
@@ -55,7 +57,6 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.pretraining.windows import Window
 from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
@@ -161,7 +162,10 @@ def _choose_language(
         vars(config).pop("language", None)  # --config_name may be a trained model
     stored = stored_in_model(config, tokenizer, start, model_args.tokenizer_name)
     if (folder := data_args.corpus) is not None:
-        stored = [Stored(f"the corpus {folder}", read_corpus_language(folder), "prepare the text again"), *stored]
+        stored = [
+            Stored(f"the corpus {hide_credentials(folder)}", read_corpus_language(folder), "prepare the text again"),
+            *stored,
+        ]
     data_args.language = choose_language(data_args.language, stored)
     store_language(data_args.language, config, tokenizer)
 

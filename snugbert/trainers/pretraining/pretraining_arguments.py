@@ -12,7 +12,7 @@ from snugbert.data.data_arguments import CACHE_GB, PreparationArguments
 from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS
+from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 from snugbert.trainers.processes import is_terminal
 from snugbert_arguments import explain_choice
 

@@ -11,10 +11,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.corpus import Corpus
-from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_epoch, find_phase
+from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_first_example, find_phase
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
-from snugbert.trainers.pretraining.windows import Window
 
 logger = logging.getLogger(__name__)
 
@@ -129,14 +128,14 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
 
 
 def log_coverage(phases: Sequence[Phase], step: int) -> None:
-    """Logs how much of the text the epoch of `step` shows, and how many sentences were too long for an example."""
+    """Logs how much of the text the window of `step` shows, and how many sentences were too long for an example."""
     if step >= sum(phase.steps for phase in phases):
         return  # the run is finished
     dataset = find_phase(phases, step).dataset
     if not isinstance(dataset, PretrainingDataset):
         return
-    epoch, limit, lengths = find_epoch(phases, step), dataset.sentence_limit, dataset.corpus.counts.sentence_lengths
-    window = Window(epoch, 0)
+    limit, lengths = dataset.sentence_limit, dataset.corpus.counts.sentence_lengths
+    window, _ = dataset.find_window(find_first_example(phases, step))
     share = measure_coverage(
         dataset.corpus,
         dataset.open_table(window),
@@ -144,9 +143,10 @@ def log_coverage(phases: Sequence[Phase], step: int) -> None:
         dataset.windows.list_blocks(window),
     )
     logger.info(
-        "epoch %d: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
+        "epoch %d%s: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
         "than %d tokens): %s",
-        epoch,
+        window.epoch,
+        f", window {window.number} of {dataset.windows.per_epoch}" if dataset.windows.per_epoch > 1 else "",
         100 * share,
         f"{len(lengths) - 1:,}",
         limit,

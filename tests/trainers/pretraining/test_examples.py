@@ -15,8 +15,8 @@ from synthetic import make_corpus
 
 from snugbert.data.corpus import Corpus
 from snugbert.trainers.pretraining import examples
+from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
-from snugbert.trainers.pretraining.windows import Window
 
 pytestmark = pytest.mark.slow
 

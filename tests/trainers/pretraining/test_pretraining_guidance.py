@@ -11,6 +11,7 @@ from transformers import TrainerState
 
 import snugbert
 from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.pretraining_guidance import (
@@ -23,7 +24,6 @@ from snugbert.trainers.pretraining.pretraining_guidance import (
     warn_at_baseline,
 )
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE as RECIPE
-from snugbert.trainers.pretraining.windows import Window
 
 TOO_LARGE = "none was measured for a model larger than 12 layers of width 384"
 DEFAULTS = "The defaults are the BERT paper's settings, for much text and many steps."

