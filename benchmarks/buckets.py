@@ -59,8 +59,8 @@ from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.corpus_index import index_name, make_index, write_index
 from snugbert.data.part_files import END_OF_STREAM, corpus_schema
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 from snugbert.trainers.pretraining.sentence_pairs import EXAMPLE
-from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS
 
 SAMPLING_SECONDS = 0.2
 PART_BLOCKS = 4  # a part of `snugbert prepare` has about as many
@@ -302,14 +302,14 @@ def compare(args: argparse.Namespace, more: list[str]) -> str:
         SystemExit: the weights differ.
     """
     corpus = make_corpus(args)
-    sizes = [corpus.blocks.measure(number) for number in range(args.blocks)]  # type: ignore[attr-defined]
     tokens = args.windows * args.window_blocks * corpus.num_tokens / args.blocks
     steps = max(1, int(tokens / args.batch_size / LENGTH))
     local = args.output_dir / "store/bucket/corpus"
+    size = sum(file.stat().st_size for file in local.glob("*.arrow"))
     sides: dict[str, dict[str, Any]] = {
         "folder": {"corpus": local},
-        "bucket": {"corpus": URL, "corpus_cache_gb": 2 * sum(sizes) / 1e9},
-        "bucket, a tenth of the corpus": {"corpus": URL, "corpus_cache_gb": sum(sizes) / 10 / 1e9},
+        "bucket": {"corpus": URL, "corpus_cache_gb": 2 * size / 1e9},
+        "bucket, a tenth of the corpus": {"corpus": URL, "corpus_cache_gb": size / 10 / 1e9},
     }
     runs: dict[str, list[Run]] = {side: [] for side in sides}
     with serve(args.output_dir / "store") as bucket:
@@ -320,12 +320,12 @@ def compare(args: argparse.Namespace, more: list[str]) -> str:
     if len({run.weights for each in runs.values() for run in each}) > 1:
         raise SystemExit(f"error: the weights differ. See {args.output_dir}.")
     table = EXAMPLE.itemsize * corpus.num_tokens / args.blocks / (LENGTH - 3)
-    in_use = 2 * args.window_blocks * (sum(sizes) / args.blocks + table)
-    pinned = max(0, sum(sizes) / 10 - in_use)
+    in_use = 2 * args.window_blocks * (size / args.blocks + table)
+    pinned = max(0, size / 10 - in_use)
     epochs = steps * args.batch_size * LENGTH / corpus.num_tokens
     return (
-        f"{args.blocks} blocks, {corpus}, {sum(sizes) / 1e6:,.0f} MB. {steps} steps, {epochs:.2f} epochs. The weights "
-        f"of all runs are identical.\n\n{format_runs(runs, sum(sizes) * epochs)}\n\nFormula for the disk: "
+        f"{args.blocks} blocks, {corpus}, {size / 1e6:,.0f} MB. {steps} steps, {epochs:.2f} epochs. The weights "
+        f"of all runs are identical.\n\n{format_runs(runs, size * epochs)}\n\nFormula for the disk: "
         f"{in_use / 1e6:,.0f} MB, and {pinned / 1e6:,.0f} MB pinned with a tenth of the corpus."
     )
 

@@ -45,8 +45,8 @@ from snugbert.data.corpus import Corpus
 from snugbert.data.documents import find_files, read_documents, split_sentences
 from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS, Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.windows import WINDOW_BLOCKS, Window
 
 SPECIAL_TOKENS = 3
 EPOCHS = 4  # for the share of the tokens, and at least for the classifiers

@@ -3,9 +3,9 @@
     python benchmarks/windows.py --tokenizer_name tok --sources books=books.txt wiki=wiki.txt \
         --held_out books=books-held-out.txt wiki=wiki-held-out.txt --output_dir windows
 
-A corpus with more blocks than `--window_blocks` is read window by window, see `windows.py` of the package. The corpus
-here has one source after the other, in the order of `--sources`. So a block has one source, and a small window has
-few. All runs get the same tokens with the settings of `examples/pretrain_small_corpus.yaml` for little text. They
+A corpus with more blocks than `--window_blocks` is read window by window, see `block_windows.py` of the package. The
+corpus here has one source after the other, in the order of `--sources`. So a block has one source, and a small window
+has few. All runs get the same tokens with the settings of `examples/pretrain_small_corpus.yaml` for little text. They
 differ in the number of blocks in a window and the seed.
 
 A real block has 4.2 million tokens. A corpus of hundreds of them is too large to train on here, so that blocks are
