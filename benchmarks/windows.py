@@ -8,6 +8,9 @@ corpus here has one source after the other, in the order of `--sources`. So a bl
 has few. All runs get the same tokens with the settings of `examples/pretrain_small_corpus.yaml` for little text. They
 differ in the number of blocks in a window and the seed.
 
+The initial weights are the same in all runs, from the bigrams of the whole corpus. With `--bigram_init`, each run
+would take them from its first window. A real window has enough text for that, and a small one here does not.
+
 A real block has 4.2 million tokens. A corpus of hundreds of them is too large to train on here, so that blocks are
 made smaller: `--block_tokens`. They have few documents, and a real one has thousands. So the windows here are more
 one-sided than real ones.
@@ -21,7 +24,6 @@ tables of the finished runs.
 
 import argparse
 import json
-import random
 import shlex
 import sys
 import tempfile
@@ -45,7 +47,6 @@ from snugbert.checkpoints.loading import load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.data import preparation
 from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.documents import find_files, read_documents
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import score_examples
 from snugbert.files import write_atomically
@@ -55,10 +56,15 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset
 LENGTH = 128  # of the pairs
 BATCH_SHARE = 4  # so many batches of text make a block
 SCORED = 1000  # examples of each source
-SETTINGS = {
+START = {
     "config_name": "tiny",
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
     "bigram_init": True,
+    "max_steps": 10,
+    "learning_rate": 1e-9,
+}
+SETTINGS = {
+    "phases": "64:80%:mlm,128:20%",
     "mlm_probability": 0.3,
     "per_device_train_batch_size": 32,
     "optim": "muon",
@@ -72,15 +78,7 @@ SETTINGS = {
     "use_cpu": True,
     "bf16": True,
 }
-COMPARED = (
-    "tokenizer_name",
-    "sources",
-    "held_out",
-    "block_tokens",
-    "shuffle_documents",
-    "phases",
-    "num_train_epochs",
-)
+COMPARED = ("tokenizer_name", "sources", "held_out", "block_tokens", "num_train_epochs")
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -91,8 +89,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--held_out", nargs="+", required=True, help="name=pattern")
     parser.add_argument("--windows", nargs="+", type=positive, default=[8, 32, 128], help="and the whole corpus")
     parser.add_argument("--block_tokens", type=positive, default=2**11)
-    parser.add_argument("--shuffle_documents", action="store_true", help="for blocks of all sources, as a control")
-    parser.add_argument("--phases", default="64:80%:mlm,128:20%")
     parser.add_argument("--num_train_epochs", type=float, default=1.0)
     parser.add_argument("--seeds", nargs="+", type=positive, default=[1, 2, 3])
     parser.add_argument("--only", choices=STEPS, help="train models, or classify pairs. Default: both")
@@ -121,12 +117,6 @@ def prepare(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> Cor
     if folder.exists():
         return open_corpus(folder, tokenizer)
     patterns = [source.partition("=")[2] for source in args.sources]
-    if args.shuffle_documents:
-        documents = ["\n".join(document) for document in read_documents(find_files(patterns))]
-        random.Random(0).shuffle(documents)
-        args.output_dir.mkdir(parents=True, exist_ok=True)
-        patterns = [str(args.output_dir / "shuffled.txt")]
-        Path(patterns[0]).write_text("\n\n".join(documents), encoding="utf-8")
     with small_blocks(args.block_tokens):
         preparation.prepare_corpus(
             patterns, tokenizer, folder, language="en", preprocessing_num_workers=1, show_progress=False
@@ -142,11 +132,25 @@ def train(
 ) -> dict[str, float]:
     """Trains a model, and returns its scores and the number of steps."""
     folder = args.output_dir / f"{window_blocks}-{seed}"
-    flags = SETTINGS | {name: getattr(args, name) for name in ("tokenizer_name", "phases", "num_train_epochs")}
-    flags |= {"corpus": args.output_dir / "corpus", "window_blocks": window_blocks, "seed": seed, "output_dir": folder}
-    run_snugbert(["pretrain", *as_flags(flags), "--do_train"], folder / "log.txt")
+    names = ("tokenizer_name", "num_train_epochs")
+    flags = (
+        SETTINGS | {name: getattr(args, name) for name in names} | {"model_name_or_path": args.output_dir / "start"}
+    )
+    pretrain(flags | {"window_blocks": window_blocks, "seed": seed}, folder, args)
     steps = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     return score(folder, args, tokenizer) | {"steps": steps}
+
+
+def pretrain(flags: dict[str, Any], folder: Path, args: argparse.Namespace) -> None:
+    """Runs `snugbert pretrain` on the corpus."""
+    flags = flags | {"corpus": args.output_dir / "corpus", "output_dir": folder}
+    run_snugbert(["pretrain", *as_flags(flags), "--do_train"], folder / "log.txt")
+
+
+def make_start(number: int, args: argparse.Namespace) -> None:
+    """Makes the initial weights of all runs, from the bigrams of the whole corpus. The steps change nothing."""
+    flags = SETTINGS | START | {"tokenizer_name": args.tokenizer_name, "window_blocks": number}
+    pretrain(flags, args.output_dir / "start", args)
 
 
 def score(folder: Path, args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
@@ -181,7 +185,10 @@ def run_all(args: argparse.Namespace) -> None:
     """Runs everything that is not finished. A seed is finished before the next one begins."""
     check_settings(args.output_dir, {name: getattr(args, name) for name in COMPARED})
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
-    windows = [*args.windows, len(prepare(args, tokenizer).blocks)]
+    number = len(prepare(args, tokenizer).blocks)
+    windows = [*args.windows, number]
+    if args.only != "classify" and not (args.output_dir / "start/model.safetensors").exists():
+        make_start(number, args)
     for seed in args.seeds:
         for step, window_blocks in product([args.only] if args.only else STEPS, windows):
             file = args.output_dir / f"{step}-{window_blocks}-{seed}.json"

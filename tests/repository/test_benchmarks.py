@@ -843,9 +843,12 @@ def test_repeated_text(data_dir, steps, tmp_path, capsys, monkeypatch):
 
 def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
     """The runs differ in the blocks of a window. Finished runs are not repeated."""
+    import sentence_pairs
     import windows
 
-    small = {"per_device_train_batch_size": 8, "logging_steps": 1, "bf16": False}
+    monkeypatch.setattr(sentence_pairs, "EPOCHS", 2)
+    monkeypatch.setattr(sentence_pairs, "MOST_EPOCHS", 2)
+    small = {"per_device_train_batch_size": 8, "logging_steps": 1, "phases": "16:80%:mlm,32:20%", "bf16": False}
     monkeypatch.setattr(windows, "SETTINGS", windows.SETTINGS | small)
     monkeypatch.setattr(windows, "SCORED", 8)
     vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
@@ -854,12 +857,11 @@ def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
     names = {"books": "books_en/train-00.txt.gz", "wiki": "wikitext2/valid.docs.txt.gz"}
     texts = [f"{name}={write_first_lines(data_dir / file, 400, tmp_path)}" for name, file in names.items()]
     argv = ["--tokenizer_name", str(tmp_path / "tok"), "--sources", *texts, "--held_out", *texts, "--windows", "4"]
-    argv += ["--phases", "16:80%:mlm,32:20%", "--num_train_epochs", "0.01", "--seeds", "1"]
-    argv += ["--output_dir", str(tmp_path / "out")]
+    argv += ["--num_train_epochs", "0.01", "--seeds", "1", "--output_dir", str(tmp_path / "out")]
     windows.main(argv)
     table = capsys.readouterr().out
     number = int(re.search(r"(\d+) blocks, ", table)[1])
-    assert number > 8 and steps == ["4-1", f"{number}-1"]
+    assert number > 8 and steps == ["start", "4-1", f"{number}-1"]
     assert set(json.loads((tmp_path / "out/train-4-1.json").read_text())) > {"books", "wiki", "mean"}
     trained, whole, *pairs = (row for row in cells(table) if "4" in row[:2] or "all" in row[:2])
     assert trained[1] == str(-(-number // 4)) and whole[1] == "1" and float(whole[-2]) == 0
@@ -867,7 +869,7 @@ def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
     assert preparation.BLOCK_TOKENS == 2**22
     windows.main([*argv, "--report"])
     report = re.search(r"\d+ blocks, .*", table, re.DOTALL)[0]
-    assert len(steps) == 2 and capsys.readouterr().out.endswith(report)
+    assert len(steps) == 3 and capsys.readouterr().out.endswith(report)
 
 
 def test_buckets(data_dir, minilm, tmp_path, capsys, monkeypatch):
