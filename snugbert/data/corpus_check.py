@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from snugbert.data.corpus import ARROW_ERRORS, END_OF_STREAM, read_origin, validate_block
+from snugbert.data.corpus import ARROW_ERRORS, DATASET, END_OF_STREAM, read_origin, validate_block
 from snugbert.data.corpus_folder import CONNECTIONS, PART_NAME, CorpusFolder
 from snugbert.data.preparation import part_name
 from snugbert.errors import InputError, format_count
@@ -51,7 +51,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1, vocab_size: int | Non
 
 
 def _find_damage(output: CorpusFolder, sizes: Mapping[str, int], vocab_size: int | None) -> dict[str, str]:
-    """Returns the names of damaged parts, and of parts with other settings than most, and what is wrong."""
+    """Returns the names of damaged parts, and of parts that do not fit to most others, and what is wrong."""
     output.fetch()
     problems: dict[str, str] = {}
     settings: dict[str, str] = {}
@@ -67,18 +67,19 @@ def _find_damage(output: CorpusFolder, sizes: Mapping[str, int], vocab_size: int
             progress.move_to(done)
     usual = Counter(settings.values()).most_common(1)
     others = [name for name in settings if settings[name] != usual[0][0]]
-    return problems | dict.fromkeys(others, "has other settings than most parts")
+    return problems | dict.fromkeys(others, "has other settings or another version of the dataset than most parts")
 
 
-def _check_part(output: CorpusFolder, name: str, vocab_size: int) -> dict[str, Any] | InputError:
-    """Returns the settings of a part, or what is wrong."""
+def _check_part(output: CorpusFolder, name: str, vocab_size: int) -> list[Any] | InputError:
+    """Returns the settings of a part and the version of its dataset, if it has one, or what is wrong."""
     try:
         with _open_part(output, name) as stream:
             for batch in pa.ipc.open_stream(stream):
                 validate_block(batch, vocab_size)
             if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
                 raise pa.ArrowInvalid("truncated")
-        return read_origin(output.folder / name)["settings"]
+        origin = read_origin(output.folder / name)
+        return [origin["settings"], [source for source in origin["sources"] if source["name"].startswith(DATASET)]]
     except ARROW_ERRORS as error:
         return InputError(str(error))
     except InputError as error:

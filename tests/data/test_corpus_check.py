@@ -39,7 +39,7 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     assert [line.partition(" (")[0] for line in lines] == [
         f"{output}/{files[1].name} is missing.",
         *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
-        f"{output}/{files[5].name} has other settings than most parts.",
+        f"{output}/{files[5].name} has other settings or another version of the dataset than most parts.",
     ]
     assert last == f"{output}: 2 of 7 parts are complete."
     assert f"--check: {output} lacks 5 parts. Remove the damaged ones. Then run " in error
