@@ -51,6 +51,7 @@ LONG_FILES = (
     "integrations/test_sentence_transformers.py",
     "trainers/finetuning/test_sweep.py",
     "data/test_preparation.py",
+    "data/test_corpus_folder.py",
     "test_cli.py",
     "test_cuda_graphs.py",
     "tasks/test_multiple_choice.py",

@@ -28,19 +28,18 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.data.corpus_blocks import DOWNLOADS, Blocks, CachedBlocks, MappedPart
 from snugbert.data.corpus_index import (
     Counts,
-    PartIndex,
     count_blocks,
     index_name,
     join_counts,
     open_index,
-    parse_index,
+    read_index,
 )
 from snugbert.data.data_arguments import CACHE_GB
 from snugbert.data.part_files import WORDS, Block, Origin, damaged, read_origin
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
-from snugbert.remote_files import hide_credentials, is_url, join, list_files, read_bytes
+from snugbert.remote_files import hide_credentials, is_url, join, list_files
 
 
 @dataclass(eq=False, repr=False)
@@ -115,7 +114,7 @@ def read_corpus_language(folder: str | Path) -> str | None:
         InputError: `folder` holds no corpus, or a part is missing or damaged.
     """
     first = _find_parts(folder)[0]
-    origin = _read_index(first).origin if is_url(folder) else read_origin(Path(first))
+    origin = read_index(first).origin if is_url(folder) else read_origin(Path(first))
     return _find_language(origin["settings"])
 
 
@@ -148,7 +147,7 @@ def open_corpus(
     names, vocab_size = _find_parts(folder), len(tokenizer)
     if is_url(folder):
         with ThreadPoolExecutor(DOWNLOADS) as pool:
-            indices = list(pool.map(_read_index, names))
+            indices = list(pool.map(read_index, names))
     else:
         settings = read_origin(Path(names[0]))["settings"]
         _check_tokenizer(folder, settings, tokenizer)  # before old parts without index are read
@@ -189,12 +188,6 @@ def _check_origins(names: Sequence[str], origins: Sequence[Origin]) -> None:
                 f"{hide_credentials(name)} and {names[0].rpartition('/')[2]} were prepared with different settings or "
                 "tokenizers. Prepare all shards again with the same settings and tokenizer."
             )
-
-
-def _read_index(part: str) -> PartIndex:
-    """Reads the index of a part in a bucket."""
-    name = index_name(part)
-    return parse_index(read_bytes(name), hide_credentials(name))
 
 
 def _find_parts(folder: str | Path) -> list[str]:
