@@ -105,7 +105,7 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
 
 def _check_output(args: PredictionArguments) -> None:
     output = _name_output(args)
-    if output.exists() and not args.overwrite_output_file:
+    if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
 
 
