@@ -359,8 +359,8 @@ def run_command(name: str, arguments: list[str]) -> None:
     if not hasattr(package, "__version__"):  # see `_make_package`
         package.__spec__.loader.exec_module(package)  # type: ignore[union-attr]
     run = functools.partial(_import(command.function), *instances, **command.options)
-    # `find_output` is None for a local folder.
-    output = find_output(next((vars(each)[command.uploads] for each in instances if command.uploads in vars(each)), None))
+    values = {name: value for each in instances for name, value in vars(each).items()}
+    output = find_output(values.get(command.uploads))  # None: the folder is local
     with showing_urls():
         run() if output is None else write_output(output, instances, run)
 

@@ -84,9 +84,7 @@ class RemoteOutput:
         found = {name.rpartition("/")[0] for name in stored if re.search(r"(^|/)checkpoint-\d+/", name)}
         for name in sorted({re.sub(r"(checkpoint-\d+).*", r"\1", each) for each in found}):
             if f"{name}/manifest.json" not in manifests:
-                logger.warning(
-                    "skipping %s: manifest.json is missing.", hide_credentials(join(self.url, name))
-                )
+                logger.warning("skipping %s: manifest.json is missing.", hide_credentials(join(self.url, name)))
 
     def upload(self) -> None:
         """Makes the folder in the store like the local folder, except for checkpoints and files of other origin.
@@ -132,7 +130,7 @@ class RemoteOutput:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Returns the place of a file in the order of uploads. The first number is negative for files that mark nothing."""
+    """Returns the place of a file in the order of uploads. It begins with -1 if the file marks nothing."""
     last = name.rpartition("/")[2]
     return (MARKS.index(last) if last in MARKS else -1, name)
 
@@ -184,8 +182,11 @@ def is_stored(file: Path) -> bool:
     return output is not None and find_entry(output.url_of(file)) is not None
 
 
-def publish_file(file: Path) -> None:
-    """Uploads a complete file if it belongs to a store, and removes the local one."""
-    if (output := find_output(file)) is not None:
-        upload(file, output.url_of(file))
-        file.unlink()
+def publish_file(unfinished: Path, file: Path) -> None:
+    """Gives a complete file its name, on this machine or in the store that it belongs to."""
+    output = find_output(file)
+    if output is None:
+        unfinished.replace(file)
+    else:
+        upload(unfinished, output.url_of(file))
+        unfinished.unlink()

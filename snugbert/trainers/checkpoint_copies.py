@@ -103,7 +103,7 @@ def _parse(manifest: bytes, url: str) -> dict[str, Any]:
 
 
 def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:
-    """Removes the checkpoints in the store that are not in the local folder of the run. Manifests are removed first."""
+    """Removes the checkpoints in the store that are not in the local folder of the run, manifests first."""
     url = output.url_of(folder)
     names = [name for name in list_files(url) if CHECKPOINT.fullmatch(name.partition("/")[0])]
     gone = [name for name in names if not (folder / name.partition("/")[0]).is_dir()]

