@@ -105,6 +105,11 @@ def _find_place(url: str, version: object) -> Path:
     return work_folder() / STAGED / hash_json([url, version])
 
 
+def is_staged(path: Path) -> bool:
+    """Whether a local path is a copy of something in a store."""
+    return path.is_relative_to(work_folder() / STAGED)
+
+
 def link_file(file: Path, link: Path) -> None:
     """Gives a file another name, without a copy if the file system can. Creates the folder."""
     link.parent.mkdir(parents=True, exist_ok=True)

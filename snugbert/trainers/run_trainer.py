@@ -185,7 +185,7 @@ class RunTrainer(Trainer):
             self.args.save_total_limit = None
             try:
                 stops = self.stop_signal.watch(checkpoint, trial, ignore_keys_for_eval)
-                with hide_trainer_comparison(), self.checkpoint_uploads.watch(self.args), stops:
+                with hide_trainer_comparison(), stops, self.checkpoint_uploads.watch(self.args):
                     return super().train(checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.args.save_total_limit = limit
