@@ -123,6 +123,7 @@ class RunCheckpoints(TrainerCallback):
         damage: str | None = None
         if args.process_index == 0:
             try:
+                download_checkpoint(Path(state.best_model_checkpoint))
                 check_checkpoint(Path(state.best_model_checkpoint), needs_optimizer=False)
             except InputError as error:
                 damage = str(error)
