@@ -19,8 +19,8 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.command_help import format_help
 from snugbert.errors import InputError
-from snugbert.remote_files import hide_credentials, is_url
 from snugbert.remote_outputs import choose_output, find_output
+from snugbert.remote_requests import hide_credentials, is_url
 from snugbert.staging import stage
 from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 

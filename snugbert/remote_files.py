@@ -1,47 +1,28 @@
-"""Files on any file system that fsspec opens, such as `s3://bucket/corpus/part.arrow`.
+"""Files on any file system that fsspec opens, such as `s3://bucket/corpus/part.arrow`: listed, read and written.
 
-fsspec tries again for a few seconds. The functions here try for longer, because a network can be gone for minutes, and
-fail with one message. Every request has a time limit, so that none waits forever. No list of files is cached.
+Every function tries again until a deadline, and then fails with one message (see `remote_requests`). Files are read
+and written completely or not at all.
 
-Credentials come from the environment, as fsspec's file systems read them. They are read again after a refusal, because
-they may have been renewed. User names and query strings of URLs can be credentials. So they are in no message, and
-[`hide_credentials`] removes them for files.
-
-Processes that were forked, such as data workers, must not call these functions. The network library of a file system
-can wait forever in them.
+Processes that were forked, such as data workers, should not call these functions. Each would open its own connections.
 """
 
+import base64
+import hashlib
 import io
-import logging
-import os
-import random
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-import fsspec
-from fsspec.asyn import sync
+from typing import Any, NamedTuple
 
 from snugbert.errors import InputError
 from snugbert.files import replacing
+from snugbert.remote_requests import ATTEMPTS, Store, ask, hide_credentials, is_url, read_status
 
-T = TypeVar("T")
-logger = logging.getLogger(__name__)
-
-# "s3://", also chained, such as "zip://a.zip::s3://". One letter is a Windows drive.
-URL = re.compile(r"[a-z][a-z0-9+.-]+(://|::)", re.IGNORECASE)
-DEADLINE_VARIABLE = "SNUGBERT_STORAGE_TIMEOUT"
-DEADLINE = (
-    600.0  # seconds, until a store that does not answer is an error. Less than torch's limit for processes, 1,800
-)
-REQUEST_SECONDS = 60.0  # for a request, and more for long answers
-SLOWEST = 2**18  # bytes per second. A slower connection counts as lost
-LONGEST_WAIT = 30.0  # seconds between two attempts
-REFUSALS = 3  # so often, a store may refuse access. Credentials are read again each time
 CHUNK_BYTES = 2**23  # of a file that is read in pieces
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # protocols whose packages an extra of SnugBERT installs
+CONNECTIONS = 8  # pieces that are read at once
+LISTING = 10  # so many times longer than one request, a list may take
+# What a file system has of these names the version of a file. Checksums come first.
+VERSIONS = ("md5Hash", "ETag", "etag", "blob_id", "last_commit", "LastModified", "Last-Modified", "mtime", "created")
 
 
 class Entry(NamedTuple):
@@ -49,23 +30,11 @@ class Entry(NamedTuple):
 
     Attributes:
         size: in bytes.
-        version: changes when the file is replaced: its ETag or checksum, or the time of the last change.
+        version: changes when the file is replaced: its checksum or ETag, or the time of the last change.
     """
 
     size: int
     version: str
-
-
-def is_url(name: str | Path) -> bool:
-    """Whether a name is a URL that fsspec opens, and not a path."""
-    return isinstance(name, str) and URL.match(name) is not None
-
-
-def hide_credentials(url: str) -> str:
-    """Returns a URL without user name, password, query string and fragment. Other names stay as they are."""
-    if not is_url(url):
-        return url
-    return re.sub(r"(?<=://)[^/@]*@", "", url).split("?")[0].split("#")[0]
 
 
 def join(url: str, *names: str) -> str:
@@ -78,83 +47,130 @@ def join(url: str, *names: str) -> str:
 
 def find_urls(pattern: str) -> list[str]:
     """Lists the files that match a URL or a glob pattern, sorted. Empty if there are none."""
+    return list(find_entries(pattern))
 
-    def find(store: Any, path: str) -> list[str]:
-        if "*" not in path and "[" not in path and "?" not in path:
-            return [path] if store.exists(path) and not store.isdir(path) else []
-        found = store.glob(path, detail=True)
-        return sorted(name for name, facts in found.items() if facts["type"] == "file")
 
-    return [_complete(pattern, path) for path in _try(pattern, find)]
+def find_entries(pattern: str) -> dict[str, Entry]:
+    """Like [`find_urls`], with the size and the version of each file."""
+
+    def find(store: Store, path: str) -> dict[str, Entry]:
+        return _read_entries(store, store.call("glob", path, detail=True, requests=LISTING))
+
+    if (entry := find_entry(pattern)) is not None:  # names can contain brackets
+        return {pattern: entry}
+    if not re.search(r"[*\[]" if pattern.startswith("http") else r"[*?\[]", pattern):
+        return {}
+    return {_complete(pattern, path): entry for path, entry in sorted(ask(pattern, find).items())}
 
 
 def list_files(folder: str) -> dict[str, Entry]:
     """Lists all files below a folder, by their names relative to it. Empty if there is no such folder."""
 
-    def find(store: Any, path: str) -> dict[str, Entry]:
+    def find(store: Store, path: str) -> dict[str, Entry]:
         root = path.rstrip("/") + "/"
-        found = store.find(path, detail=True)
-        return {name.removeprefix(root): _read_entry(facts) for name, facts in found.items() if name.startswith(root)}
+        entries = _read_entries(store, store.call("find", path, detail=True, requests=LISTING))
+        return {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
 
-    return dict(sorted(_try(folder, find).items()))
+    try:
+        return dict(sorted(ask(folder, find).items()))
+    except FileNotFoundError:
+        return {}
 
 
 def find_entry(url: str) -> Entry | None:
     """Returns the size and the version of a file. None: there is no such file."""
 
-    def find(store: Any, path: str) -> Entry | None:
-        try:
-            facts = _call(store, "info", path)
-        except FileNotFoundError:
-            return None
-        return _read_entry(facts) if facts["type"] == "file" else None
+    def find(store: Store, path: str) -> Entry | None:
+        return _read_entries(store, {path: store.call("info", path)}).get(path)
 
-    return _try(url, find)
+    try:
+        return ask(url, find)
+    except FileNotFoundError:
+        return None
 
 
-def _read_entry(facts: Mapping[str, Any]) -> Entry:
-    names = ("ETag", "etag", "md5Hash", "blob_id", "last_commit", "LastModified", "mtime", "created")
-    version = next((facts[name] for name in names if facts.get(name)), "")
-    return Entry(int(facts.get("size") or 0), str(version).strip('"'))
+def _require_entry(url: str) -> Entry:
+    if (entry := find_entry(url)) is None:
+        raise FileNotFoundError(f"{hide_credentials(url)}: no such file.")
+    return entry
+
+
+def _check_unchanged(url: str, entry: Entry) -> None:
+    if find_entry(url) != entry:
+        raise InputError(f"{hide_credentials(url)} changed while it was read. Run the same command again.")
+
+
+def _read_entries(store: Store, facts: Mapping[str, Any]) -> dict[str, Entry]:
+    return {path: _read_entry(store, path, each) for path, each in facts.items() if each["type"] == "file"}
+
+
+def _read_entry(store: Store, path: str, facts: Mapping[str, Any]) -> Entry:
+    if facts.get("size") is None:  # lists of web servers have only names
+        facts = store.call("info", path)
+    if facts.get("size") is None:
+        raise InputError(f"{hide_credentials(path)}: the server sends no file size. Download the file first.")
+    version = next((facts[name] for name in VERSIONS if facts.get(name)), "")
+    return Entry(int(facts["size"]), str(version).strip('"'))
 
 
 def _complete(url: str, path: str) -> str:
-    """Returns the URL of a path that fsspec has listed, with the protocol and the query string of `url`."""
-    protocol, separator, _ = url.partition("://")
-    if protocol.lower() in ("http", "https"):  # fsspec does not remove the protocol
-        return path
-    return f"{protocol}{separator}{path.lstrip('/')}" if protocol != "file" else f"file://{path}"
+    """Returns the URL of a path that fsspec has listed, with the protocol and the rest of the chain of `url`."""
+    first, *chain = url.split("::")
+    protocol = first.split("://")[0]
+    if protocol.lower() not in ("http", "https"):  # fsspec does not remove this protocol
+        path = f"{protocol}://{path if protocol == 'file' else path.lstrip('/')}"
+    return "::".join([path, *chain])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
 def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
-    """Reads a file, or the bytes from `start` to before `end`.
+    """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: the store does not answer before the deadline, or refuses access.
+        InputError: the store does not answer before the deadline or refuses access, or the file changes while it is
+            read.
     """
-
-    def read(store: Any, path: str) -> bytes:
-        if end is None:
-            size = int(_call(store, "info", path)["size"])
-            return b"".join(
-                _read_range(store, path, at, min(at + CHUNK_BYTES, size)) for at in range(start, size, CHUNK_BYTES)
-            )
-        return _read_range(store, path, start, end)
-
-    return _try(url, read)
-
-
-def _read_range(store: Any, path: str, start: int, end: int) -> bytes:
-    if start >= end:
-        return b""
-    data = _call(store, "cat_file", path, start=start, end=end, size=end - start)
-    if len(data) != end - start:
-        raise _ShortAnswer(f"{len(data)} bytes instead of {end - start}")
+    if end is not None:
+        return _read_range(url, start, end)
+    entry = _require_entry(url)
+    data = _read_range(url, start, entry.size)
+    _check_unchanged(url, entry)  # another process may replace it by a longer one
     return data
+
+
+def _read_range(url: str, start: int, end: int) -> bytes:
+    pieces: dict[int, bytes] = {}
+
+    def read(store: Store, path: str) -> bytes:
+        ranges = [(at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES) if at not in pieces]
+        answers = _read_ranges(store, path, ranges)
+        for (first, last), answer in zip(ranges, answers, strict=True):
+            if isinstance(answer, bytes) and len(answer) == last - first:
+                pieces[first] = answer
+        for (first, last), answer in zip(ranges, answers, strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            if len(answer) > last - first:
+                raise InputError(
+                    f"{hide_credentials(url)}: the server does not send parts of a file. Download it first."
+                )
+            if len(answer) < last - first:
+                raise OSError(f"{len(answer)} bytes instead of {last - first}")
+        return b"".join(piece for _, piece in sorted(pieces.items()))
+
+    return ask(url, read)
+
+
+def _read_ranges(store: Store, path: str, ranges: list[tuple[int, int]]) -> list[Any]:
+    """Reads parts of a file. Parts that failed are exceptions."""
+    if not ranges or not store.system.async_impl:
+        return [store.call("cat_file", path, start=start, end=end) for start, end in ranges]
+    starts, ends = map(list, zip(*ranges, strict=True))
+    size = sum(ends) - sum(starts)
+    return store.call("cat_ranges", [path] * len(ranges), starts, ends, size=size, batch_size=CONNECTIONS)
 
 
 def download(url: str, file: Path) -> None:
@@ -165,16 +181,14 @@ def download(url: str, file: Path) -> None:
         InputError: the store does not answer before the deadline or refuses access, or the file changes while it is
             read.
     """
-    entry = find_entry(url)
-    if entry is None:
-        raise FileNotFoundError(f"{hide_credentials(url)}: no such file.")
+    entry = _require_entry(url)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as unfinished:
         with unfinished.open("wb") as stream:
-            for start in range(0, entry.size, CHUNK_BYTES):
-                stream.write(read_bytes(url, start, min(start + CHUNK_BYTES, entry.size)))
-        if find_entry(url) != entry:
-            raise InputError(f"{hide_credentials(url)} changed while it was read. Run the same command again.")
+            step = CONNECTIONS * CHUNK_BYTES
+            for start in range(0, entry.size, step):
+                stream.write(_read_range(url, start, min(start + step, entry.size)))
+        _check_unchanged(url, entry)
 
 
 class RemoteFile(io.RawIOBase):
@@ -188,10 +202,8 @@ class RemoteFile(io.RawIOBase):
     """
 
     def __init__(self, url: str):
-        entry = find_entry(url)
-        if entry is None:
-            raise FileNotFoundError(f"{hide_credentials(url)}: no such file.")
-        self.url, self.size = url, entry.size
+        self.url, self._entry = url, _require_entry(url)
+        self.size = self._entry.size
         self._position = 0
 
     def readable(self) -> bool:
@@ -212,11 +224,12 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """As in `io.RawIOBase`."""
+        """As in `io.RawIOBase`. A file that was replaced is an error, and never a mixture of both."""
         end = min(self._position + len(buffer), self.size)
         if end <= self._position:
             return 0
-        data = read_bytes(self.url, self._position, end)
+        data = _read_range(self.url, self._position, end)
+        _check_unchanged(self.url, self._entry)
         buffer[: len(data)] = data
         self._position = end
         return len(data)
@@ -231,149 +244,83 @@ def open_file(name: str | Path) -> Any:
 
 
 def upload(file: Path, url: str) -> None:
-    """Copies a file to a store, and compares the size there. Most stores also compare a checksum.
+    """Copies a file to a store, and compares the size and the checksum there.
 
     Raises:
         InputError: the store does not answer before the deadline, or refuses access.
     """
     size = file.stat().st_size
 
-    def put(store: Any, path: str) -> None:
-        store.makedirs(store._parent(path), exist_ok=True)
-        _call(store, "put_file", str(file), path, size=size)
-        stored = int(_call(store, "info", path)["size"])
-        if stored != size:
-            raise _ShortAnswer(f"{stored} bytes stored instead of {size}")
+    def put(store: Store, path: str) -> None:
+        _make_folder(store, path)
+        store.call("put_file", str(file), path, size=size)
 
-    _try(url, put)
+    for _ in range(ATTEMPTS):
+        _write(url, put)
+        if _is_copy(file, url):
+            return
+        remove(url)  # so that nobody reads it
+    raise InputError(f"{hide_credentials(url)}: the store changes the file. Check the network and its proxies.")
+
+
+def _is_copy(file: Path, url: str) -> bool:
+    """Compares a file with its copy in a store, by the checksum of the store if there is one."""
+    entry = find_entry(url)
+    if entry is None or entry.size != file.stat().st_size:
+        return False
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).digest()
+    if entry.version in (digest.hex(), base64.b64encode(digest).decode()):
+        return True
+    if not re.fullmatch("[0-9a-f]{32}", entry.version):  # no MD5, as for a file of several parts
+        return True
+    # The ETag of an encrypted file looks like an MD5. Only the bytes can tell.
+    with file.open("rb") as stream, RemoteFile(url) as copy:
+        return all(copy.read(len(part)) == part for part in iter(lambda: stream.read(CHUNK_BYTES), b""))
 
 
 def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
-    """Writes a small file. Returns False if `only_new` and the store says that there is one already.
+    """Writes a small file, and returns whether the file has this content.
 
-    Stores without conditional writes replace it.
+    With `only_new`, an existing file stays. The data must then name the writer, because the file is read again. So the
+    answer is right after a lost connection, too. In a store without conditional writes, two writers that start in the
+    same moment replace each other's file, and the first one may not notice.
+
+    Raises:
+        InputError: the store does not answer before the deadline, or refuses access.
     """
 
-    def write(store: Any, path: str) -> bool:
-        store.makedirs(store._parent(path), exist_ok=True)
-        options = {"mode": "create"} if only_new else {}
+    def write(store: Store, path: str) -> None:
+        _make_folder(store, path)
+        options: dict[str, Any] = {"mode": "create"} if only_new else {}
         try:
-            _call(store, "pipe_file", path, data, size=len(data), **options)
-        except FileExistsError:
-            return False
+            store.call("pipe_file", path, data, size=len(data), **options)
         except OSError as error:
-            if only_new and "precondition" in str(error).lower():
-                return False
-            raise
-        return True
+            if not only_new or not (isinstance(error, FileExistsError) or read_status(error) == 412):
+                raise
 
-    return _try(url, write)
+    if only_new and find_entry(url) is not None:
+        return False
+    _write(url, write)
+    return not only_new or read_bytes(url) == data
+
+
+def _make_folder(store: Store, path: str) -> None:
+    """Creates the folder of a file. Object stores, which are asynchronous, have none."""
+    if not store.system.async_impl:
+        store.call("makedirs", store.system._parent(path), exist_ok=True)
+
+
+def _write(url: str, do: Callable[[Store, str], None]) -> None:
+    try:
+        ask(url, do)
+    except FileNotFoundError as error:
+        raise InputError(f"{hide_credentials(url)}: no such bucket. Check its name, or create it.") from error
 
 
 def remove(url: str) -> None:
     """Removes a file. It may be missing."""
-
-    def delete(store: Any, path: str) -> None:
-        try:
-            _call(store, "rm_file", path)
-        except FileNotFoundError:
-            pass
-
-    _try(url, delete)
-
-
-# --- trying again -----------------------------------------------------------------------------------------------
-
-
-class _ShortAnswer(OSError):
-    """A store sent or stored another number of bytes than it should."""
-
-
-def read_deadline() -> float:
-    """Returns for how many seconds a store is tried: `SNUGBERT_STORAGE_TIMEOUT`, or 600."""
     try:
-        return float(os.environ.get(DEADLINE_VARIABLE) or DEADLINE)
-    except ValueError as error:
-        raise InputError(f"{DEADLINE_VARIABLE} must be a number of seconds.") from error
-
-
-def _try(url: str, do: Callable[[Any, str], T]) -> T:
-    """Calls `do` with the file system and the path of a URL, again and again until it succeeds or the time is up.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: the store does not answer before the deadline or refuses access, or its package is missing.
-    """
-    seconds, shown = read_deadline(), hide_credentials(url)
-    deadline, wait, refusals = time.monotonic() + seconds, 0.5, 0
-    while True:
-        try:
-            store, path = _open_store(url, fresh=refusals > 0)
-            return do(store, path)
-        except (FileNotFoundError, InputError):
-            raise
-        except ImportError as error:
-            protocol = url.split("://")[0]
-            install = f"snugbert[{EXTRAS[protocol]}]" if protocol in EXTRAS else str(error)
-            raise InputError(
-                f"{shown}: a package for {protocol}:// is missing. Run: pip install '{install}'"
-            ) from error
-        except Exception as error:
-            reason = _describe(error)
-            if _is_refusal(error):
-                refusals += 1
-                if refusals == REFUSALS:
-                    raise InputError(
-                        f"{shown}: the store refuses access ({reason}). Check the credentials in the environment. "
-                        "Then run the same command again."
-                    ) from error
-            elif not _is_temporary(error):
-                raise
-            if time.monotonic() + wait > deadline:
-                raise InputError(
-                    f"{shown}: no answer for {seconds:g} seconds ({reason}). Check the network, and run the same "
-                    f"command again to continue. {DEADLINE_VARIABLE} sets the number of seconds."
-                ) from error
-            if wait == 0.5:
-                logger.warning("%s: %s. Trying again for %g seconds.", shown, reason, seconds)
-            time.sleep(wait * random.uniform(0.5, 1))  # so that many machines do not try in the same moment
-            wait = min(2 * wait, LONGEST_WAIT)
-
-
-def _open_store(url: str, fresh: bool) -> tuple[Any, str]:
-    """Returns the file system and the path of a URL. `fresh` makes it read the credentials again."""
-    return fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=fresh)
-
-
-def _call(store: Any, method: str, *args: Any, size: int = 0, **kwargs: Any) -> Any:
-    """Calls a method of a file system, with a time limit if it is asynchronous."""
-    if getattr(store, "async_impl", False) and hasattr(store, f"_{method}"):
-        limit = REQUEST_SECONDS + size / SLOWEST
-        return sync(store.loop, getattr(store, f"_{method}"), *args, timeout=limit, **kwargs)
-    return getattr(store, method)(*args, **kwargs)
-
-
-def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, PermissionError) or type(error).__name__ in ("NoCredentialsError", "ExpiredToken")
-
-
-def _is_temporary(error: Exception) -> bool:
-    """Whether the same request can succeed later. Other errors are mistakes in the program or the URL."""
-    module = type(error).__module__.split(".")[0]
-    return isinstance(error, OSError | TimeoutError | EOFError) or module in (
-        "aiohttp",
-        "botocore",
-        "aiobotocore",
-        "gcsfs",
-        "google",
-        "httpx",
-        "urllib3",
-        "requests",
-        "fsspec",
-    )
-
-
-def _describe(error: Exception) -> str:
-    """Returns the reason of an error in one line, without credentials."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return re.sub(r"\S+://\S+", lambda match: hide_credentials(match[0]), text)[:200]
+        ask(url, lambda store, path: store.call("rm_file", path))
+    except FileNotFoundError:
+        pass

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from snugbert.errors import InputError
 from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
-from snugbert.remote_files import download, find_entry, hide_credentials, join, list_files, remove, upload
+from snugbert.remote_files import download, find_entry, join, list_files, remove, upload
+from snugbert.remote_requests import hide_credentials
 from snugbert.staging import name_parts, show_as, work_folder
 
 logger = logging.getLogger(__name__)

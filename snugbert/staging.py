@@ -22,7 +22,8 @@ from huggingface_hub.constants import HF_HOME
 
 from snugbert.errors import InputError
 from snugbert.files import hash_json, lock_file
-from snugbert.remote_files import Entry, download, find_entry, find_urls, hide_credentials, join, list_files
+from snugbert.remote_files import Entry, download, find_entry, find_urls, join, list_files
+from snugbert.remote_requests import hide_credentials
 
 STAGED = "staged"  # the folder, and its name for `--clean`
 # What only serves to resume a run or is unfinished. A model is used without it.

@@ -11,6 +11,7 @@ from pathlib import Path
 import forked
 import pytest
 from bucket import Bucket, serve_folder, use_address
+from fault_proxy import FaultProxy, proxy_faults
 
 # No test may contact the Hub or write to the user's cache. Set before transformers is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -148,6 +149,25 @@ def bucket(_bucket_server: tuple[str, Path]) -> Iterator[Bucket]:
     folder.mkdir()
     with use_address(address) as env:
         yield Bucket(f"s3://{folder.name}", folder, env)
+
+
+@pytest.fixture(scope="session")
+def _fault_proxy(_bucket_server: tuple[str, Path]) -> Iterator[FaultProxy]:
+    with proxy_faults(_bucket_server[0]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def faults(bucket: Bucket, _fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy that injects faults between this process and `bucket`. A store that does not answer is soon an error."""
+    with use_address(_fault_proxy.address):
+        from snugbert.remote_files import list_files  # after the environment is set, above
+
+        list_files(bucket.url)  # opens the connection
+        monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "2")
+        _fault_proxy.requests.clear()
+        yield _fault_proxy
+        _fault_proxy.heal()
 
 
 @pytest.fixture(scope="module")

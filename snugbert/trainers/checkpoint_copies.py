@@ -22,8 +22,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
 from snugbert.files import read_json, replacing
-from snugbert.remote_files import download, hide_credentials, join, list_files, read_bytes, remove, upload
+from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
 from snugbert.remote_outputs import RemoteOutput, find_output
+from snugbert.remote_requests import hide_credentials
 from snugbert.staging import link_file
 
 MANIFEST_NAME = "manifest.json"

@@ -29,7 +29,7 @@ from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
 from snugbert.data.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically, writing
-from snugbert.remote_files import hide_credentials, is_url
+from snugbert.remote_requests import hide_credentials, is_url
 from snugbert.trainers.checkpoint_copies import CheckpointUploads
 from snugbert.trainers.compilation import (
     COMPILE_PASSES,

