@@ -128,7 +128,7 @@ def parse_arguments(
     argv, files = _without_config(argv, parser)
     if parser.positional:
         argv = _complete_switches(argv, parser)
-    local_files = [stage(file, "config")[0] if is_url(file) else Path(file) for file in files]
+    local_files = [stage(file, "--config")[0] if is_url(file) else Path(file) for file in files]
     from_files = [argument for file in local_files for argument in _read_yaml_arguments(file, parser)]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     namespace, unknown = parser.parse_known_args(from_files + argv)
@@ -192,7 +192,7 @@ def _find_local(name: str, value: str, local: dict[str, Any]) -> list[Path]:
     output = find_output(local.get("output_dir"))
     if name == "resume_from_checkpoint" and output is not None and value.rpartition("/")[0] == output.url:
         return [output.folder / value.rpartition("/")[2]]
-    return stage(value, name)
+    return stage(value, name if name == "input" else f"--{name}")  # it is given without a flag
 
 
 def _explain_enum(message: str, namespace: Namespace) -> str:

@@ -54,7 +54,7 @@ def stage(url: str, flag: str) -> list[Path]:
 
     Args:
         url: also the common start of the names of a TensorFlow checkpoint.
-        flag: for messages.
+        flag: for messages, such as `--train_file`.
 
     Returns:
         The local files, with their names, or the local folder.
@@ -71,7 +71,7 @@ def stage(url: str, flag: str) -> list[Path]:
     if find_entry(f"{url}.index") is not None:
         folder, _, name = url.rpartition("/")
         return [stage(folder, flag)[0] / name]
-    raise InputError(f"--{flag}: {hide_credentials(url)} does not exist.")
+    raise InputError(f"{flag}: {hide_credentials(url)} does not exist.")
 
 
 def _stage_file(url: str, entry: Entry) -> Path:

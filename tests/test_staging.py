@@ -38,28 +38,28 @@ def test_a_file_is_copied_once_and_again_when_it_changes(bucket, downloads):
     write(bucket.folder, data__sst2__train="one")
     url = f"{bucket.url}/data/sst2/train"
     with ThreadPoolExecutor(4) as pool:  # as the processes of a machine
-        copies = set(pool.map(lambda _: stage(url, "train_file")[0], range(4)))
+        copies = set(pool.map(lambda _: stage(url, "--train_file")[0], range(4)))
     (copy,) = copies
     assert copy.read_text() == "one" and copy.parts[-2:] == ("sst2", "train")
     assert downloads == [url]
     write(bucket.folder, data__sst2__train="two")
-    (changed,) = stage(url, "train_file")
+    (changed,) = stage(url, "--train_file")
     assert changed.read_text() == "two" and copy.read_text() == "one"
 
 
 def test_a_changed_file_does_not_copy_its_folder_again(bucket, downloads):
     write(bucket.folder, run__config="c1", run__weights="w", run__1_Pooling__config="p")
     write(bucket.folder, **{"run__checkpoint-5__optimizer": "large", "run___lock": "{}"})
-    (folder,) = stage(f"{bucket.url}/run", "model_name_or_path")
+    (folder,) = stage(f"{bucket.url}/run", "--model_name_or_path")
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {"config", "weights", "1_Pooling/config", "_lock"} and folder.name == "run"
     downloads.clear()
     write(bucket.folder, run__config="c2")
-    (changed,) = stage(f"{bucket.url}/run/", "model_name_or_path")
+    (changed,) = stage(f"{bucket.url}/run/", "--model_name_or_path")
     assert (changed / "config").read_text() == "c2" and (folder / "config").read_text() == "c1"
     assert [url.rpartition("/run/")[2] for url in downloads] == ["config"]
     # A checkpoint to resume from keeps its optimizer.
-    (checkpoint,) = stage(f"{bucket.url}/run/checkpoint-5", "resume_from_checkpoint")
+    (checkpoint,) = stage(f"{bucket.url}/run/checkpoint-5", "--resume_from_checkpoint")
     assert (checkpoint / "optimizer").exists()
 
 

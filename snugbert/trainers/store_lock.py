@@ -35,6 +35,7 @@ STORE_LOCK = "_lock"
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0  # several beats
 SETTLE_SECONDS = 1.0
+READ_AGAIN = (0.05, 0.2)  # seconds before each of these attempts
 
 
 class StoreLock:
@@ -49,7 +50,7 @@ class StoreLock:
         self._url, self._shown = join(output.url, STORE_LOCK), hide_credentials(output.url)
         self._content = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
         self._content["holder"] = f"process {os.getpid()} on {platform.node()}"
-        self._ended = threading.Event()
+        self._ended, self._access = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._renew, daemon=True)
 
     def acquire(self) -> None:
@@ -81,15 +82,23 @@ class StoreLock:
         return f"--output_dir: {holder} is running in {self._shown}. Wait until it ends, or choose another folder."
 
     def _read(self) -> dict[str, Any]:
-        """Returns the content of the lock. Empty: there is none."""
-        try:
-            entry = find_entry(self._url)
-            content = json.loads(read_bytes(self._url, 0, entry.size)) if entry is not None else {}
-        except FileNotFoundError:
-            return {}
-        except ValueError:  # somebody else's file
-            return {"holder": "another program"}
-        return content if isinstance(content, dict) else {"holder": "another program"}
+        """Returns the content of the lock. Empty: there is none.
+
+        Some stores replace a file in two steps. So a lock that seems to be missing or damaged is read again.
+        """
+        for seconds in (*READ_AGAIN, None):
+            try:
+                entry = find_entry(self._url)
+                content = json.loads(read_bytes(self._url, 0, entry.size)) if entry is not None else {}
+            except FileNotFoundError:
+                content = {}
+            except ValueError:
+                content = None
+            if isinstance(content, dict) and content:
+                return content
+            if seconds is not None:
+                time.sleep(seconds)
+        return {} if content == {} else {"holder": "another program"}
 
     def check(self) -> None:
         """Reads the lock.
@@ -97,7 +106,8 @@ class StoreLock:
         Raises:
             InputError: another run holds it.
         """
-        found = self._read()
+        with self._access:
+            found = self._read()
         if found.get("number") != self._content["number"]:
             missing = f"--output_dir: the lock of {self._shown} was removed. Run the same command again to continue."
             self._output.loss = self._explain(found) if found else missing
@@ -108,7 +118,8 @@ class StoreLock:
             try:
                 self.check()
                 self._content["beat"] = uuid.uuid4().hex  # always as long, so that nobody reads a mixture
-                write_bytes(self._url, json.dumps(self._content).encode())
+                with self._access:
+                    write_bytes(self._url, json.dumps(self._content).encode())
             except InputError:  # the lock is lost, or the store does not answer. Then the next beat tries again
                 if self._output.loss:
                     return
