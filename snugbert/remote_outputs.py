@@ -17,8 +17,9 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
+from snugbert.progress import format_bytes
 from snugbert.remote_files import download, find_entry, join, list_files, remove, upload
 from snugbert.remote_requests import hide_credentials
 from snugbert.staging import name_parts, show_as, work_folder
@@ -30,8 +31,9 @@ OUTPUTS = "outputs"
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
 CHECKPOINT_MANIFEST = re.compile(r"(.*/)?checkpoint-(\d+)/manifest\.json")
 # Unfinished and local files, checkpoints, and tables that a run makes again.
-NOT_UPLOADED = re.compile(r"(.*/)?(_[^/]*|checkpoint-\d+/.*|epochs/.*)")
+NOT_UPLOADED = re.compile(r"(.*/)?(_[^/]*(/.*)?|checkpoint-\d+/.*|epochs/.*)")
 STORED = "_stored.json"  # the files that are in the store as they are here
+MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. More are data, and not the output of a command
 OWNER = "_owner"  # identifies the local folder
 PENDING = "_pending"  # the command whose output is complete, but not uploaded
 
@@ -71,12 +73,21 @@ class RemoteOutput:
         """Makes the local folder like the folder in the store.
 
         A checkpoint is only listed: its folder contains the manifest. Half-uploaded checkpoints are left out.
+
+        Raises:
+            InputError: the folder contains too much, or the store does not answer.
         """
         owner = self.owner
-        self.clear()
         stored = list_files(self.url)
         manifests = {name: match for name in stored if (match := CHECKPOINT_MANIFEST.fullmatch(name))}
         files = [name for name in stored if not NOT_UPLOADED.fullmatch(name)]
+        size = sum(stored[name].size for name in files)
+        if len(files) > MOST_FILES or size > MOST_BYTES:
+            raise InputError(
+                f"{hide_credentials(self.url)} contains {format_count(len(files), 'other file')} "
+                f"({format_bytes(size)}). Choose another folder for the output."
+            )
+        self.clear()
         # In the order of the steps, because old checkpoints are removed by age.
         for name in [*files, *sorted(manifests, key=lambda name: int(manifests[name][2]))]:
             download(join(self.url, name), self.folder / name)

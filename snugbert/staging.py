@@ -27,7 +27,7 @@ from snugbert.remote_requests import hide_credentials
 
 STAGED = "staged"  # the folder, and its name for `--clean`
 # What only serves to resume a run or is unfinished. A model is used without it.
-NOT_STAGED = re.compile(r"(.*/)?(checkpoint-\d+|_[^/]*)/.*")
+NOT_STAGED = re.compile(r"(.*/)?(checkpoint-\d+/.*|_[^/]*(/.*)?)")
 DOWNLOADS = 8  # at once
 
 _shown: dict[str, str] = {}  # local path -> URL without credentials

@@ -72,3 +72,13 @@ def test_after_a_failed_upload_the_same_command_uploads_the_rest(output, bucket,
     assert uploads == ["a", "b", "n"]
     write_output(output, "another command", command)
     assert len(runs) == 2
+
+
+def test_a_folder_of_other_data_is_not_downloaded(output, bucket, monkeypatch):
+    monkeypatch.setattr(remote_outputs, "MOST_BYTES", 10)
+    (bucket.folder / "model").mkdir()
+    (bucket.folder / "model/text.parquet").write_text("much text")
+    write_output(output, "command", lambda: None)
+    (bucket.folder / "model/more.parquet").write_text("more text")
+    with pytest.raises(InputError, match=r"/model contains 2 other files \(18B\). Choose another folder"):
+        write_output(output, "command", lambda: None)

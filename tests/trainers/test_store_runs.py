@@ -195,13 +195,13 @@ def test_fine_tuning_and_what_follows_in_a_bucket(bucket, small_run, tmp_path, c
 
 
 def test_credentials_in_a_url_are_in_no_file_and_no_message(in_bucket, capsys, caplog):
-    url = "memory://name:hidden@host/run"
+    url = "memory://name:pa55word@host/run"
     store = fsspec.filesystem("memory")
     try:
         assert run(in_bucket, output_dir=url, max_steps=2, save_steps=1, resume_from_checkpoint="false") == 0
         files = store.find(url, detail=False)
         assert len(files) > 20
-        assert not [file for file in files if b"hidden" in store.cat_file(file)]
+        assert not [file for file in files if b"pa55word" in store.cat_file(file)]
     finally:
         store.store.clear()
-    assert "hidden" not in str(capsys.readouterr()) + caplog.text
+    assert "pa55word" not in str(capsys.readouterr()) + caplog.text
