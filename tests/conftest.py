@@ -164,7 +164,7 @@ def faults(bucket: Bucket, _fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyP
         from snugbert.remote_files import list_files  # after the environment is set, above
 
         list_files(bucket.url)  # opens the connection
-        monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "2")
+        monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "20")
         _fault_proxy.requests.clear()
         yield _fault_proxy
         _fault_proxy.heal()

@@ -20,8 +20,7 @@ DATA = bytes(range(256)) * 400
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    """Waits between two attempts are short, and a store may take 2 seconds."""
-    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "2")
+    """Waits between two attempts are short."""
     monkeypatch.setattr(remote_requests, "FIRST_WAIT", 0.05)
 
 
@@ -40,7 +39,7 @@ def seconds_of(do):
 
 # --- lost connections -------------------------------------------------------------------------------------------
 
-PASSING = {
+FAULTS = {
     "500": ("status", (500, "InternalError")),
     "503": ("status", (503, "SlowDown")),
     "429": ("status", (429, "TooManyRequests")),
@@ -52,13 +51,13 @@ PASSING = {
 }
 
 
-@pytest.mark.parametrize("fault", PASSING)
-@pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_a_fault_that_passes_is_not_noticed(faults, url, bucket, tmp_path, monkeypatch, caplog, fault, method):
-    if method == "PUT" and fault in ("cut off", "wrong length"):
-        pytest.skip("answers to PUT are empty")
-    monkeypatch.setattr(remote_requests, "REQUEST_SECONDS", 0.3)
-    kind, value = PASSING[fault]
+@pytest.mark.parametrize(
+    "method, fault", [*(("GET", fault) for fault in FAULTS), ("PUT", "503"), ("PUT", "no answer"), ("PUT", "hang")]
+)
+def test_a_fault_that_passes_is_not_noticed(faults, url, bucket, tmp_path, monkeypatch, caplog, method, fault):
+    kind, value = FAULTS[fault]
+    if fault == "hang":
+        monkeypatch.setattr(remote_requests, "REQUEST_SECONDS", 0.5)
     found = faults.fail(kind, value, method=method, times=2)
     file = tmp_path / "copy"
     if method == "GET":
@@ -68,21 +67,22 @@ def test_a_fault_that_passes_is_not_noticed(faults, url, bucket, tmp_path, monke
         remote_files.upload(file, url)
     assert found.hits == 2
     assert (bucket.folder / "file").read_bytes() == file.read_bytes()
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert warning.startswith(f"{url}: ") and warning.endswith(". Trying again for 2 seconds.")
+    warnings = [record.getMessage() for record in caplog.records]
+    assert all(each.startswith(f"{url}: ") and each.endswith(". Trying again for 20 seconds.") for each in warnings)
+    assert len(warnings) == 1 or fault == "hang"  # a busy computer can take half a second for other requests
 
 
-@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("fault", ["500", "cut off", "wrong length", "hang"])
 def test_a_fault_that_stays_is_one_error(faults, url, tmp_path, monkeypatch, fault):
     monkeypatch.setattr(remote_requests, "REQUEST_SECONDS", 0.5)
     monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "1")
-    faults.fail(*PASSING[fault], method="GET")
+    faults.fail(*FAULTS[fault], method="GET")
 
     def download():
         with pytest.raises(InputError, match=r"file: no answer for 1 seconds \(.+\)\. Check the network, and run"):
             remote_files.download(url, tmp_path / "copy")
 
-    assert seconds_of(download) < 2.5
+    assert seconds_of(download) < 3
     assert list(tmp_path.iterdir()) == []
 
 
