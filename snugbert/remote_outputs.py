@@ -22,7 +22,7 @@ from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
 from snugbert.progress import format_bytes
 from snugbert.remote_files import download, find_entry, join, list_files, remove, upload
 from snugbert.remote_requests import hide_credentials
-from snugbert.staging import name_parts, show_as, work_folder
+from snugbert.staging import check_names, name_parts, show_as, work_folder
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class RemoteOutput:
         """
         owner = self.owner
         stored = list_files(self.url)
+        check_names(stored, self.url)
         manifests = {name: match for name in stored if (match := CHECKPOINT_MANIFEST.fullmatch(name))}
         files = [name for name in stored if not NOT_UPLOADED.fullmatch(name)]
         size = sum(stored[name].size for name in files)

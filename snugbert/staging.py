@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +86,7 @@ def _stage_file(url: str, entry: Entry) -> Path:
 
 def _stage_folder(url: str, entries: Mapping[str, Entry]) -> Path:
     entries = {name: entry for name, entry in entries.items() if not NOT_STAGED.fullmatch(name)}
+    check_names(entries, url)
     place = _find_place(url, entries)
     folder = place / Path(*name_parts(url)[-2:])
     with lock_file(place / "lock"):
@@ -104,6 +105,17 @@ def _stage_folder(url: str, entries: Mapping[str, Entry]) -> Path:
 def _find_place(url: str, version: object) -> Path:
     """Returns the folder of a copy. In it is the name of the folder, too, which results show for `sst2/train.csv`."""
     return work_folder() / STAGED / hash_json([url, version])
+
+
+def check_names(names: Iterable[str], url: str) -> None:
+    """Checks that files of a folder in a store are also below a local folder. Keys of objects can contain `..`.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name in names:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise InputError(f"{hide_credentials(url)}: the name {name!r} is not below the folder. Remove this file.")
 
 
 def is_staged(path: Path) -> bool:

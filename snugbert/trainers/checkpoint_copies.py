@@ -25,7 +25,7 @@ from snugbert.files import read_json, replacing
 from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
 from snugbert.remote_outputs import RemoteOutput, find_output
 from snugbert.remote_requests import hide_credentials
-from snugbert.staging import link_file
+from snugbert.staging import check_names, link_file
 
 MANIFEST_NAME = "manifest.json"
 WAITING = "_uploading"  # in the output folder: the checkpoints that are not in the store yet
@@ -97,9 +97,10 @@ def _read_manifest(url: str) -> bytes | None:
 def _parse(manifest: bytes, url: str) -> dict[str, Any]:
     try:
         entries = json.loads(manifest)
-        assert all(not name.startswith(("/", "..")) and "bytes" in entry for name, entry in entries.items())
+        assert all("bytes" in entry for entry in entries.values())
     except (ValueError, AttributeError, TypeError, AssertionError) as error:
         raise InputError(f"{hide_credentials(join(url, MANIFEST_NAME))} is damaged. Remove the checkpoint.") from error
+    check_names(entries, url)
     return entries
 
 
