@@ -175,8 +175,8 @@ def _explain_value(name: str, value: str) -> str:
         return explain_language(value)
     if name == "report_to":
         return explain_reporter(value)
-    if "://" in value:
-        return ""  # the command looks for it
+    if "://" in value:  # only the command can ask a store
+        return ""
     mistake = ""
     if name.endswith("_file") and not name.startswith(("output_", "overwrite_")):
         is_other = Path(value).exists() and not Path(value).is_dir()  # for example a pipe; the command decides
