@@ -93,7 +93,7 @@ class RemoteOutput:
         for name in [*files, *sorted(manifests, key=lambda name: int(manifests[name][2]))]:
             download(join(self.url, name), self.folder / name)
         write_atomically(self.folder / OWNER, owner)
-        self._store(self._list())
+        self._store(self.list_versions())
         found = {name.rpartition("/")[0] for name in stored if re.search(r"(^|/)checkpoint-\d+/", name)}
         for name in sorted({re.sub(r"(checkpoint-\d+).*", r"\1", each) for each in found}):
             if f"{name}/manifest.json" not in manifests:
@@ -105,7 +105,7 @@ class RemoteOutput:
         Raises:
             InputError: the store does not answer or refuses access. Then the next call uploads the rest.
         """
-        before, now = self._read_stored(), self._list()
+        before, now = self._read_stored(), self.list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
         if changed:
             logger.info("uploading %d files to %s", len(changed), hide_credentials(self.url))
@@ -128,10 +128,11 @@ class RemoteOutput:
             elif path.name != "_lock":
                 path.unlink(missing_ok=True)
 
-    def _list(self) -> dict[str, list[int]]:
-        """Returns size and time of each file that is uploaded."""
+    def list_versions(self, also: re.Pattern[str] | None = None) -> dict[str, list[int]]:
+        """Returns size and time of each file that is uploaded, and of the files whose names match `also`."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        stats = {name: path.stat() for name, path in files.items() if not NOT_UPLOADED.fullmatch(name)}
+        wanted = [name for name in files if not NOT_UPLOADED.fullmatch(name) or (also and also.fullmatch(name))]
+        stats = {name: files[name].stat() for name in wanted}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
     def _read_stored(self) -> dict[str, list[int]]:

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 def download_checkpoint(checkpoint: Path, replace: bool = False) -> None:
     """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
 
+    The content is not checked, and files that are missing in the store stay missing, see [`check_checkpoint`].
+
     Args:
         checkpoint: the local folder. With a manifest, it may be newer than the checkpoint in the store.
         replace: whether the checkpoint in the store replaces one with another manifest.
@@ -53,11 +55,14 @@ def download_checkpoint(checkpoint: Path, replace: bool = False) -> None:
         return
     if manifest.exists() and manifest.read_bytes() != stored:
         shutil.rmtree(checkpoint)
-    for name in _parse(stored, url):
+    for name in _list_names(stored, url):
         if not (checkpoint / name).exists():
-            download(join(url, name), checkpoint / name)
-    with replacing(manifest) as unfinished:
-        unfinished.write_bytes(stored)
+            with suppress(FileNotFoundError):
+                download(join(url, name), checkpoint / name)
+    if not manifest.exists():
+        checkpoint.mkdir(exist_ok=True)
+        with replacing(manifest) as unfinished:
+            unfinished.write_bytes(stored)
 
 
 def upload_checkpoint(checkpoint: Path, output: RemoteOutput, url: str) -> None:
@@ -76,7 +81,7 @@ def upload_checkpoint(checkpoint: Path, output: RemoteOutput, url: str) -> None:
         return
     output.check()
     remove(join(url, MANIFEST_NAME))
-    entries = _parse(manifest, url)
+    entries = json.loads(manifest)
     for name in entries:
         upload(checkpoint / name, join(url, name))
     stored = list_files(url)
@@ -94,14 +99,14 @@ def _read_manifest(url: str) -> bytes | None:
         return None
 
 
-def _parse(manifest: bytes, url: str) -> dict[str, Any]:
+def _list_names(manifest: bytes, url: str) -> list[str]:
+    """Returns the files of a checkpoint. Empty if the manifest is damaged."""
     try:
-        entries = json.loads(manifest)
-        assert all("bytes" in entry for entry in entries.values())
-    except (ValueError, AttributeError, TypeError, AssertionError) as error:
-        raise InputError(f"{hide_credentials(join(url, MANIFEST_NAME))} is damaged. Remove the checkpoint.") from error
-    check_names(entries, url)
-    return entries
+        names = list(json.loads(manifest))
+        check_names(names, url)
+    except (ValueError, AttributeError, TypeError):  # an InputError is a ValueError
+        return []
+    return names
 
 
 def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:

@@ -122,8 +122,8 @@ class RunCheckpoints(TrainerCallback):
             return
         damage: str | None = None
         if args.process_index == 0:
+            download_checkpoint(Path(state.best_model_checkpoint))
             try:
-                download_checkpoint(Path(state.best_model_checkpoint))
                 check_checkpoint(Path(state.best_model_checkpoint), needs_optimizer=False)
             except InputError as error:
                 damage = str(error)
@@ -195,8 +195,8 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
     """
     restore_replaced(output_dir / UNFINISHED)
     for folder in reversed(list_checkpoints(output_dir)):
+        download_checkpoint(folder)
         try:
-            download_checkpoint(folder)
             check_checkpoint(folder)
         except InputError as error:
             logger.warning("skipping %s: %s", folder.name, error)

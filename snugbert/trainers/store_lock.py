@@ -17,6 +17,7 @@ lost its lock stops with an error. It marks no checkpoint and no folder as compl
 """
 
 import json
+import logging
 import os
 import platform
 import threading
@@ -30,6 +31,8 @@ from snugbert.errors import InputError
 from snugbert.remote_files import find_entry, join, read_bytes, remove, write_bytes
 from snugbert.remote_outputs import RemoteOutput
 from snugbert.remote_requests import hide_credentials
+
+logger = logging.getLogger(__name__)
 
 STORE_LOCK = "_lock"
 BEAT_SECONDS = 15.0
@@ -68,6 +71,13 @@ class StoreLock:
         """Returns when this process has written its lock. Raises an error if another run lives."""
         found, deadline = self._read(), time.monotonic() + STALE_SECONDS
         first = found
+        if found and found.get("owner") != self._content["owner"]:
+            logger.info(
+                "%s is locked by %s. Waiting up to %g seconds to see whether it still runs.",
+                self._shown,
+                found.get("holder"),
+                STALE_SECONDS,
+            )
         while found and found.get("owner") != self._content["owner"] and time.monotonic() < deadline:
             time.sleep(min(1.0, STALE_SECONDS / 10))
             found = self._read()

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 from snugbert.remote_files import join, read_bytes, write_bytes
-from snugbert.remote_outputs import RemoteOutput, find_output
+from snugbert.remote_outputs import CHECKPOINT_MANIFEST, RemoteOutput, find_output
 from snugbert.trainers.checkpoint_copies import (
     MANIFEST_NAME,
     WAITING,
@@ -30,27 +30,40 @@ WRITER = "_writer"  # in the store: the owner of the local folder that wrote las
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, fetches what it contains, and uploads everything after the block.
 
-    After an error in the block, only the checkpoints are in the store. The first process calls this.
+    After an error in the block, only the checkpoints are in the store. The other local files stay for the next start,
+    unless the run had written nothing. The first process calls this.
 
     Raises:
         InputError: another run holds the lock, or the store does not answer.
     """
     with hold_store_lock(output):
-        fetch_run(output)
+        was_fetched = fetch_run(output)
         write_bytes(join(output.url, WRITER), output.owner.encode())
-        yield
+        before = output.list_versions(CHECKPOINT_MANIFEST)
+        try:
+            yield
+        except BaseException:
+            if was_fetched and output.list_versions(CHECKPOINT_MANIFEST) == before:
+                output.clear()
+            raise
         upload_run(output)
         output.clear()
 
 
-def fetch_run(output: RemoteOutput) -> None:
-    """Makes the local folder of a run like the folder in the store, unless the local one may be newer."""
+def fetch_run(output: RemoteOutput) -> bool:
+    """Makes the local folder of a run like the folder in the store, unless the local one may be newer.
+
+    Returns:
+        Whether the local folder was the older one.
+    """
     try:
         writer = read_bytes(join(output.url, WRITER)).decode()
     except FileNotFoundError:
         writer = ""
-    if writer != output.owner:
+    is_older = writer != output.owner
+    if is_older:
         output.download()
+    return is_older
 
 
 def upload_run(output: RemoteOutput) -> None:

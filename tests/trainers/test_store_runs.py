@@ -122,6 +122,14 @@ def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, mach
     damage(stored / "checkpoint-12/optimizer.pt", "six bytes")
     assert run(in_bucket, max_steps=12) == 0
     assert re.search("skipping checkpoint-12: .*/run/checkpoint-12/optimizer.pt is damaged", caplog.text)
+    (stored / "checkpoint-12/rng_state.pth").unlink()
+    manifest = (stored / "checkpoint-8/manifest.json").read_text()
+    (stored / "checkpoint-8/manifest.json").write_text('["../manifest"]')
+    assert run(in_bucket, max_steps=12) == 2
+    assert re.search("skipping checkpoint-12: .*/rng_state.pth is missing", caplog.text)
+    assert re.search("skipping checkpoint-8: .*/manifest.json must contain a JSON object", caplog.text)
+    assert "contains a model or results, but no whole checkpoint" in capsys.readouterr().err
+    (stored / "checkpoint-8/manifest.json").write_text(manifest)
     # A named checkpoint, here and of another run.
     named = {"resume_from_checkpoint": f"{bucket.url}/runs/run/checkpoint-8", "max_steps": 12}
     assert run(in_bucket, **named) == 0
