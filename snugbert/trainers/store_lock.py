@@ -11,9 +11,10 @@ takes it over at once.
 
 Where the store cannot say who was first: some stores ignore conditional writes (If-None-Match). If two runs find no
 lock, both write one, and the last one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds
-another number stops. If a write takes longer than that, both start, and the first one finds the other number at its
-next beat. The same happens to a holder that was cut off from the store for longer than `STALE_SECONDS`. A holder that
-lost its lock stops with an error. It marks no checkpoint and no folder as complete, because it reads the lock before.
+another number stops. So does a run that took over the lock of a holder in the moment of its beat. If a write takes
+longer than that, both start, and the first one finds the other number at its next beat. The same happens to a holder
+that was cut off from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. It
+marks no checkpoint and no folder as complete, because it reads the lock before.
 """
 
 import json

@@ -14,7 +14,9 @@ from pretraining_command import run
 
 from snugbert import remote_outputs, staging
 from snugbert.errors import InputError
+from snugbert.remote_outputs import RemoteOutput
 from snugbert.trainers import checkpoint_copies, store_lock
+from snugbert.trainers.store_lock import hold_store_lock
 from snugbert_cli import main as snugbert_command
 
 
@@ -137,6 +139,27 @@ def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, mach
     assert weights(bucket.folder / "runs/other") == weights(stored)
     assert run(in_bucket, resume_from_checkpoint=None, overwrite_output_dir="true", max_steps=4) == 0
     assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-4"}
+
+
+def test_a_second_run_is_refused_and_a_run_without_its_lock_stops(in_bucket, bucket, tmp_path, capsys, monkeypatch):
+    stored, url = bucket.folder / "runs/run", in_bucket["output_dir"]
+    with hold_store_lock(RemoteOutput(tmp_path / "other/run", url)):
+        assert run(in_bucket) == 2
+    assert f"is running in {url}. Wait until it ends, or choose another folder." in capsys.readouterr().err
+
+    other = '{"owner": "o", "number": "1", "beat": "1", "holder": "process 7 on elsewhere"}'
+    on_save = checkpoint_copies.CheckpointUploads.on_save
+
+    def lose_the_lock(*args, **kwargs):
+        (stored / "_lock").write_text(other)
+        on_save(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint_copies.CheckpointUploads, "on_save", lose_the_lock)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 60)  # otherwise, a beat at this moment may keep the lock
+    assert run(in_bucket) == 2
+    assert "process 7 on elsewhere is running in" in capsys.readouterr().err.splitlines()[-1]
+    assert (stored / "_lock").read_text() == other
+    assert not list(stored.glob("checkpoint-*/manifest.json")) and not (stored / "config.json").exists()
 
 
 def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
