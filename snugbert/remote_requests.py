@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
-from fsspec.asyn import FSTimeoutError, sync
+from fsspec.asyn import FSTimeoutError, reset_lock, sync
 
 from snugbert.errors import InputError
 
@@ -52,6 +52,9 @@ DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 40
 LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 # It logs errors with their traceback. Here they are tried again, or become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+# A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=reset_lock)
 
 
 def is_url(name: str | Path) -> bool:
