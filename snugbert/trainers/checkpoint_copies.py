@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
-from snugbert.files import read_json, replacing
+from snugbert.files import replacing
 from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
 from snugbert.remote_outputs import RemoteOutput, find_output
 from snugbert.remote_requests import hide_credentials
@@ -160,7 +160,8 @@ class CheckpointUploads(TrainerCallback):
         if self._output is not None:
             for checkpoint in self._folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
                 manifest = checkpoint / MANIFEST_NAME
-                if manifest.exists() and all((checkpoint / name).exists() for name in read_json(manifest)):
+                names = _list_names(manifest.read_bytes(), str(checkpoint)) if manifest.exists() else []
+                if names and all((checkpoint / name).exists() for name in names):
                     self._enqueue(checkpoint)
             self._pool.submit(self._upload)
 
