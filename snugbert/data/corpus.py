@@ -15,7 +15,6 @@ read and verified when it is first used.
 
 import re
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus_blocks import DOWNLOADS, Blocks, CachedBlocks, MappedPart
+from snugbert.data.corpus_blocks import Blocks, CachedBlocks, MappedPart
 from snugbert.data.corpus_index import (
     Counts,
     count_blocks,
@@ -39,7 +38,8 @@ from snugbert.data.part_files import WORDS, Block, Origin, damaged, read_origin
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
-from snugbert.remote_files import hide_credentials, is_url, join, list_files
+from snugbert.remote_files import join, list_files
+from snugbert.remote_requests import ask_together, hide_credentials, is_url
 
 
 @dataclass(eq=False, repr=False)
@@ -146,8 +146,7 @@ def open_corpus(
     """
     names, vocab_size = _find_parts(folder), len(tokenizer)
     if is_url(folder):
-        with ThreadPoolExecutor(DOWNLOADS) as pool:
-            indices = list(pool.map(read_index, names))
+        indices = ask_together(read_index, names)
     else:
         settings = read_origin(Path(names[0]))["settings"]
         _check_tokenizer(folder, settings, tokenizer)  # before old parts without index are read
