@@ -132,8 +132,8 @@ def open_corpus(
     Args:
         folder: the folder of the corpus, or its URL on any file system that fsspec opens.
         tokenizer: the tokenizer that it was prepared with.
-        cache_dir: for a URL, the folder for the blocks in use. Processes of one run share it, runs do not. Default: a
-            folder for this corpus in `HF_HOME`.
+        cache_dir: for a URL, the folder for the blocks in use. The processes of a run share it. Runs at the same time
+            need different folders. Default: a folder for this corpus in `HF_HOME`.
         cache_gb: for a URL, the size of this folder in GB (1e9 bytes).
 
     Returns:
