@@ -123,7 +123,7 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
             nonlocal largest
             fetched.append(number)
             fetch(number)
-            largest = max(largest, sum(file.stat().st_size for file in cache.glob("*.block")))
+            largest = max(largest, sum(file.stat().st_size for file in cache.glob("[0-9]*.block")))
 
         blocks._fetch = count  # type: ignore[method-assign]
         remote = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / name, window_blocks=3)
