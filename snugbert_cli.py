@@ -4,6 +4,7 @@ This module is not part of the package, because importing the package imports to
 seconds. So `snugbert --help`, mistyped commands and flags, and shell completion answer at once.
 """
 
+import functools
 import gc
 import os
 import re
@@ -27,6 +28,8 @@ class Command(NamedTuple):
             which import neither models nor datasets.
         function: runs the command. It is called with an instance of each dataclass.
         options: other arguments of the function.
+        opens: names of the arguments whose URLs the function opens. Otherwise, it gets local copies.
+        uploads: name of the argument whose folder is uploaded after the function if it is a URL.
         extra: what to install: snugbert[extra].
     """
 
@@ -36,6 +39,8 @@ class Command(NamedTuple):
     arguments: tuple[str, ...]
     function: str
     options: dict[str, str] = {}
+    opens: tuple[str, ...] = ()
+    uploads: str = ""
     extra: str = "train"
 
 
@@ -66,6 +71,8 @@ COMMANDS = {
         example="--train_file 'corpus/*.txt.gz' --output_dir tokenizer",
         arguments=("vocabulary.vocabulary_arguments.VocabularyArguments",),
         function="vocabulary.train.train_vocabulary",
+        opens=("train_file",),
+        uploads="output_dir",
     ),
     "prepare": Command(
         summary="tokenize a corpus once, for many runs",
@@ -78,6 +85,7 @@ COMMANDS = {
             "data.data_arguments.CacheArguments",
         ),
         function="trainers.pretraining.prepare.run_preparation",
+        opens=("train_file", "output_dir"),
     ),
     "pretrain": Command(
         summary="pretrain a model on a corpus",
@@ -90,6 +98,7 @@ COMMANDS = {
             "trainers.pretraining.pretraining_arguments.PretrainingArguments",
         ),
         function="trainers.pretraining.pretrain.pretrain",
+        opens=("train_file", "validation_file", "corpus"),
     ),
     "glue": Command(
         summary="fine-tune and score a classifier for texts or pairs",
@@ -137,6 +146,8 @@ COMMANDS = {
             "evaluation.evaluation_arguments.EvaluationArguments",
         ),
         function="evaluation.evaluate.evaluate_model",
+        opens=("train_file", "validation_file"),
+        uploads="output_dir",
     ),
     "convert": Command(
         summary="convert checkpoints of BERT and its relatives, and back",
@@ -147,6 +158,7 @@ COMMANDS = {
             "checkpoints.model_arguments.HubArguments",
         ),
         function="checkpoints.conversion.run_conversion",
+        uploads="output",
     ),
     "export": Command(
         summary="export a model to ONNX, OpenVINO, CTranslate2 or BERT",
@@ -154,6 +166,7 @@ COMMANDS = {
         example="sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv",
         arguments=("export.export_arguments.ExportArguments", "checkpoints.model_arguments.HubArguments"),
         function="export.export.run_export",
+        uploads="output",
     ),
     "demo": Command(
         summary="try a checkpoint on a web page",
@@ -299,6 +312,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from safetensors import SafetensorError
 
     from snugbert.errors import InputError, RunStopped
+    from snugbert.staging import show_urls
 
     try:
         run_command(name, arguments)
@@ -312,7 +326,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
-        return _fail(program, " ".join(str(error).split()))  # Hub errors have several lines
+        return _fail(program, show_urls(" ".join(str(error).split())))  # Hub errors have several lines
     except RunStopped as stop:
         _leave_process_group()
         return 128 + stop.number
@@ -331,6 +345,8 @@ def run_command(name: str, arguments: list[str]) -> None:
         SystemExit: with `--help`.
     """
     from snugbert.command_line import parse_arguments
+    from snugbert.remote_outputs import find_output, write_output
+    from snugbert.staging import showing_urls
 
     command = COMMANDS[name]
     program = f"snugbert {name}"
@@ -338,11 +354,15 @@ def run_command(name: str, arguments: list[str]) -> None:
     # If a flag of help is among the arguments, show help only: peft then counts as not installed (`_make_package`).
     arguments = [argument for argument in arguments if argument in HELP_FLAGS] or arguments
     example = f"{program} {command.example}"
-    instances = parse_arguments(types, arguments, program, command.description, example)
+    instances = parse_arguments(types, arguments, program, command.description, example, command.opens)
     package = sys.modules["snugbert"]
     if not hasattr(package, "__version__"):  # see `_make_package`
         package.__spec__.loader.exec_module(package)  # type: ignore[union-attr]
-    _import(command.function)(*instances, **command.options)
+    run = functools.partial(_import(command.function), *instances, **command.options)
+    values = {name: value for each in instances for name, value in vars(each).items()}
+    output = find_output(values.get(command.uploads))  # None: the folder is local
+    with showing_urls():
+        run() if output is None else write_output(output, instances, run)
 
 
 def _import(name: str) -> Any:

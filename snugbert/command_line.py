@@ -19,10 +19,16 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.command_help import format_help
 from snugbert.errors import InputError
-from snugbert_arguments import RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
+from snugbert.remote_outputs import choose_output, find_output
+from snugbert.remote_requests import hide_credentials, is_url
+from snugbert.staging import stage
+from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
 # TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
 JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
+# Arguments that name files or folders to read or to write, besides those that end in `_file`.
+INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
+OUTPUTS = ("output_dir", "output_file", "output")
 # As HfArgumentParser reads them.
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
@@ -93,11 +99,17 @@ class _HelpAll(Action):
 
 
 def parse_arguments(
-    dataclass_types: Sequence[Any], argv: list[str], prog: str, description: str, example: str = ""
+    dataclass_types: Sequence[Any],
+    argv: list[str],
+    prog: str,
+    description: str,
+    example: str = "",
+    opens: Sequence[str] = (),
 ) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
-    The constructors only get the arguments that were given.
+    The constructors only get the arguments that were given. Files and folders that URLs name are local ones for them,
+    see [`_replace_urls`].
 
     Args:
         dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
@@ -105,9 +117,10 @@ def parse_arguments(
         prog: the command as typed, for messages.
         description: one sentence about the command, for `--help`.
         example: a command line to copy, for `--help`.
+        opens: names of the arguments whose URLs the command opens itself.
 
     Raises:
-        InputError: an argument is unknown or its value is invalid.
+        InputError: an argument is unknown, its value is invalid, or what a URL names does not exist.
         ModuleNotFoundError: `dataclass_types` include `TrainingArguments`, and accelerate is not installed.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
@@ -115,7 +128,8 @@ def parse_arguments(
     argv, files = _without_config(argv, parser)
     if parser.positional:
         argv = _complete_switches(argv, parser)
-    from_files = [argument for file in files for argument in _read_yaml_arguments(Path(file), parser)]
+    local_files = [stage(file, "--config")[0] if is_url(file) else Path(file) for file in files]
+    from_files = [argument for file in local_files for argument in _read_yaml_arguments(file, parser)]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     namespace, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
@@ -125,7 +139,7 @@ def parse_arguments(
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
     for action in parser._actions:  # leaves out arguments that were not given
         action.default = SUPPRESS
-    given = vars(parser.parse_args(from_files + argv))
+    given = _replace_urls(vars(parser.parse_args(from_files + argv)), opens)
     try:
         return tuple(
             dataclass_type(**{each.name: given[each.name] for each in fields(dataclass_type) if each.name in given})
@@ -140,6 +154,45 @@ def parse_arguments(
         if not names:
             raise
         raise InputError(f"{' or '.join(names)}: {error}") from error
+
+
+def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]:
+    """Replaces URLs by local paths: inputs by copies, outputs by folders that are uploaded later.
+
+    Args:
+        given: the arguments by name.
+        opens: names of the arguments that stay.
+
+    Raises:
+        InputError: what a URL names does not exist, or the argument must be local.
+    """
+    local = dict(given)
+    for name in OUTPUTS:  # first, because a checkpoint to resume from can be in one of them
+        if is_url(given.get(name, "")) and name not in opens:
+            folder, _, file = given[name].rpartition("/") if name == "output_file" else (given[name], "", "")
+            local[name] = str(choose_output(folder) / file)
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        if name in opens or name in OUTPUTS or not any(map(is_url, values)):
+            continue
+        if name.endswith("_dir") and name not in INPUTS:
+            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Give a local folder.")
+        if name.endswith("_file") or name in INPUTS:
+            paths = [str(path) for each in values for path in _find_local(name, each, local)]
+            if not isinstance(value, list) and len(paths) > 1:
+                raise InputError(f"--{name}: {hide_credentials(value)} names {len(paths)} files. Give one of them.")
+            local[name] = paths if isinstance(value, list) else paths[0]
+    return local
+
+
+def _find_local(name: str, value: str, local: dict[str, Any]) -> list[Path]:
+    """Returns the local paths for a value of an argument."""
+    if not is_url(value):
+        return [Path(value)]
+    output = find_output(local.get("output_dir"))
+    if name == "resume_from_checkpoint" and output is not None and value.rpartition("/")[0] == output.url:
+        return [output.folder / value.rpartition("/")[2]]
+    return stage(value, name if name == "input" else f"--{name}")  # it is given without a flag
 
 
 def _explain_enum(message: str, namespace: Namespace) -> str:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
     "repository/test_benchmarks.py",
+    "trainers/test_store_runs.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
     "invariants/test_training.py",
@@ -51,6 +52,7 @@ LONG_FILES = (
     "integrations/test_sentence_transformers.py",
     "trainers/finetuning/test_sweep.py",
     "data/test_preparation.py",
+    "data/test_corpus_folder.py",
     "test_cli.py",
     "test_cuda_graphs.py",
     "tasks/test_multiple_choice.py",

@@ -1,6 +1,7 @@
 """The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
 
-The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`.
+The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`. The folder `staged`
+contains copies of files in stores, see `staging.py`.
 
 ~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
 """
@@ -25,6 +26,7 @@ from snugbert.data.tokenizing import hash_tokenizer, needs_words
 from snugbert.errors import InputError
 from snugbert.files import LockTaken, hash_json, lock_file
 from snugbert.progress import format_bytes
+from snugbert.staging import STAGED
 
 CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
 PART_FILE = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
@@ -98,6 +100,8 @@ def list_cache(cache: Path) -> None:
     print(f"prepared texts: {len(table) - 1}, {format_bytes(total)}, in {cache}")
     if logits := _list_logits(cache):
         print(f"logits of teachers: {format_bytes(sum(file.stat().st_size for file in logits))} (--clean {TEACHERS})")
+    if copies := _measure_copies(cache):
+        print(f"copies of files in stores: {format_bytes(copies)} (--clean {STAGED})")
 
 
 def clean_cache(cache: Path, names: Sequence[str]) -> None:
@@ -105,17 +109,18 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
     Args:
         cache: the folder.
-        names: names of folders in it, `TEACHERS`, or `["all"]`.
+        names: names of folders in it, `TEACHERS`, `STAGED`, or `["all"]`.
 
     Raises:
         InputError: a name is unknown; then nothing is removed. Or a process is preparing a text; then the other texts
             are removed.
     """
     cached = {folder.name: folder for folder in _cached_folders(cache)}
-    logits = _list_logits(cache)
+    logits, copies = _list_logits(cache), _measure_copies(cache)
+    others = [*([TEACHERS] if logits else []), *([STAGED] if copies else [])]
     if list(names) == ["all"]:
-        names = [*cached, *([TEACHERS] if logits else [])]
-    if unknown := [name for name in names if name not in cached and (name != TEACHERS or not logits)]:
+        names = [*cached, *others]
+    if unknown := [name for name in names if name not in (*cached, *others)]:
         raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run `snugbert prepare --list`.")
     freed, kept = 0, []
     if TEACHERS in names:
@@ -123,7 +128,11 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
         for file in logits:
             file.unlink()
         print(f"removed the logits of teachers, {format_bytes(freed)}")
-    for name in dict.fromkeys(name for name in names if name != TEACHERS):
+    if STAGED in names:
+        shutil.rmtree(cache / STAGED)
+        freed += copies
+        print(f"removed the copies of files in stores, {format_bytes(copies)}")
+    for name in dict.fromkeys(name for name in names if name not in others):
         folder = cached[name]
         size = _measure(folder)
         try:
@@ -144,6 +153,12 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 def _list_logits(cache: Path) -> list[Path]:
     """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
     return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS_FILE.fullmatch(file.name))
+
+
+def _measure_copies(cache: Path) -> int:
+    """Returns the size of the copies in `STAGED`. Several names of a file count once."""
+    stats = [file.stat() for file in (cache / STAGED).rglob("*") if file.is_file()]
+    return sum({stat.st_ino: stat.st_size for stat in stats}.values())
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:

@@ -15,7 +15,6 @@ read and verified when it is first used.
 
 import re
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,22 +24,22 @@ import numpy as np
 from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus_blocks import DOWNLOADS, Blocks, CachedBlocks, MappedPart
+from snugbert.data.corpus_blocks import Blocks, CachedBlocks, MappedPart
 from snugbert.data.corpus_index import (
     Counts,
-    PartIndex,
     count_blocks,
     index_name,
     join_counts,
     open_index,
-    parse_index,
+    read_index,
 )
 from snugbert.data.data_arguments import CACHE_GB
 from snugbert.data.part_files import WORDS, Block, Origin, damaged, read_origin
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
-from snugbert.remote_files import hide_credentials, is_url, join, list_files, read_bytes
+from snugbert.remote_files import join, list_files
+from snugbert.remote_requests import ask_together, hide_credentials, is_url
 
 
 @dataclass(eq=False, repr=False)
@@ -115,7 +114,7 @@ def read_corpus_language(folder: str | Path) -> str | None:
         InputError: `folder` holds no corpus, or a part is missing or damaged.
     """
     first = _find_parts(folder)[0]
-    origin = _read_index(first).origin if is_url(folder) else read_origin(Path(first))
+    origin = read_index(first).origin if is_url(folder) else read_origin(Path(first))
     return _find_language(origin["settings"])
 
 
@@ -133,8 +132,8 @@ def open_corpus(
     Args:
         folder: the folder of the corpus, or its URL on any file system that fsspec opens.
         tokenizer: the tokenizer that it was prepared with.
-        cache_dir: for a URL, the folder for the blocks in use. Processes of one run share it, runs do not. Default: a
-            folder for this corpus in `HF_HOME`.
+        cache_dir: for a URL, the folder for the blocks in use. The processes of a run share it. Runs at the same time
+            need different folders. Default: a folder for this corpus in `HF_HOME`.
         cache_gb: for a URL, the size of this folder in GB (1e9 bytes).
 
     Returns:
@@ -147,8 +146,7 @@ def open_corpus(
     """
     names, vocab_size = _find_parts(folder), len(tokenizer)
     if is_url(folder):
-        with ThreadPoolExecutor(DOWNLOADS) as pool:
-            indices = list(pool.map(_read_index, names))
+        indices = ask_together(read_index, names)
     else:
         settings = read_origin(Path(names[0]))["settings"]
         _check_tokenizer(folder, settings, tokenizer)  # before old parts without index are read
@@ -189,12 +187,6 @@ def _check_origins(names: Sequence[str], origins: Sequence[Origin]) -> None:
                 f"{hide_credentials(name)} and {names[0].rpartition('/')[2]} were prepared with different settings or "
                 "tokenizers. Prepare all shards again with the same settings and tokenizer."
             )
-
-
-def _read_index(part: str) -> PartIndex:
-    """Reads the index of a part in a bucket."""
-    name = index_name(part)
-    return parse_index(read_bytes(name), hide_credentials(name))
 
 
 def _find_parts(folder: str | Path) -> list[str]:

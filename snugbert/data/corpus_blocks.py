@@ -15,8 +15,8 @@ folder, and one at a time changes it. A file that was removed while a process ha
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,11 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from snugbert.data.part_files import ARROW_ERRORS, Block, damaged, validate_block, view_block
+from snugbert.data.part_files import ARROW_ERRORS, Block, DamagedError, damaged, validate_block, view_block
 from snugbert.errors import InputError
 from snugbert.files import lock_file, replacing
-from snugbert.progress import format_bytes
-from snugbert.remote_files import hide_credentials, read_bytes
-
-DOWNLOADS = 8  # at a time. One connection to S3 carries 90 MB/s
+from snugbert.remote_files import read_bytes
+from snugbert.remote_requests import ask_together, hide_credentials
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Blocks(Sequence[Block]):
 
     @property
     def is_own(self) -> bool:
-        """Whether this process has opened the corpus. It verifies blocks, and may use the network."""
+        """Whether this process opened the corpus. Only then does it verify blocks and use the network."""
         return self._process == os.getpid()
 
     def retain(self, numbers: Iterable[int]) -> None:
@@ -99,21 +97,17 @@ class Blocks(Sequence[Block]):
         """The bytes of each block. *Shape:* (blocks,)"""
         return np.concatenate([np.diff(part.offsets) for part in self.parts])
 
-    def _find(self, number: int) -> tuple[MappedPart, int, int]:
-        """Returns the part of a block, and where the block begins and ends in it."""
+    def _find(self, number: int) -> tuple[MappedPart, int, int, bytes]:
+        """Returns the part of a block, where the block begins and ends in it, and its digest."""
         at = int(np.searchsorted(self.starts, number, side="right")) - 1
         part, row = self.parts[at], number - int(self.starts[at])
-        return part, int(part.offsets[row]), int(part.offsets[row + 1])
-
-    def _find_digest(self, number: int) -> bytes:
-        at = int(np.searchsorted(self.starts, number, side="right")) - 1
-        return self.parts[at].digests[number - self.starts[at]].tobytes()
+        return part, int(part.offsets[row]), int(part.offsets[row + 1]), part.digests[row].tobytes()
 
     def _map(self, number: int) -> Block:
-        part, _, _ = self._find(number)
+        part, _, _, digest = self._find(number)
         try:
             data = self._map_bytes(number)
-            if self.is_own and hashlib.sha256(data.data).digest() != self._find_digest(number):
+            if self.is_own and hashlib.sha256(data.data).digest() != digest:
                 raise pa.ArrowInvalid(f"the checksum of block {number} does not match the index")
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), part.schema)
             if self.is_own:
@@ -123,7 +117,7 @@ class Blocks(Sequence[Block]):
             raise damaged(hide_credentials(part.name), error) from error
 
     def _map_bytes(self, number: int) -> np.ndarray:
-        part, start, end = self._find(number)
+        part, start, end, _ = self._find(number)
         if part.name not in self._maps:
             self._maps[part.name] = np.memmap(part.name, mode="r")
         return self._maps[part.name][start:end]
@@ -131,6 +125,9 @@ class Blocks(Sequence[Block]):
 
 class CachedBlocks(Blocks):
     """The blocks of a corpus in a bucket, through a cache on the local disk.
+
+    Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next one
+    is read.
 
     Args:
         parts, vocab_size: as in [`Blocks`]. The names of parts are URLs.
@@ -142,8 +139,10 @@ class CachedBlocks(Blocks):
         super().__init__(parts, vocab_size)
         self.folder = folder
         self.cache_bytes = cache_bytes
-        self.pinned = 0  # so many blocks stay in the cache once they are there
-        self._download: Any = None
+        self.pinned = 0  # the first `pinned` blocks are never removed
+        self._download: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._single: int | None = None  # the last block that was read without a window
 
     def reserve(self, in_use: int) -> None:
         """Divides the cache: room for blocks in use, and the rest for pinned blocks.
@@ -159,28 +158,39 @@ class CachedBlocks(Blocks):
         elif in_use > self.cache_bytes:
             raise InputError(
                 f"--corpus_cache_gb {self.cache_bytes / 1e9:g} is too small: two windows of blocks need "
-                f"{format_bytes(in_use)}. Give it more, or choose a smaller --window_blocks."
+                f"{in_use / 1e9:.2g} GB. Increase it, or choose a smaller --window_blocks."
             )
         else:
             self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
 
     def ensure(self, numbers: Iterable[int]) -> None:
-        """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] has begun.
+        """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] began.
 
         Raises:
             InputError: the bucket does not answer before the deadline, or a block is damaged there.
         """
-        download, self._download = self._download, None
-        if download is not None:
-            download.exception()  # waits. What it could not download is tried again now
+        if self._download is not None:
+            self._download.join()  # what it could not download is tried again now
+            self._download = None
         self._fetch_missing(numbers)
 
     def ensure_later(self, numbers: Sequence[int]) -> None:
         """Begins to download the blocks that are missing, and returns. After an error, [`ensure`] tries again."""
         if self._download is None and any(not self._file(number).exists() for number in numbers):
-            executor = ThreadPoolExecutor(1, "blocks")
-            self._download = executor.submit(self._fetch_missing, numbers)
-            executor.shutdown(wait=False)
+            self._stop.clear()
+            self._download = threading.Thread(target=self._try_to_fetch, args=(numbers,), daemon=True)
+            self._download.start()
+
+    def _try_to_fetch(self, numbers: Sequence[int]) -> None:
+        with suppress(InputError, OSError):
+            self._fetch_missing(numbers, self._stop)
+
+    def end_download(self) -> None:
+        """Ends what [`ensure_later`] began, after the current requests. Call it before the folder is removed."""
+        self._stop.set()
+        if self._download is not None:
+            self._download.join()
+            self._download = None
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Removes all blocks from the cache except `numbers` and the pinned ones, and unfinished files."""
@@ -194,7 +204,7 @@ class CachedBlocks(Blocks):
     def _map(self, number: int) -> Block:
         try:
             return super()._map(number)
-        except InputError:
+        except DamagedError:
             if not self.is_own:
                 raise
             self._file(number).unlink(missing_ok=True)  # the disk may have damaged it since an earlier run
@@ -203,14 +213,13 @@ class CachedBlocks(Blocks):
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:08d}.block"
 
-    def _fetch_missing(self, numbers: Iterable[int]) -> None:
+    def _fetch_missing(self, numbers: Iterable[int], stop: threading.Event | None = None) -> None:
         with lock_file(self.folder / "blocks.lock"):
             missing = [number for number in numbers if not self._file(number).exists()]
-            with ThreadPoolExecutor(DOWNLOADS) as pool:
-                list(pool.map(self._fetch, missing))
+            ask_together(self._fetch, missing, stop)
 
     def _fetch(self, number: int) -> None:
-        part, start, end = self._find(number)
+        part, start, end, digest = self._find(number)
         for _ in range(2):  # a second time, in case the network changed a byte
             try:
                 data = read_bytes(part.name, start, end)
@@ -218,7 +227,7 @@ class CachedBlocks(Blocks):
                 raise InputError(
                     f"{hide_credentials(part.name)} was removed while it was in use. Prepare the text again."
                 ) from error
-            if hashlib.sha256(data).digest() == self._find_digest(number):
+            if hashlib.sha256(data).digest() == digest:
                 break
         else:
             raise damaged(hide_credentials(part.name), f"the checksum of block {number} does not match the index")
@@ -227,19 +236,18 @@ class CachedBlocks(Blocks):
 
     def _map_bytes(self, number: int) -> np.ndarray:
         if self.is_own and not self._file(number).exists():
+            self._remove_single()
             self.ensure([number])
+            self._single = number
         try:
             return np.memmap(self._file(number), mode="r")
         except FileNotFoundError as error:
             raise InputError(f"{self._file(number)} was removed while it was in use. Resume the run.") from error
 
+    def _remove_single(self) -> None:
+        if self._single is not None and self._single >= self.pinned:
+            self._open.pop(self._single, None)
+            self._file(self._single).unlink(missing_ok=True)
+
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_download": None}
-
-
-def remove_cache(folder: Path) -> None:
-    """Removes the blocks in a cache, and the folder if nothing else is in it."""
-    for file in folder.glob("*.block"):
-        file.unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
+        return super().__getstate__() | {"_download": None, "_stop": None}

@@ -1,16 +1,17 @@
 """Verifies a prepared corpus in a folder or a bucket: every part is there, undamaged, and has the same settings."""
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from snugbert.data.corpus_folder import CONNECTIONS, PART_NAME, CorpusFolder
-from snugbert.data.part_files import ARROW_ERRORS, END_OF_STREAM, read_origin, validate_block
+from snugbert.data.corpus_index import open_index, read_index
+from snugbert.data.part_files import DATASET, END_OF_STREAM
 from snugbert.data.preparation import part_name
 from snugbert.errors import InputError, format_count
 from snugbert.progress import Progress
@@ -51,8 +52,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1, vocab_size: int | Non
 
 
 def _find_damage(output: CorpusFolder, sizes: Mapping[str, int], vocab_size: int | None) -> dict[str, str]:
-    """Returns the names of damaged parts, and of parts with other settings than most, and what is wrong."""
-    output.fetch()
+    """Returns the names of damaged parts, and of parts that do not fit to most others, and what is wrong."""
     problems: dict[str, str] = {}
     settings: dict[str, str] = {}
     done = 0
@@ -67,29 +67,25 @@ def _find_damage(output: CorpusFolder, sizes: Mapping[str, int], vocab_size: int
             progress.move_to(done)
     usual = Counter(settings.values()).most_common(1)
     others = [name for name in settings if settings[name] != usual[0][0]]
-    return problems | dict.fromkeys(others, "has other settings than most parts")
+    return problems | dict.fromkeys(others, "has other settings or another version of the dataset than most parts")
 
 
-def _check_part(output: CorpusFolder, name: str, vocab_size: int) -> dict[str, Any] | InputError:
-    """Returns the settings of a part, or what is wrong."""
+def _check_part(output: CorpusFolder, name: str, vocab_size: int) -> list[Any] | InputError:
+    """Returns the settings of a part and the version of its dataset, if it has one, or what is wrong."""
+    part = output.folder / name if output.url is None else join(output.url, name)
     try:
-        with _open_part(output, name) as stream:
-            for batch in pa.ipc.open_stream(stream):
-                validate_block(batch, vocab_size)
-            if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
-                raise pa.ArrowInvalid("truncated")
-        return read_origin(output.folder / name)["settings"]
-    except ARROW_ERRORS as error:
+        index = open_index(part, vocab_size) if isinstance(part, Path) else read_index(part)
+        with open_file(part) as stream:
+            if stream.read(len(index.schema)) != index.schema.tobytes():
+                raise InputError("it does not belong to its index")
+            for digest, (start, end) in zip(index.digests, pairwise(index.offsets.tolist()), strict=True):
+                if hashlib.sha256(stream.read(end - start)).digest() != digest.tobytes():
+                    raise InputError(f"the checksum of bytes {start:,} to {end:,} does not match the index")
+            if stream.read() != END_OF_STREAM:
+                raise InputError("truncated")
+        if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
+            raise InputError(f"token id {highest} is outside the vocabulary of {vocab_size}")
+        sources = [source for source in index.origin["sources"] if source["name"].startswith(DATASET)]
+        return [index.origin["settings"], sources]
+    except (InputError, OSError) as error:
         return InputError(str(error))
-    except InputError as error:
-        return error
-
-
-@contextmanager
-def _open_part(output: CorpusFolder, name: str) -> Iterator[pa.NativeFile]:
-    if output.url is None:
-        with pa.memory_map(str(output.folder / name)) as stream:
-            yield stream
-    else:
-        with open_file(join(output.url, name)) as raw, pa.PythonFile(raw, mode="r") as stream:
-            yield stream

@@ -31,6 +31,7 @@ from snugbert.data.part_files import (
 )
 from snugbert.errors import InputError
 from snugbert.files import replacing
+from snugbert.remote_files import hide_credentials, read_bytes
 
 TOKENS_AT_ONCE = 10**6  # while counting, because bincount takes 8 bytes per token
 
@@ -140,6 +141,19 @@ def open_index(part: Path, vocab_size: int | None = None) -> PartIndex:
     with suppress(OSError):  # the folder may be read-only
         write_index(index, file)
     return index
+
+
+def read_index(part: str) -> PartIndex:
+    """Reads the index of a part in a bucket.
+
+    Raises:
+        InputError: it is missing or damaged, or the bucket does not answer.
+    """
+    name = index_name(part)
+    try:
+        return parse_index(read_bytes(name), hide_credentials(name))
+    except FileNotFoundError as error:
+        raise InputError(f"{hide_credentials(name)} is missing. Prepare the part again.") from error
 
 
 def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:

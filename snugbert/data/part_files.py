@@ -105,9 +105,13 @@ def parse_origin(schema: pa.Schema) -> Origin:
     raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")
 
 
-def damaged(file: Path | str, error: Exception | str) -> InputError:
+class DamagedError(InputError):
+    """A file of a corpus is damaged."""
+
+
+def damaged(file: Path | str, error: Exception | str) -> DamagedError:
     """Returns the error about a damaged part."""
-    return InputError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
+    return DamagedError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
 
 
 def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:

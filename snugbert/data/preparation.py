@@ -62,7 +62,7 @@ from snugbert.data.tokenizing import (
     needs_words,
 )
 from snugbert.errors import InputError, format_count
-from snugbert.files import lock_file, write_atomically
+from snugbert.files import hash_json, lock_file, write_atomically
 from snugbert.progress import Progress
 from snugbert.remote_files import find_entry
 
@@ -149,7 +149,7 @@ class Part:
                 yield number, document
 
     def describe_sources(self, known: Sequence[Source]) -> list[Source]:
-        """Returns the places, digests and identities of the part's text files, or of the dataset.
+        """Describes the part's text files, or the dataset. The names are digests of paths, which may be private.
 
         Args:
             known: earlier results. Files that have not changed since are not read again.
@@ -158,10 +158,11 @@ class Part:
             return [{"name": self.names[0], "digest": dataset_version(self.text)}]
         digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
         identities = [_identify(file) for file in self.files]
-        return [
-            {"name": place, "digest": digests.get(identity) or _hash_text(file, identity), "identity": identity}
-            for file, place, identity in zip(self.files, self.places, identities, strict=True)
-        ]
+        described: list[Source] = []
+        for file, place, identity in zip(self.files, self.places, identities, strict=True):
+            digest = digests.get(identity) or _hash_text(file, identity)
+            described.append({"name": hash_json(place), "digest": digest, "identity": identity})
+        return described
 
     def has_changed(self, sources: Sequence[Source]) -> bool:
         """Whether the text has changed since `describe_sources` returned `sources`."""
@@ -475,7 +476,7 @@ def _is_of_same_files(part: Part, known: Sequence[Source], file: Path) -> bool:
     if names == part.places:  # a dataset, or a part of an earlier version
         return True
     recorded = _read_identities(file)
-    is_same_place = [source["name"] for source in recorded] == part.places
+    is_same_place = [source["name"] for source in recorded] == [*map(hash_json, part.places)]
     return names == list(part.names) and (is_same_place or _have_same_text(known, part.describe_sources(recorded)))
 
 

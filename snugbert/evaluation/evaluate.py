@@ -33,6 +33,7 @@ from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
 from snugbert.reports.pretraining_plots import PAIRS_PLOT, draw_minimal_pairs
 from snugbert.shared_cores import share_cores
+from snugbert.staging import is_staged
 from snugbert.trainers.log_lines import set_up_logging
 from snugbert.trainers.pretraining.corpora import join_names
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
@@ -124,8 +125,10 @@ def _check_card(name: str | None) -> Path:
     """Returns the card in the folder of the model `name`.
 
     Raises:
-        InputError: there is no folder or no card, or the header of the card is invalid.
+        InputError: there is no folder or no card, it is in a store, or the header of the card is invalid.
     """
+    if name is not None and is_staged(Path(name)):
+        raise InputError(f"--update_card: {name} is not on this machine. Copy the model to a local folder first.")
     card = None if name is None else Path(name) / "README.md"
     if card is None or not card.is_file():
         raise InputError(

@@ -1,7 +1,8 @@
 """Streams a file through a model: reads windows of rows, predicts them, and appends the results in order.
 
 The output is complete when `output_file` exists. Until then, it is in `output_file` with `.partial` appended, and a
-second file records how much of it is done. Run the same command again to continue.
+second file records how much of it is done. Run the same command again to continue. If `output_file` belongs to a
+store, only the complete file is uploaded.
 """
 
 import gc
@@ -27,6 +28,7 @@ from snugbert.prediction.make_predictor import find_reader, make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import RowPredictor, choose_device
 from snugbert.progress import Progress
+from snugbert.remote_outputs import is_stored, publish_file
 from snugbert.shared_cores import share_cores
 from snugbert.tasks.decisions import read_coverage
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
@@ -105,7 +107,7 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
 
 def _check_output(args: PredictionArguments) -> None:
     output = _name_output(args)
-    if output.exists() and not args.overwrite_output_file:
+    if (output.exists() or is_stored(output)) and not args.overwrite_output_file:
         raise InputError(f"--output_file: {output} exists. Choose another file, or add --overwrite_output_file.")
 
 
@@ -141,7 +143,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
     with _open_partial(output) as stream:
         _check_output(args)  # again, because another process may have finished it
         done = _predict(args, data, stream, predictor, shard, _describe_run(args, folder, source))
-        _partial(output).replace(output)
+        publish_file(_partial(output), output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
     if truncation := predictor.describe_truncation():

@@ -16,6 +16,8 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
+from snugbert.remote_outputs import find_output
+from snugbert.trainers.checkpoint_copies import download_checkpoint
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_checkpoints import (
     MANIFEST_NAME,
@@ -27,6 +29,7 @@ from snugbert.trainers.run_checkpoints import (
     lacks_optimizer,
     list_checkpoints,
 )
+from snugbert.trainers.store_runs import share_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     output_dir, resume = Path(training_args.output_dir or ""), str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
     checkpoint = _agree(training_args, resume, lambda: _choose_checkpoint(output_dir, resume, overwrite))
-    if checkpoint is None and not overwrite:
+    if checkpoint is None and not overwrite and find_output(output_dir) is None:
         _compare_machines(output_dir)
     return checkpoint
 
@@ -136,6 +139,7 @@ def _describe_weights(output_dir: Path) -> str:
 
 def _check_explicit(checkpoint: str) -> Path:
     try:
+        download_checkpoint(Path(checkpoint))
         check_checkpoint(Path(checkpoint))
     except InputError as error:
         raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
@@ -150,6 +154,7 @@ def _agree(args: TrainingArguments, resume: str, choose: Callable[[], Path | Non
         return None
     # Machines may have different output folders.
     checkpoint = (Path(args.output_dir or "") if resume.lower() == "true" else Path(resume).parent) / name
+    share_checkpoint(args, checkpoint)
     problem = None
     if args.process_index > 0:
         try:

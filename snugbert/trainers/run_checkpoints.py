@@ -28,10 +28,10 @@ from transformers.utils import CONFIG_NAME
 from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.errors import InputError
 from snugbert.files import hash_file, read_json, writing
+from snugbert.trainers.checkpoint_copies import MANIFEST_NAME, download_checkpoint
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
-MANIFEST_NAME = "manifest.json"
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"
 OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
@@ -122,6 +122,7 @@ class RunCheckpoints(TrainerCallback):
             return
         damage: str | None = None
         if args.process_index == 0:
+            download_checkpoint(Path(state.best_model_checkpoint))
             try:
                 check_checkpoint(Path(state.best_model_checkpoint), needs_optimizer=False)
             except InputError as error:
@@ -188,9 +189,13 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file."""
+    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file.
+
+    Downloads it if only the store has it that the folder belongs to.
+    """
     restore_replaced(output_dir / UNFINISHED)
     for folder in reversed(list_checkpoints(output_dir)):
+        download_checkpoint(folder)
         try:
             check_checkpoint(folder)
         except InputError as error:

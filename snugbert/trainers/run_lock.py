@@ -1,4 +1,4 @@
-"""One run per output folder."""
+"""One run per output folder. A folder in a store has a lock of its own, see `trainers/store_lock.py`."""
 
 import os
 from collections.abc import Iterator
@@ -9,7 +9,9 @@ from transformers import TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.files import LockTaken, holds_lock, lock_file
+from snugbert.remote_outputs import find_output
 from snugbert.trainers.processes import raise_together
+from snugbert.trainers.store_runs import fetch_run, run_in_store
 
 LOCK_NAME = "_lock"  # uploads skip names that begin with "_"
 SECONDS = 10  # a killed process holds its lock until its memory is freed
@@ -19,16 +21,19 @@ SECONDS = 10  # a killed process holds its lock until its memory is freed
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
-    With `dry_run`, only checks that the folder can be written.
+    With `dry_run`, only checks that the folder can be written. If the folder belongs to a store, it becomes like the
+    folder there, and is uploaded after the block.
 
     Only processes that write take the lock, see [`lock_file`]. A process can take it again inside the block. A new
     folder that stays empty is removed.
 
     Raises:
-        InputError: in all processes: another process runs in the folder, or the folder cannot be written.
+        InputError: in all processes: another process runs in the folder, or the folder cannot be written; or the store
+            does not answer.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
+    output = find_output(output_dir)
     takes_lock = training_args.should_save and not is_dry_run and not holds_lock(output_dir / LOCK_NAME)
     with ExitStack() as stack:
         if takes_lock and not output_dir.exists():
@@ -37,8 +42,12 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
         def begin() -> None:
             if takes_lock:
                 _lock(output_dir, stack)
+                if output is not None and output.folder == output_dir:
+                    stack.enter_context(run_in_store(output))
             elif training_args.should_save and is_dry_run:
                 _check_folder(output_dir)
+                if output is not None:
+                    fetch_run(output)
 
         raise_together(begin)
         yield

@@ -29,6 +29,8 @@ from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
 from snugbert.data.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically, writing
+from snugbert.remote_requests import hide_credentials, is_url
+from snugbert.trainers.checkpoint_copies import CheckpointUploads
 from snugbert.trainers.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -83,7 +85,7 @@ class RunTrainer(Trainer):
         passes_to_repay_compiling: see [`Compilation`].
 
     Raises:
-        InputError: `save_on_each_node` is set, or torch's compiler does not work.
+        InputError: `save_on_each_node` is set, `output_dir` is a URL, or torch's compiler does not work.
     """
 
     write_card: Callable[[], None] | None = None
@@ -96,6 +98,12 @@ class RunTrainer(Trainer):
     _tr_loss: torch.Tensor
 
     def __init__(self, *args: Any, **kwargs: Any):
+        training_args: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
+        if is_url(getattr(training_args, "output_dir", None) or ""):  # Trainer would make a local folder `s3:`
+            raise InputError(
+                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Give a local folder, or use the "
+                "command line."
+            )
         super().__init__(*args, **kwargs)
         if self.args.save_on_each_node:
             raise InputError(
@@ -111,6 +119,7 @@ class RunTrainer(Trainer):
         move_hub_token(self.args)
         self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(), HubUploads(self)
         self.stop_signal, self.reports = StopSignal(self), Reports(self)
+        self.checkpoint_uploads = CheckpointUploads()
         self.remove_callback(PrinterCallback)
         callbacks: list[Any] = [Compilation(self.passes_to_repay_compiling), self.checkpoints, self.run_settings]
         callbacks.append(LogLines(self._read_loss))
@@ -157,7 +166,7 @@ class RunTrainer(Trainer):
         self._best_step = None
         self.graphs.restart()
         # The last callbacks: an upload contains what the others wrote, and the signal may cancel what they requested.
-        for callback in (self.uploads, self.stop_signal):
+        for callback in (self.uploads, self.checkpoint_uploads, self.stop_signal):
             self.pop_callback(callback)
             self.add_callback(callback)
         with lock_output_dir(self.args):
@@ -175,7 +184,8 @@ class RunTrainer(Trainer):
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
-                with hide_trainer_comparison(), self.stop_signal.watch(checkpoint, trial, ignore_keys_for_eval):
+                stops = self.stop_signal.watch(checkpoint, trial, ignore_keys_for_eval)
+                with hide_trainer_comparison(), stops, self.checkpoint_uploads.watch(self.args):
                     return super().train(checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.args.save_total_limit = limit

@@ -32,14 +32,15 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     files[4].write_bytes(b"\xff" * 100)
     files[5].unlink()
     prepare_parts(tmp_path / "other", [parts[5]], tokenizer, language=None, show_progress=False)
-    files[5].write_bytes((tmp_path / "other" / files[5].name).read_bytes())
+    for file in (files[5], files[5].with_suffix(".index")):
+        file.write_bytes((tmp_path / "other" / file.name).read_bytes())
     assert snugbert_command(command) == 2
     printed, error = capsys.readouterr()
     *lines, last = printed.splitlines()
     assert [line.partition(" (")[0] for line in lines] == [
         f"{output}/{files[1].name} is missing.",
         *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
-        f"{output}/{files[5].name} has other settings than most parts.",
+        f"{output}/{files[5].name} has other settings or another version of the dataset than most parts.",
     ]
     assert last == f"{output}: 2 of 7 parts are complete."
     assert f"--check: {output} lacks 5 parts. Remove the damaged ones. Then run " in error

@@ -16,13 +16,13 @@ from prepared import content, prepare, text_arguments
 
 import snugbert
 from snugbert.data import corpus_folder, preparation
-from snugbert.data.corpus import open_corpus, read_origin
+from snugbert.data.corpus import open_corpus
 from snugbert.data.data_arguments import TextArguments
+from snugbert.data.part_files import read_origin
 from snugbert.data.preparation import plan_parts, prepare_parts
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
-from snugbert.trainers.pretraining import prepare as prepare_command
 from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
@@ -75,9 +75,12 @@ def test_parts_of_the_previous_version_are_reused(tmp_path, tokenizer, monkeypat
     write_text(tmp_path / "text")
     pattern = f"{tmp_path}/text/**/*.txt"
     describe_origin = preparation.Part.describe_origin
-    monkeypatch.setattr(
-        preparation.Part, "describe_origin", lambda part, sources, settings: {"settings": settings, "sources": sources}
-    )
+
+    def describe_as_before(part, sources, settings):
+        absolute = [source | {"name": place} for source, place in zip(sources, part.places, strict=True)]
+        return {"settings": settings, "sources": absolute}
+
+    monkeypatch.setattr(preparation.Part, "describe_origin", describe_as_before)
     old = prepare(tmp_path / "corpus", tokenizer, pattern)
     for file in (tmp_path / "corpus").glob("*.identities"):
         file.unlink()
@@ -151,7 +154,6 @@ def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
     shard = ["prepare", "--tokenizer_name", "tok", *text, "--output_dir", url, "--shard"]
     assert snugbert_command([*shard, "2/2"]) == 0
     assert f"Shard 2/2 is in {url}. Still missing 1 of 2 parts: part-00000-of-00002.arrow" in capsys.readouterr().out
-    monkeypatch.setattr(prepare_command, "open_corpus", lambda *_: open_corpus(bucket.folder / "prepared", tokenizer))
     assert snugbert_command([*shard, "1/2"]) == 0
     assert f" --corpus {url} " in capsys.readouterr().out.splitlines()[-1]
     assert snugbert_command([*shard[:3], "--train_file", f"{bucket.url}/no/*.txt", "--output_dir", url]) == 2

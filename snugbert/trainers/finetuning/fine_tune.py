@@ -10,6 +10,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from snugbert.errors import InputError
+from snugbert.remote_outputs import find_output
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import LabelScores
@@ -32,6 +33,7 @@ from snugbert.trainers.output_folder import check_output_dir
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.stopping import raise_if_interrupted
+from snugbert.trainers.store_runs import upload_run
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,9 @@ def fine_tune(
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
         named = Path(str(args.resume_from_checkpoint)).resolve()
         remove_checkpoints([folder for folder in reached if folder.resolve() != named])
+    output = find_output(output_dir)
+    if output is not None and args.should_save and output.folder != output_dir:  # a run of several
+        upload_run(output)
     return results
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
+from snugbert.staging import work_folder
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
@@ -137,7 +138,12 @@ def _remove_runs(output_dir: Path) -> None:
 
 
 def _hide_folder(value: Any) -> Any:
-    """Cuts an absolute path to its last part and a digest, because a plan may be published."""
+    """Cuts an absolute path to its last part and a digest, because a plan may be published.
+
+    For a copy of a file in a store, machines with different folders for copies have the same digest.
+    """
     if not isinstance(value, str) or not os.path.isabs(value):
         return value
+    if Path(value).is_relative_to(work_folder()):
+        value = str(Path(value).relative_to(work_folder()))
     return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"

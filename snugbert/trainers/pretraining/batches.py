@@ -262,7 +262,8 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             for step in range(max(self.first_step - first_step, 0), phase.steps):
                 if isinstance(phase.dataset, PretrainingDataset):  # once here, not in each data worker
                     first, last = step * phase.batch_size, (step + 1) * phase.batch_size - 1
-                    phase.dataset.prepare(first, last, steps_ahead * phase.batch_size)
+                    end = phase.steps * phase.batch_size
+                    phase.dataset.prepare(first, last, steps_ahead * phase.batch_size, end)
                 start = first_example + step * phase.batch_size
                 for part in own_parts:
                     first, last = part * phase.batch_size // parts, (part + 1) * phase.batch_size // parts

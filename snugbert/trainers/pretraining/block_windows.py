@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-WINDOW_BLOCKS = 128  # TODO by measurement
+# Two windows and their tables take 2.6 GB. Smaller windows learn less per token (benchmarks/windows.py).
+WINDOW_BLOCKS = 128
 
 
 class Window(NamedTuple):
@@ -75,6 +76,10 @@ class Windows:
         """Returns the number of positions of a window, if an epoch has `length`."""
         starts = self._find_starts(window.epoch, length)
         return starts[window.number + 1] - starts[window.number]
+
+    def measure_smallest(self, epoch: int, length: int) -> int:
+        """Returns the number of positions of the smallest window of an epoch."""
+        return int(np.diff(self._find_starts(epoch, length)).min())
 
     def make_key(self, window: Window) -> str:
         """Returns what the order and the labels of a window depend on, apart from the seed."""

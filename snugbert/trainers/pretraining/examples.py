@@ -223,7 +223,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return self._tables[window]
 
     def find_unused(self, window: Window) -> list[int]:
-        """Returns the rows of the table that `window` does not use, because it has more than positions."""
+        """Returns the rows of the table that `window` does not use, because it has more examples than positions."""
         size, key = len(self.open_table(window)), f"{self.seed} {self.windows.make_key(window)}"
         return sorted(shuffle_position(at, size, key) for at in range(self.count_positions(window), size))
 
@@ -255,7 +255,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
     # --- a corpus in a bucket -----------------------------------------------------------------------------------
 
-    def prepare(self, first: int, last: int, prefetched: int = 0) -> None:
+    def prepare(self, first: int, last: int, prefetched: int, end: int) -> None:
         """Gets examples ready for data workers: their tables, and the blocks of a corpus in a bucket.
 
         Removes the blocks of earlier windows from the cache, and begins to download the next window.
@@ -263,30 +263,44 @@ class PretrainingDataset(torch.utils.data.Dataset):
         Args:
             first, last: numbers of examples, counted over all epochs.
             prefetched: so many examples before `first` may not have been read by data workers yet.
+            end: the number of examples that the run reads.
 
         Raises:
             InputError: a window is smaller than what data workers prefetch, or see [`CachedBlocks.ensure`].
         """
         window, _ = self.find_window(first)
-        end, place = self.find_window(last)
-        while window < end:
+        current, place = self.find_window(last)
+        while window < current:
             self.open_table(window)
             window = self.windows.follow(window)
-        self.open_table(end)
+        self.open_table(current)
         blocks = self.corpus.blocks
-        if not isinstance(blocks, CachedBlocks) or self.windows.per_epoch == 1 or self._read_ahead == end:
+        if not isinstance(blocks, CachedBlocks) or blocks.pinned == len(blocks) or self._read_ahead == current:
             return
-        batch_size, size = last - first + 1, self.count_positions(end)
-        if size < prefetched + 2 * batch_size:
-            raise InputError(
-                f"--window_blocks {self.windows.window_blocks}: a window has {size:,} examples, but data workers read "
-                f"{prefetched:,} ahead. Choose larger windows, or fewer workers (--dataloader_num_workers)."
-            )
+        batch_size = last - first + 1
+        if self._read_ahead is None:
+            self._check_windows(range(window.epoch, -(-end // self._length)), prefetched, batch_size)
         if place - batch_size >= prefetched:  # the data workers are done with the window before this one
-            following = self.windows.list_blocks(self.windows.follow(end))
-            blocks.keep([*self.windows.list_blocks(end), *following])
+            following: list[int] = []
+            if last + self.count_positions(current) - place < end:
+                following = self.windows.list_blocks(self.windows.follow(current))
+            blocks.keep([*self.windows.list_blocks(current), *following])
             blocks.ensure_later(following)
-            self._read_ahead = end
+            self._read_ahead = current
+
+    def _check_windows(self, epochs: range, prefetched: int, batch_size: int) -> None:
+        """Checks that no window is so small that data workers would leave it behind before it can be removed."""
+        smallest = min(self.windows.measure_smallest(epoch, self._length) for epoch in epochs)
+        if smallest < prefetched + 2 * batch_size:
+            raise InputError(
+                f"--window_blocks {self.windows.window_blocks}: a window has {smallest:,} examples, but data workers "
+                f"read {prefetched:,} ahead. Choose larger windows, or fewer workers (--dataloader_num_workers)."
+            )
+
+    def end_download(self) -> None:
+        """Ends the download that [`prepare`] began. Call it when no more examples are read."""
+        if isinstance(self.corpus.blocks, CachedBlocks):
+            self.corpus.blocks.end_download()
 
     def _reserve_cache(self, first: Window) -> None:
         """Divides the cache of a corpus in a bucket: room for the windows in use, and pinned blocks."""
@@ -342,11 +356,11 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Removes tables that no process needs in `window`. If the lock is ignored, others may remove them, too."""
         # The first window gives the length of all epochs. Other workers may still need the window before this one. A
         # table that a process has mapped stays readable, and a missing one is made again.
-        for old in self.epochs_dir.glob(f"{name}-*.examples"):
+        for old in self.epochs_dir.glob(f"{name}-*-*.examples"):
             place = Window(*map(int, old.stem.split("-")[1:]))
             if place != Window(0, 0) and place < window and self.windows.follow(place) != window:
                 old.unlink(missing_ok=True)
-        for old in self.epochs_dir.glob(f"{name}-*.unfinished"):  # killed processes left these
+        for old in self.epochs_dir.glob(f"{name}-*.unfinished"):  # of killed processes
             with suppress(FileNotFoundError):
                 if time.time() - old.stat().st_mtime > STALE_SECONDS:
                     old.unlink()

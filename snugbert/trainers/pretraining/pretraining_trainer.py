@@ -50,7 +50,7 @@ from snugbert.trainers.pretraining.batches import (
 from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.electra import ElectraPair
-from snugbert.trainers.pretraining.examples import unwrap_subset
+from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
@@ -183,7 +183,12 @@ class PretrainingTrainer(RunTrainer):
         if self.checks_output_dir and not resume_from_checkpoint:
             resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
         self.checks_output_dir = False  # from now on, the run in it is this one
-        output = super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            for phase in self.phases:
+                if isinstance(phase.dataset, PretrainingDataset):
+                    phase.dataset.end_download()
         if not (self.interrupted or self.command_arguments):  # the command reports after its evaluation
             self.report()
         return output

@@ -11,7 +11,8 @@ import pytest
 from prepared import prepare
 from synthetic import make_corpus
 
-from snugbert.data import preparation
+from snugbert import remote_requests
+from snugbert.data import corpus_blocks, preparation
 from snugbert.data.corpus import open_corpus
 from snugbert.data.corpus_blocks import CachedBlocks
 from snugbert.errors import InputError
@@ -111,7 +112,7 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
     expected = read_batches(local, workers=0)
     fetched: list[int] = []
     largest = 0
-    for name, workers, first_step in (("a", 2, 0), ("b", 0, 0), ("c", 2, 25)):
+    for name, workers, first_step in (("a", 1, 0), ("b", 0, 0), ("c", 1, 25)):
         cache = tmp_path / name / "blocks"
         corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, cache, 0.5 * size / 1e9)
         blocks = corpus.blocks
@@ -122,7 +123,7 @@ def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, to
             nonlocal largest
             fetched.append(number)
             fetch(number)
-            largest = max(largest, sum(file.stat().st_size for file in cache.glob("*.block")))
+            largest = max(largest, sum(file.stat().st_size for file in cache.glob("[0-9]*.block")))
 
         blocks._fetch = count  # type: ignore[method-assign]
         remote = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / name, window_blocks=3)
@@ -176,8 +177,54 @@ def test_windows_that_data_workers_would_leave_behind_are_refused(stored, tmp_pa
     dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=1)
     with pytest.raises(InputError, match=r"--window_blocks 1: a window has \d+ examples, but data workers read 80"):
         read_batches(dataset, workers=2)
+    enough = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "enough")  # nothing is ever removed
+    dataset = PretrainingDataset(enough, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=1)
+    assert len(read_batches(dataset, workers=2, steps=10)) == 10
     with pytest.raises(InputError, match=r"--corpus_cache_gb .* is too small: two windows of blocks need"):
         PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=30)
+
+
+def test_a_download_for_a_window_that_the_run_does_not_reach_is_not_begun(stored, tmp_path, tokenizer, monkeypatch):
+    size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))
+    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 0.5 * size / 1e9)
+    dataset = PretrainingDataset(corpus, tokenizer, 64, epochs_dir=tmp_path / "epochs", window_blocks=3)
+    begun: list[int] = []
+    later = corpus.blocks.ensure_later  # type: ignore[attr-defined]
+    monkeypatch.setattr(corpus.blocks, "ensure_later", lambda numbers: (begun.append(len(numbers)), later(numbers)))
+    steps = dataset.count_positions(Window(0, 0)) // 16
+    read_batches(dataset, 0, steps=steps)
+    assert begun == [0]
+
+
+def test_a_download_ends_with_the_run_if_the_bucket_does_not_answer(stored, tmp_path, tokenizer, monkeypatch):
+    def wait_for_answer(url, *_):
+        def ask_store(store, path):
+            raise TimeoutError
+
+        return remote_requests.ask(url, ask_store)
+
+    monkeypatch.setattr(remote_requests, "FIRST_WAIT", 60)
+    monkeypatch.setattr(corpus_blocks, "read_bytes", wait_for_answer)
+    blocks = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks").blocks
+    assert isinstance(blocks, CachedBlocks)
+    start = time.monotonic()
+    blocks.ensure_later([0, 1])
+    blocks.end_download()
+    assert time.monotonic() - start < 20 and not list((tmp_path / "blocks").glob("*.block"))
+
+
+def test_blocks_that_are_read_without_a_window_do_not_fill_the_cache(stored, tmp_path, tokenizer):
+    corpus = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks", 1e-6)
+    assert sum(len(block.tokens) for block in corpus.blocks) == stored.num_tokens
+    assert len(list((tmp_path / "blocks").glob("*.block"))) == 1
+
+
+def test_tables_of_earlier_versions_do_not_matter(words_tokenizer, tmp_path):
+    corpus = make_corpus([make_documents(0)])
+    dataset = PretrainingDataset(corpus, words_tokenizer, 32, epochs_dir=tmp_path)
+    (table,) = tmp_path.glob("*.examples")
+    table.with_name(f"{table.name.split('-')[0]}-3.examples").touch()
+    assert len(dataset.open_table(Window(1, 0))) > 0
 
 
 def read_block(corpus, number, results):

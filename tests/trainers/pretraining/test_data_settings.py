@@ -62,3 +62,22 @@ def test_runs_from_before_spans_schedules_and_phases_without_pairs_resume():
     assert collect("nsp", mlm_probability="0.3:0.15") == before | {"mlm_probability": "0.3:0.15"}
     assert collect("nsp", "nsp")["objective"] == before["objective"] == "nsp"
     assert collect("mlm", "nsp")["objective"] == ["mlm", "nsp"]
+
+
+def test_corpora_of_the_previous_version_have_the_same_names():
+    """They had absolute paths. Datasets, and files next to files in a bucket, keep their names."""
+    corpus = make_corpus([[[[5, 6]], [[7]]]])
+    phases = [Phase(SimpleNamespace(objective="mlm"), 1, 1)]
+
+    def name_text(*sources):
+        corpus.sources = dict.fromkeys(sources, "0")
+        settings = collect_example_settings(
+            corpus, phases, PretrainingDataArguments(), PretrainingArguments(use_cpu=True)
+        )
+        return list(settings["text"])
+
+    assert name_text("/home/me/text/a/1.txt", "/home/me/text/b/2.txt") == name_text("a/1.txt", "b/2.txt")
+    assert name_text("/home/me/text/1.txt") == name_text("1.txt") == ["1.txt"]
+    assert name_text("dataset owner/name") == ["owner/name"]
+    assert name_text("s3://bucket/1.txt", "2.txt") == ["s3://bucket/1.txt", "2.txt"]
+    assert name_text("/home/me/text/a/1.txt", "b/2.txt") == ["1.txt", "b/2.txt"]  # a part was prepared again

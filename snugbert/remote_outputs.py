@@ -1,0 +1,206 @@
+"""Outputs that URLs name: written on this machine first, then uploaded file by file.
+
+~/.cache/huggingface/snugbert/outputs/0123456789abcdef0123456789abcdef/name
+
+What marks a folder as complete is uploaded last, and removed first if it is replaced. After a failed upload, the local
+files stay, and the same command uploads the rest. After an upload, the local files are removed.
+
+Files and folders whose names begin with "_" are not uploaded. Checkpoints of runs have their own rules, see
+`trainers/checkpoint_copies.py`.
+"""
+
+import json
+import logging
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from snugbert.errors import InputError, format_count
+from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
+from snugbert.progress import format_bytes
+from snugbert.remote_files import download, find_entry, join, list_files, remove, upload
+from snugbert.remote_requests import hide_credentials
+from snugbert.staging import check_names, name_parts, show_as, work_folder
+
+logger = logging.getLogger(__name__)
+
+OUTPUTS = "outputs"
+# Uploaded last, in this order.
+MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
+CHECKPOINT_MANIFEST = re.compile(r"(.*/)?checkpoint-(\d+)/manifest\.json")
+# Unfinished and local files, checkpoints, and tables that a run makes again.
+NOT_UPLOADED = re.compile(r"(.*/)?(_[^/]*(/.*)?|checkpoint-\d+/.*|epochs/.*)")
+STORED = "_stored.json"  # the files that are in the store as they are here
+MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. More are data, and not the output of a command
+OWNER = "_owner"  # identifies the local folder
+PENDING = "_pending"  # the command whose output is complete, but not uploaded
+
+_outputs: dict[Path, "RemoteOutput"] = {}
+
+
+class RemoteOutput:
+    """A folder on this machine, whose files belong to a folder in a store.
+
+    Attributes:
+        folder: on this machine.
+        url: the folder in the store. It may contain credentials.
+        check: called before anything is marked as complete. Raises [`InputError`] if that is no longer allowed.
+        loss: why that is no longer allowed. Empty: it is, as far as this process knows.
+    """
+
+    def __init__(self, folder: Path, url: str):
+        self.folder, self.url = folder, url
+        self.check: Callable[[], None] = lambda: None
+        self.loss = ""
+
+    def url_of(self, path: Path) -> str:
+        """Returns the URL of a path in the folder."""
+        names = path.relative_to(self.folder).parts
+        return join(self.url, *names)
+
+    @property
+    def owner(self) -> str:
+        """A random name of the local folder. It is lost with the folder."""
+        file = self.folder / OWNER
+        if not file.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, uuid.uuid4().hex)
+        return file.read_text()
+
+    def download(self) -> None:
+        """Makes the local folder like the folder in the store.
+
+        A checkpoint is only listed: its folder contains the manifest. Half-uploaded checkpoints are left out.
+
+        Raises:
+            InputError: the folder contains too much, or the store does not answer.
+        """
+        owner = self.owner
+        stored = list_files(self.url)
+        check_names(stored, self.url)
+        manifests = {name: match for name in stored if (match := CHECKPOINT_MANIFEST.fullmatch(name))}
+        files = [name for name in stored if not NOT_UPLOADED.fullmatch(name)]
+        size = sum(stored[name].size for name in files)
+        if len(files) > MOST_FILES or size > MOST_BYTES:
+            raise InputError(
+                f"{hide_credentials(self.url)} contains {format_count(len(files), 'other file')} "
+                f"({format_bytes(size)}). Choose another folder for the output."
+            )
+        self.clear()
+        # In the order of the steps, because old checkpoints are removed by age.
+        for name in [*files, *sorted(manifests, key=lambda name: int(manifests[name][2]))]:
+            download(join(self.url, name), self.folder / name)
+        write_atomically(self.folder / OWNER, owner)
+        self._store(self.list_versions())
+        found = {name.rpartition("/")[0] for name in stored if re.search(r"(^|/)checkpoint-\d+/", name)}
+        for name in sorted({re.sub(r"(checkpoint-\d+).*", r"\1", each) for each in found}):
+            if f"{name}/manifest.json" not in manifests:
+                logger.warning("skipping %s: manifest.json is missing.", hide_credentials(join(self.url, name)))
+
+    def upload(self) -> None:
+        """Makes the folder in the store like the local folder, except for checkpoints and files of other origin.
+
+        Raises:
+            InputError: the store does not answer or refuses access. Then the next call uploads the rest.
+        """
+        before, now = self._read_stored(), self.list_versions()
+        changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
+        if changed:
+            logger.info("uploading %d files to %s", len(changed), hide_credentials(self.url))
+        for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
+            remove(join(self.url, name))
+            before.pop(name, None)
+            self._store(before)
+        for name in changed:
+            if _rank(name)[0] >= 0:
+                self.check()
+            upload(self.folder / name, join(self.url, name))
+            before[name] = now[name]
+            self._store(before)
+
+    def clear(self) -> None:
+        """Removes the local files. A lock in the folder stays."""
+        for path in self.folder.glob("*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != "_lock":
+                path.unlink(missing_ok=True)
+
+    def list_versions(self, also: re.Pattern[str] | None = None) -> dict[str, list[int]]:
+        """Returns size and time of each file that is uploaded, and of the files whose names match `also`."""
+        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        wanted = [name for name in files if not NOT_UPLOADED.fullmatch(name) or (also and also.fullmatch(name))]
+        stats = {name: files[name].stat() for name in wanted}
+        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+    def _read_stored(self) -> dict[str, list[int]]:
+        file = self.folder / STORED
+        return json.loads(file.read_text()) if file.exists() else {}
+
+    def _store(self, versions: dict[str, list[int]]) -> None:
+        write_atomically(self.folder / STORED, json.dumps(versions))
+
+
+def _rank(name: str) -> tuple[int, str]:
+    """Returns the place of a file in the order of uploads. It begins with -1 if the file marks nothing."""
+    last = name.rpartition("/")[2]
+    return (MARKS.index(last) if last in MARKS else -1, name)
+
+
+def choose_output(url: str) -> Path:
+    """Returns the local folder for an output folder in a store."""
+    url = url.rstrip("/")
+    shown = hide_credentials(url)
+    folder = work_folder() / OUTPUTS / hash_json(shown) / name_parts(url)[-1]
+    _outputs[folder] = RemoteOutput(folder, url)
+    show_as(folder, url)
+    return folder
+
+
+def find_output(path: str | Path | None) -> RemoteOutput | None:
+    """Returns the output that a local path belongs to. None: it belongs to no store."""
+    path = Path(path or "")
+    return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
+
+
+def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
+    """Runs a command that writes a folder, and uploads the folder.
+
+    Args:
+        output: the folder.
+        command: the arguments. If their output is complete and was not uploaded, the command does not run again.
+        run: the command. It sees the folder in the store as a local folder.
+
+    Raises:
+        InputError: another process writes the folder, or the store does not answer.
+    """
+    pending, key = output.folder / PENDING, hash_json(repr(command))
+    try:
+        with lock_file(output.folder / "_lock", seconds=0):
+            if not (pending.exists() and pending.read_text() == key):
+                output.download()
+                run()
+                write_atomically(pending, key)
+            output.upload()
+            output.clear()
+        shutil.rmtree(output.folder.parent, ignore_errors=True)
+    except LockTaken as holder:
+        raise InputError(f"{hide_credentials(output.url)}: {holder} is writing it. Wait until it ends.") from holder
+
+
+def is_stored(file: Path) -> bool:
+    """Whether a local output file also exists in the store that it belongs to."""
+    output = find_output(file)
+    return output is not None and find_entry(output.url_of(file)) is not None
+
+
+def publish_file(unfinished: Path, file: Path) -> None:
+    """Gives a complete file its name, on this machine or in the store that it belongs to."""
+    output = find_output(file)
+    if output is None:
+        unfinished.replace(file)
+    else:
+        upload(unfinished, output.url_of(file))
+        unfinished.unlink()

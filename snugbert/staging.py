@@ -1,0 +1,173 @@
+"""Inputs that URLs name, copied to this machine, and messages that show the URLs instead of the copies.
+
+What is read as a stream or in blocks, such as text and corpora, is not copied. Everything else is copied once:
+
+~/.cache/huggingface/snugbert/staged/0123456789abcdef0123456789abcdef/folder/name
+
+The digest is of the URL and of the versions in the store. So a changed file has another place, and an unchanged one is
+not copied again, even if other files of its folder changed.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.constants import HF_HOME
+
+from snugbert.errors import InputError
+from snugbert.files import hash_json, lock_file
+from snugbert.remote_files import Entry, download, find_entry, find_urls, join, list_files
+from snugbert.remote_requests import hide_credentials
+
+STAGED = "staged"  # the folder, and its name for `--clean`
+# What only serves to resume a run or is unfinished. A model is used without it.
+NOT_STAGED = re.compile(r"(.*/)?(checkpoint-\d+/.*|_[^/]*(/.*)?)")
+DOWNLOADS = 8  # at once
+
+_shown: dict[str, str] = {}  # local path -> URL without credentials
+
+
+def work_folder() -> Path:
+    """Returns the folder for copies: `snugbert` in `HF_HOME`."""
+    return Path(HF_HOME) / "snugbert"
+
+
+def name_parts(url: str) -> list[str]:
+    """Returns the names in a URL, without protocol and credentials: "s3://bucket/a/b.csv" -> bucket, a, b.csv."""
+    path = hide_credentials(url).split("::")[-1].split("://")[-1]
+    return [part for part in path.split("/") if part not in ("", ".", "..")]
+
+
+# --- copying ----------------------------------------------------------------------------------------------------
+
+
+def stage(url: str, flag: str) -> list[Path]:
+    """Copies what a URL names to this machine: a file, a folder, or the files that match a glob pattern.
+
+    Processes of one machine share the copies.
+
+    Args:
+        url: also the common start of the names of a TensorFlow checkpoint.
+        flag: for messages, such as `--train_file`.
+
+    Returns:
+        The local files, with their names, or the local folder.
+
+    Raises:
+        InputError: there is nothing of this name, or the store cannot be read.
+    """
+    if re.search(r"[*?\[]", hide_credentials(url)) and (found := find_urls(url)):
+        return [stage(each, flag)[0] for each in found]
+    if (entry := find_entry(url)) is not None:
+        return [_stage_file(url, entry)]
+    if files := list_files(url):
+        return [_stage_folder(url, files)]
+    if find_entry(f"{url}.index") is not None:
+        folder, _, name = url.rpartition("/")
+        return [stage(folder, flag)[0] / name]
+    raise InputError(f"{flag}: {hide_credentials(url)} does not exist.")
+
+
+def _stage_file(url: str, entry: Entry) -> Path:
+    place = _find_place(url, entry)
+    file = place / Path(*name_parts(url)[-2:])
+    with lock_file(place / "lock"):
+        if not file.exists():
+            download(url, file)
+    show_as(file, url)
+    return file
+
+
+def _stage_folder(url: str, entries: Mapping[str, Entry]) -> Path:
+    entries = {name: entry for name, entry in entries.items() if not NOT_STAGED.fullmatch(name)}
+    check_names(entries, url)
+    place = _find_place(url, entries)
+    folder = place / Path(*name_parts(url)[-2:])
+    with lock_file(place / "lock"):
+        if not folder.exists():
+            with ThreadPoolExecutor(DOWNLOADS) as pool:
+                copies = list(pool.map(lambda name: _stage_file(join(url, name), entries[name]), entries))
+            unfinished = folder.with_name(f"_{folder.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for name, copy in zip(entries, copies, strict=True):
+                link_file(copy, unfinished / name)
+            unfinished.rename(folder)
+    show_as(folder, url)
+    return folder
+
+
+def _find_place(url: str, version: object) -> Path:
+    """Returns the folder of a copy. In it is the name of the folder, too, which results show for `sst2/train.csv`."""
+    return work_folder() / STAGED / hash_json([url, version])
+
+
+def check_names(names: Iterable[str], url: str) -> None:
+    """Checks that files of a folder in a store are also below a local folder. Keys of objects can contain `..`.
+
+    Raises:
+        InputError: one is not.
+    """
+    for name in names:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise InputError(f"{hide_credentials(url)}: the name {name!r} is not below the folder. Remove this file.")
+
+
+def is_staged(path: Path) -> bool:
+    """Whether a local path is a copy of something in a store."""
+    return path.is_relative_to(work_folder() / STAGED)
+
+
+def link_file(file: Path, link: Path) -> None:
+    """Gives a file another name, without a copy if the file system can. Creates the folder."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, link)
+    except OSError:  # a file system without hard links
+        shutil.copy2(file, link)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+def show_as(path: Path, url: str) -> None:
+    """Lets messages show a URL instead of a local path, and of the paths below it."""
+    for each in (path, path.resolve()):
+        _shown[str(each)] = hide_credentials(url)
+
+
+def show_urls(text: str) -> str:
+    """Replaces the local copies in a text by their URLs."""
+    for path in sorted(_shown, key=len, reverse=True):
+        text = text.replace(path, _shown[path])
+    return text
+
+
+class _Stream:
+    """Standard output or error that shows URLs."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(show_urls(text))
+
+
+@contextmanager
+def showing_urls() -> Iterator[None]:
+    """Shows URLs instead of local copies in what the block prints and logs. Without copies, changes nothing."""
+    before = sys.stdout, sys.stderr
+    if _shown:
+        sys.stdout, sys.stderr = (stream and _Stream(stream) for stream in before)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

@@ -1,0 +1,161 @@
+"""The lock of an output folder in a store: an object that its holder renews.
+
+Who holds it: the run whose owner and number are in the object `_lock`. The owner is the local copy of the folder, see
+[`RemoteOutput`], and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
+another random number. It removes the object at the end. Clocks are not compared.
+
+A run that finds a lock watches it. If it changes, its holder lives, and this run stops. If it stays the same for
+`STALE_SECONDS`, its holder is dead, and this run takes it over. If its owner is the local folder of this run, the
+holder was a process on this machine. It is dead, because this process has the lock of the local folder. So this run
+takes it over at once.
+
+Where the store cannot say who was first: some stores ignore conditional writes (If-None-Match). If two runs find no
+lock, both write one, and the last one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds
+another number stops. So does a run that took over the lock of a holder in the moment of its beat. If a write takes
+longer than that, both start, and the first one finds the other number at its next beat. The same happens to a holder
+that was cut off from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. It
+marks no checkpoint and no folder as complete, because it reads the lock before.
+"""
+
+import json
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from snugbert.errors import InputError
+from snugbert.remote_files import find_entry, join, read_bytes, remove, write_bytes
+from snugbert.remote_outputs import RemoteOutput
+from snugbert.remote_requests import hide_credentials
+
+logger = logging.getLogger(__name__)
+
+STORE_LOCK = "_lock"
+BEAT_SECONDS = 15.0
+STALE_SECONDS = 90.0  # several beats
+SETTLE_SECONDS = 1.0
+READ_AGAIN = (0.05, 0.2)  # seconds before each of these attempts
+
+
+class StoreLock:
+    """The lock of an output folder in a store, held by this process.
+
+    Args:
+        output: the folder. This process has the lock of its local copy.
+    """
+
+    def __init__(self, output: RemoteOutput):
+        self._output = output
+        self._url, self._shown = join(output.url, STORE_LOCK), hide_credentials(output.url)
+        self._content = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
+        self._content["holder"] = f"process {os.getpid()} on {platform.node()}"
+        self._ended, self._access = threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._renew, daemon=True)
+
+    def acquire(self) -> None:
+        """Takes the lock, and starts to renew it.
+
+        Raises:
+            InputError: another run holds it.
+        """
+        self._wait_for_holder()
+        time.sleep(SETTLE_SECONDS)
+        self.check()
+        self._thread.start()
+
+    def _wait_for_holder(self) -> None:
+        """Returns when this process has written its lock. Raises an error if another run lives."""
+        found, deadline = self._read(), time.monotonic() + STALE_SECONDS
+        first = found
+        if found and found.get("owner") != self._content["owner"]:
+            logger.info(
+                "%s is locked by %s. Waiting up to %g seconds to see whether it still runs.",
+                self._shown,
+                found.get("holder"),
+                STALE_SECONDS,
+            )
+        while found and found.get("owner") != self._content["owner"] and time.monotonic() < deadline:
+            time.sleep(min(1.0, STALE_SECONDS / 10))
+            found = self._read()
+            if found and found != first:
+                raise InputError(self._explain(found))
+        written = write_bytes(self._url, json.dumps(self._content).encode(), only_new=not found)
+        if not written:
+            raise InputError(self._explain(self._read()))
+
+    def _explain(self, found: dict[str, Any]) -> str:
+        holder = found.get("holder", "another run")
+        return f"--output_dir: {holder} is running in {self._shown}. Wait until it ends, or choose another folder."
+
+    def _read(self) -> dict[str, Any]:
+        """Returns the content of the lock. Empty: there is none.
+
+        Some stores replace a file in two steps. So a lock that seems to be missing or damaged is read again.
+        """
+        for seconds in (*READ_AGAIN, None):
+            try:
+                entry = find_entry(self._url)
+                content = json.loads(read_bytes(self._url, 0, entry.size)) if entry is not None else {}
+            except FileNotFoundError:
+                content = {}
+            except ValueError:
+                content = None
+            if isinstance(content, dict) and content:
+                return content
+            if seconds is not None:
+                time.sleep(seconds)
+        return {} if content == {} else {"holder": "another program"}
+
+    def check(self) -> None:
+        """Reads the lock.
+
+        Raises:
+            InputError: another run holds it.
+        """
+        with self._access:
+            found = self._read()
+        if found.get("number") != self._content["number"]:
+            missing = f"--output_dir: the lock of {self._shown} was removed. Run the same command again to continue."
+            self._output.loss = self._explain(found) if found else missing
+            raise InputError(self._output.loss)
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                self.check()
+                self._content["beat"] = uuid.uuid4().hex  # always as long, so that nobody reads a mixture
+                with self._access:
+                    write_bytes(self._url, json.dumps(self._content).encode())
+            except InputError:  # the lock is lost, or the store does not answer. Then the next beat tries again
+                if self._output.loss:
+                    return
+
+    def release(self) -> None:
+        """Stops renewing the lock, and removes it if this process holds it."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._read().get("number") == self._content["number"]:
+            remove(self._url)
+
+
+@contextmanager
+def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
+    """Keeps other machines from running in the same folder of a store.
+
+    Raises:
+        InputError: another run holds the lock.
+    """
+    lock = StoreLock(output)
+    lock.acquire()
+    output.check, output.loss = lock.check, ""
+    try:
+        yield
+    finally:
+        output.check = lambda: None
+        lock.release()
