@@ -113,7 +113,9 @@ class Blocks(Sequence[Block]):
             if self.is_own:
                 validate_block(batch, self.vocab_size)
             return view_block(batch)
-        except ARROW_ERRORS as error:
+        except InputError:
+            raise
+        except (*ARROW_ERRORS, ValueError) as error:  # an empty file cannot be mapped
             raise damaged(hide_credentials(part.name), error) from error
 
     def _map_bytes(self, number: int) -> np.ndarray:
