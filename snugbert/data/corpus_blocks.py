@@ -210,6 +210,7 @@ class CachedBlocks(Blocks):
             if not self.is_own:
                 raise
             self._file(number).unlink(missing_ok=True)  # the disk may have damaged it since an earlier run
+            self.ensure([number])
             return super()._map(number)
 
     def _file(self, number: int) -> Path:
