@@ -230,6 +230,16 @@ def test_credentials_in_urls_are_hidden():
     assert hide("zip://a.txt::https://user:word@host/a.zip?token=abc") == "zip://a.txt::https://host/a.zip"
     assert hide("hf://datasets/user/name@main/file.txt") == "hf://datasets/user/name@main/file.txt"
     assert hide("a path/with?signs@all") == "a path/with?signs@all"
+    # These characters should be encoded in a password, but often are not.
+    for sign in "#?/@":
+        assert hide(f"https://user:pa{sign}ss@host/f") == "https://host/f"
+    assert hide("s3://KEY:SEC/RET@bucket/x") == "s3://bucket/x"
+    assert hide("https://host/f?id=name@project&signature=abc") == "https://host/f"
+    assert "abc" not in hide("https://host/f?time=12:00&id=name@project&signature=abc")
+    assert hide("http://127.0.0.1:80/a@b.txt") == "http://127.0.0.1:80/a@b.txt"
+    # Names in a bucket can have these signs, but a query string is never shown.
+    assert hide("s3://bucket/c#1?.txt") == "s3://bucket/c#1?.txt"
+    assert hide("s3://bucket/a.txt?versionId=abc") == "s3://bucket/a.txt"
 
 
 @pytest.mark.parametrize("status", [404, 403, 500, 0])
