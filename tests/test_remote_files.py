@@ -161,7 +161,7 @@ def test_a_file_that_becomes_shorter_is_an_error_at_once(folder, faults, caplog)
 
 def test_pieces_are_read_at_once_and_only_again_if_they_failed(faults, bucket):
     (bucket.folder / "file").write_bytes(DATA)
-    slow = faults.fail("slow", 2**15, method="GET", times=6)  # half a second for each piece
+    slow = faults.fail("slow", 2**16, method="GET", times=6)  # a quarter of a second for each piece
     cut = faults.fail("cut", 100, method="GET", times=1)
     assert remote_files.read_bytes(f"{bucket.url}/file") == DATA
     ranges = [part for method, _, part in faults.requests if method == "GET"]

@@ -39,17 +39,18 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
         print(problems[name])
     print(f"{output}: {len(states) - len(problems)} of {format_count(len(states), 'part')} are complete.")
     if NO_INDEX in states.values():
-        raise InputError(
-            f"--check: {format_count([*states.values()].count(NO_INDEX), 'part')} without index. {INDEX_ADVICE}"
-        )
+        count = format_count([*states.values()].count(NO_INDEX), "part")
+        raise InputError(f"--check: {output}: {count} without index. {INDEX_ADVICE}")
     if problems:
+        count, verb = format_count(len(problems), "part"), "is" if len(problems) == 1 else "are"
+        state = "missing, damaged or different" if different else "missing or damaged"
+        remove = "Remove the damaged ones. " if damage else ""
+        replace = " --overwrite_output_dir" if different else ""
         shards = sorted({[*states].index(name) % num_shards + 1 for name in problems})
-        again = ", ".join(f"--shard {shard}/{num_shards}" for shard in shards) if num_shards > 1 else "all shards"
+        again = "with " + ", ".join(f"--shard {shard}/{num_shards}" for shard in shards)
         raise InputError(
-            f"--check: {output}: {format_count(len(problems), 'part')} {'is' if len(problems) == 1 else 'are'} "
-            f"{'missing, damaged or different' if different else 'missing or damaged'}. "
-            f"{'Remove the damaged ones. ' if damage else ''}Run `snugbert prepare"
-            f"{' --overwrite_output_dir' if different else ''}` again with {again}."
+            f"--check: {output}: {count} {verb} {state}. {remove}Run `snugbert prepare{replace}` again "
+            f"{again if num_shards > 1 else 'for all shards'}."
         )
 
 
