@@ -1,6 +1,7 @@
 """Faults of a store: each is tried again until it works, or is one clear error in a stated time."""
 
 import errno
+import gc
 import http.server
 import logging
 import os
@@ -60,8 +61,8 @@ def mark_long(*values):
 @pytest.mark.parametrize(
     "method, fault",
     [
-        *(("GET", fault) for fault in ("500", "damaged", "cut off", "wrong length", "hang")),
-        *(mark_long("GET", fault) for fault in ("503", "429", "no answer")),
+        *(("GET", fault) for fault in ("500", "damaged", "cut off", "wrong length")),
+        *(mark_long("GET", fault) for fault in ("503", "429", "no answer", "hang")),
         *(("PUT", fault) for fault in ("no answer", "hang")),
         mark_long("PUT", "503"),
     ],
@@ -136,10 +137,9 @@ def test_half_an_upload_is_never_published(faults, url, bucket, tmp_path, monkey
 # --- refusals ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [(403, "AccessDenied"), (400, "InvalidBucketName")])
-def test_a_refusal_ends_soon(faults, url, caplog, monkeypatch, status):
+def test_a_refusal_ends_soon(faults, url, caplog, monkeypatch):
     monkeypatch.setattr(remote_requests, "ATTEMPTS", 2)
-    faults.fail("status", status)
+    faults.fail("status", (403, "AccessDenied"))
     for do in (remote_files.read_bytes, remote_files.list_files):
         with pytest.raises(InputError, match=r"the store refuses access \(.*\)\. Check the URL, and the credentials"):
             do(url)
@@ -289,6 +289,7 @@ def test_no_message_has_a_secret(status, caplog, monkeypatch, tmp_path):
 
 def test_a_forked_process_does_not_hang(url):
     assert remote_files.read_bytes(url) == DATA  # the connection exists before the fork
+    gc.collect()  # fsspec takes a second to close each old connection of another test in the child
     child = os.fork()
     if child == 0:
         code = 1

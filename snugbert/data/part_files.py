@@ -146,7 +146,7 @@ def parse_origin(schema: pa.Schema) -> Origin:
 
 
 class DamagedError(InputError):
-    """A part or its index is damaged."""
+    """A file of a corpus is damaged."""
 
 
 def damaged(file: Path | str, error: Exception | str) -> DamagedError:

@@ -506,10 +506,8 @@ def _write_missing_parts(
     folder = output.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
-        is_complete = _is_complete(
-            output, parts, settings
-        )  # another process may have completed it. This can take long
-        output.fetch()  # other machines may have finished parts since
+        is_complete = _is_complete(output, parts, settings)  # another process may have completed it
+        output.fetch()  # other machines may have finished parts while this one read its text
         foreign = _find_foreign_parts(folder, parts, settings)
         if foreign and not replace:
             raise InputError(
