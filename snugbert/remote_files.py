@@ -16,13 +16,23 @@ from typing import Any, NamedTuple
 
 from snugbert.errors import InputError
 from snugbert.files import replacing
-from snugbert.remote_requests import ATTEMPTS, Store, ask, hide_credentials, is_url, read_status
+from snugbert.remote_requests import (
+    ATTEMPTS,
+    CONNECTIONS,
+    LINK,
+    WEB,
+    Store,
+    ask,
+    hide_credentials,
+    is_url,
+    read_status,
+)
 
 CHUNK_BYTES = 2**23  # of a file that is read in pieces
-CONNECTIONS = 8  # pieces that are read at once
-LISTING = 10  # so many times longer than one request, a list may take
-# What a file system has of these names the version of a file. Checksums come first.
-VERSIONS = ("md5Hash", "ETag", "etag", "blob_id", "last_commit", "LastModified", "Last-Modified", "mtime", "created")
+LISTING = 10  # time limit of a listing, in requests
+# Fields that identify a file's version, best first.
+VERSIONS = ("md5Hash", "ETag", "etag", "Content-MD5", "blob_id", "CRC", "last_commit")
+TIMES = ("LastModified", "Last-Modified", "mtime", "created")  # if it has no version
 
 
 class Entry(NamedTuple):
@@ -30,7 +40,8 @@ class Entry(NamedTuple):
 
     Attributes:
         size: in bytes.
-        version: changes when the file is replaced: its checksum or ETag, or the time of the last change.
+        version: changes when the file is replaced: its checksum or ETag, or the time of the last change. Empty if the
+            store has none of these.
     """
 
     size: int
@@ -38,8 +49,11 @@ class Entry(NamedTuple):
 
 
 def join(url: str, *names: str) -> str:
-    """Returns the URL of a file below a folder."""
-    return "/".join([url.rstrip("/"), *names])
+    """Returns the URL of a file below a folder. The query string of a web address stays at the end."""
+    first, *chain = LINK.split(url)
+    folder = re.split("[?#]", first)[0] if WEB.match(first) else first
+    query = first.removeprefix(folder)
+    return "::".join(["/".join([folder.removesuffix("/"), *names]) + query, *chain])
 
 
 # --- listing ----------------------------------------------------------------------------------------------------
@@ -100,6 +114,16 @@ def _check_unchanged(url: str, entry: Entry) -> None:
         raise InputError(f"{hide_credentials(url)} changed while it was read. Run the same command again.")
 
 
+def _check_size(store: Store, url: str, path: str, end: int) -> None:
+    """Raises an [`InputError`] if a file ends before `end`. Otherwise, a short answer is a lost connection."""
+    size = _read_entry(store, path, store.call("info", path)).size
+    if size < end:
+        raise InputError(
+            f"{hide_credentials(url)}: {size:,} bytes instead of {end:,} or more. It was cut off, or changed while it "
+            "was read. Run the same command again."
+        )
+
+
 def _read_entries(store: Store, facts: Mapping[str, Any]) -> dict[str, Entry]:
     return {path: _read_entry(store, path, each) for path, each in facts.items() if each["type"] == "file"}
 
@@ -109,7 +133,7 @@ def _read_entry(store: Store, path: str, facts: Mapping[str, Any]) -> Entry:
         facts = store.call("info", path)
     if facts.get("size") is None:
         raise InputError(f"{hide_credentials(path)}: the server sends no file size. Download the file first.")
-    version = next((facts[name] for name in VERSIONS if facts.get(name)), "")
+    version = next((facts[name] for name in (*VERSIONS, *TIMES) if facts.get(name)), "")
     return Entry(int(facts["size"]), str(version).strip('"'))
 
 
@@ -152,12 +176,15 @@ def _read_range(url: str, start: int, end: int) -> bytes:
                 pieces[first] = answer
         for (first, last), answer in zip(ranges, answers, strict=True):
             if isinstance(answer, BaseException):
+                if read_status(answer) == 416:  # the range is after the end
+                    _check_size(store, url, path, end)
                 raise answer
             if len(answer) > last - first:
                 raise InputError(
                     f"{hide_credentials(url)}: the server does not send parts of a file. Download it first."
                 )
             if len(answer) < last - first:
+                _check_size(store, url, path, end)
                 raise OSError(f"{len(answer)} bytes instead of {last - first}")
         return b"".join(piece for _, piece in sorted(pieces.items()))
 
@@ -225,14 +252,22 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """As in `io.RawIOBase`. A file that was replaced is an error, and never a mixture of both."""
-        end = min(self._position + len(buffer), self.size)
+        data = self._read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        """As in `io.RawIOBase`, which would read small pieces."""
+        return self._read(self.size)
+
+    def _read(self, length: int) -> bytes:
+        end = min(self._position + length, self.size)
         if end <= self._position:
-            return 0
+            return b""
         data = _read_range(self.url, self._position, end)
         _check_unchanged(self.url, self._entry)
-        buffer[: len(data)] = data
         self._position = end
-        return len(data)
+        return data
 
 
 def open_file(name: str | Path) -> Any:

@@ -32,6 +32,13 @@ logger = logging.getLogger(__name__)
 # "s3://", also chained, such as "zip://a.txt::s3://". One letter is a Windows drive.
 URL = re.compile(r"[a-z][a-z0-9+.-]+(://|::)", re.IGNORECASE)
 PROTOCOL = re.compile(r"([a-z0-9+.-]+)://")
+WEB = re.compile(r"https?://", re.IGNORECASE)
+LINK = re.compile(r"::(?=[a-z][a-z0-9+.-]+(?:://|::))", re.IGNORECASE)  # between the URLs of a chain
+# A password may contain "/", "?", "#" and "@". `name@revision` of the Hub has no colon, and a port has 2 to 5 digits.
+USER = re.compile(r"(?<=://)(?![^/@:]*:\d{2,5}/)(.*:.*@|[^/]*@)", re.DOTALL)
+# "?" and "#" can be part of a name in a bucket, and "?" a pattern. But "?name=" starts a query string, and "&name=" is
+# the rest of one that had an "@".
+QUERY, WEB_QUERY = re.compile(r"[?&][\w.-]+=.*", re.DOTALL), re.compile(r"([?#]|&[\w.-]+=).*", re.DOTALL)
 COPIES = re.compile(r"(simplecache|filecache|blockcache|cached)::")  # they keep local copies, which can be incomplete
 DEADLINE_VARIABLE = "SNUGBERT_STORAGE_TIMEOUT"
 # Seconds until a store that does not answer is an error. Less than torch's limit for processes, 1,800.
@@ -67,10 +74,14 @@ def is_url(name: str | Path) -> bool:
 
 
 def hide_credentials(url: str) -> str:
-    """Returns a URL without user name, password, query string and fragment. Other names stay as they are."""
+    """Returns a URL without user name, password, query string and fragment. Other names stay as they are.
+
+    Characters of a password that should be encoded, such as "/", make a URL ambiguous. Then too much is removed.
+    """
     if not is_url(url):
         return url
-    return re.sub(r"(?<=://)[^/]*@", "", re.split(r"[?#]", url)[0])
+    links = [USER.sub("", link) for link in LINK.split(url)]
+    return "::".join((WEB_QUERY if WEB.match(link) else QUERY).sub("", link) for link in links)
 
 
 class Store(NamedTuple):

@@ -11,6 +11,7 @@ import fsspec
 import pytest
 
 from snugbert import remote_files
+from snugbert.data.documents import find_files
 from snugbert.errors import InputError
 from snugbert.remote_files import Entry
 
@@ -51,7 +52,7 @@ class _Silent(http.server.SimpleHTTPRequestHandler):
 # --- every store ------------------------------------------------------------------------------------------------
 
 
-def test_files_are_the_same_in_every_store(folder, tmp_path):
+def test_files_are_the_same_in_every_store(folder, tmp_path, monkeypatch):
     source, copy = tmp_path / "source", tmp_path / "copies" / "copy"
     source.write_bytes(DATA)
     url = f"{folder}/a/b/part.arrow"
@@ -66,6 +67,9 @@ def test_files_are_the_same_in_every_store(folder, tmp_path):
     assert remote_files.read_bytes(url, 5, 5) == b""
     remote_files.download(url, copy)
     assert copy.read_bytes() == DATA and [file.name for file in copy.parent.iterdir()] == ["copy"]
+    with remote_files.open_file(url) as stream, monkeypatch.context() as patch:
+        patch.setattr(remote_files, "_read_range", lambda *arguments: DATA)  # called once
+        assert stream.read() == DATA
     with remote_files.open_file(url) as stream:
         stream.seek(-30_000, io.SEEK_END)
         assert stream.read() == DATA[-30_000:]
@@ -146,9 +150,18 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(faults, bucket, tmp_pa
         stream.read()
 
 
+def test_a_file_that_becomes_shorter_is_an_error_at_once(folder, faults, caplog):
+    """It is no lost connection, although the answer is too short or there is none."""
+    remote_files.write_bytes(f"{folder}/file", DATA[:50_000])
+    for start in (0, 60_000):
+        with pytest.raises(InputError, match=r"file: 50,000 bytes instead of 100,000 or more\. It was cut off, or"):
+            remote_files.read_bytes(f"{folder}/file", start, len(DATA))
+    assert caplog.records == []
+
+
 def test_pieces_are_read_at_once_and_only_again_if_they_failed(faults, bucket):
     (bucket.folder / "file").write_bytes(DATA)
-    slow = faults.fail("slow", 2**15, method="GET", times=6)  # half a second for each piece
+    slow = faults.fail("slow", 2**16, method="GET", times=6)  # a quarter of a second for each piece
     cut = faults.fail("cut", 100, method="GET", times=1)
     assert remote_files.read_bytes(f"{bucket.url}/file") == DATA
     ranges = [part for method, _, part in faults.requests if method == "GET"]
@@ -197,8 +210,16 @@ def test_chained_urls(faults, bucket):
     assert remote_files.find_urls(f"zip://*.txt{rest}") == [f"zip://a.txt{rest}", f"zip://b.txt{rest}"]
     assert remote_files.read_bytes(f"zip://b.txt{rest}") == b"two"
     assert remote_files.find_entry(f"zip://c.txt{rest}") is None
+    assert remote_files.find_entry(f"zip://a.txt{rest}").version  # a checksum
+    assert find_files([f"zip://*.txt{rest}"])[1].name == "b.txt"
     with pytest.raises(InputError, match="copies of fsspec can be incomplete"):
         remote_files.read_bytes(f"simplecache::{bucket.url}/texts.zip")
+
+
+def test_names_below_a_folder():
+    assert remote_files.join("s3://bucket/a/", "b", "c.txt") == "s3://bucket/a/b/c.txt"
+    assert remote_files.join("https://host/model?sig=1", "config.json") == "https://host/model/config.json?sig=1"
+    assert remote_files.join("zip://a::https://host/a.zip?sig=1", "b") == "zip://a/b::https://host/a.zip?sig=1"
 
 
 def test_web_servers(web, monkeypatch):

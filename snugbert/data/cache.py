@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.data_arguments import Deduplication, TextArguments
 from snugbert.data.documents import locate_file
-from snugbert.data.part_files import WORDS, read_origin
+from snugbert.data.part_files import PART_NAME, WORDS, read_origin
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
 from snugbert.data.tokenizing import hash_tokenizer, needs_words
 from snugbert.errors import InputError
@@ -29,7 +29,6 @@ from snugbert.progress import format_bytes
 from snugbert.staging import STAGED
 
 CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
-PART_FILE = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
 
@@ -172,7 +171,7 @@ def _cached_folders(cache: Path) -> Iterator[Path]:
 
 def _describe(folder: Path) -> tuple[str, str, str]:
     """Returns the state, the text and the settings of a folder of prepared text."""
-    parts = [match for file in sorted(folder.iterdir()) if (match := PART_FILE.fullmatch(file.name))]
+    parts = [match for file in sorted(folder.iterdir()) if (match := PART_NAME.fullmatch(file.name))]
     finished = [part for part in parts if not part[2]]
     state = "complete" if finished and len(finished) == int(finished[0][1]) else "unfinished"
     sources: list[str] = []

@@ -13,8 +13,7 @@ The index of a part says where its blocks are, see `corpus_index.py`. So opening
 read and verified when it is first used.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +33,7 @@ from snugbert.data.corpus_index import (
     read_index,
 )
 from snugbert.data.data_arguments import CACHE_GB
-from snugbert.data.part_files import WORDS, Block, Origin, damaged, read_origin
+from snugbert.data.part_files import INDEX_ADVICE, NO_INDEX, WORDS, Block, Origin, damaged, find_states, read_origin
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
@@ -206,7 +205,7 @@ def _find_parts(folder: str | Path) -> list[str]:
     return [str(Path(folder) / name) for name in sorted(names)]
 
 
-def _check_parts(folder: str, names: Iterable[str], files: Iterable[str]) -> None:
+def _check_parts(folder: str, names: Collection[str], files: Collection[str]) -> None:
     """Checks that the parts of a corpus are all there.
 
     Args:
@@ -217,18 +216,15 @@ def _check_parts(folder: str, names: Iterable[str], files: Iterable[str]) -> Non
     Raises:
         InputError: there are none, one is missing, or one does not belong to the others.
     """
-    names, files = sorted(names), set(files)
-    if not names and not any(name.startswith("part-") for name in files):
+    states = find_states(folder, names, files)
+    if not states:
         raise InputError(f"{folder} contains no prepared corpus. Run `snugbert prepare` first.")
-    matches = [re.fullmatch(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?", name) for name in (*names, *sorted(files))]
-    num_parts = next((int(match[1]) for match in matches if match), 0)
-    expected = [f"part-{part:05d}-of-{num_parts:05d}.arrow" for part in range(num_parts)]
-    if stray := set(names) - set(expected):
-        raise InputError(f"{folder}: {min(stray)} does not belong to the other {num_parts} parts. Remove it.")
-    missing = [name for name in expected if name not in names]
-    if missing:
-        state = "is unfinished" if {missing[0], f"{missing[0]}.partial"} & files else "is missing"
-        raise InputError(
-            f"{folder}: {missing[0]} {state}. Missing or unfinished: {len(missing)} of {len(expected)} parts. Run "
-            "`snugbert prepare` again for all shards."
-        )
+    missing = [name for name, state in states.items() if state]
+    if not missing:
+        return
+    if states[missing[0]] == NO_INDEX:
+        raise InputError(f"{folder}: {missing[0]} has no index. {INDEX_ADVICE}")
+    raise InputError(
+        f"{folder}: {missing[0]} {states[missing[0]]}. Missing or unfinished: {len(missing)} of {len(states)} parts. "
+        "Run `snugbert prepare` again for all shards."
+    )

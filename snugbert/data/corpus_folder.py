@@ -6,23 +6,20 @@ is uploaded when it is finished, and its text is removed here. So the disk needs
 """
 
 import os
-import re
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 from huggingface_hub.constants import HF_HOME
 
-from snugbert.data.part_files import ARROW_ERRORS
+from snugbert.data.part_files import ARROW_ERRORS, PART_NAME
 from snugbert.files import LockTaken, hash_json, lock_file, replacing
-from snugbert.remote_files import download, hide_credentials, is_url, join, list_files, read_bytes, remove, upload
+from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
+from snugbert.remote_requests import ask_together, hide_credentials, is_url
 
-PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow")
 IDENTITIES = ".identities"  # next to a part: what its text files were, which saves reading them again
 # The files of a part, in the order of their upload. The last one marks the part as complete.
 SUFFIXES = (IDENTITIES, ".arrow", ".index")
-CONNECTIONS = 8  # for many small files
 
 
 class CorpusFolder:
@@ -45,6 +42,10 @@ class CorpusFolder:
     def __str__(self) -> str:
         return str(self.folder) if self.url is None else hide_credentials(self.url)
 
+    def list_names(self) -> set[str]:
+        """Returns the names of all files."""
+        return {file.name for file in self.folder.glob("*")} if self.url is None else {*list_files(self.url)}
+
     def measure_parts(self) -> dict[str, int]:
         """Returns the names and the sizes of the finished parts."""
         if self.url is None:
@@ -60,8 +61,12 @@ class CorpusFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         finished = self.measure_parts()
         names = sorted({file.name for file in self.folder.glob("part-*.arrow")} | finished.keys())
-        with ThreadPoolExecutor(CONNECTIONS) as threads:
-            list(threads.map(lambda name: self._fetch_part(name, finished.get(name)), names))
+        ask_together(lambda name: self._fetch_part(name, finished.get(name)), names)
+
+    def fetch_part(self, name: str) -> None:
+        """Copies the header of a part again. Another machine may have replaced it."""
+        if self.url is not None:
+            self._fetch_part(name, self.measure_parts().get(name))
 
     def _fetch_part(self, name: str, size: int | None) -> None:
         """Copies the header of a part of `size` bytes. None: it is not in the bucket (any more)."""

@@ -235,5 +235,5 @@ def parse_index(data: bytes, name: str) -> PartIndex:
             raise ValueError("its numbers contradict each other")
         parse_origin(index.read_schema())
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:
-        raise InputError(f"{name} is damaged ({error}). Remove it and prepare the text again.") from error
+        raise damaged(name, error) from error
     return index

@@ -4,7 +4,8 @@ A part is an Arrow stream of blocks. Its schema's metadata records its origin. [
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -15,11 +16,49 @@ from numpy.typing import DTypeLike
 
 from snugbert.errors import InputError
 
+PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 FORMAT = 1  # version of the files; other versions are refused
 WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
 DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
+NO_INDEX = "has no index"  # a state of a part in a bucket. On a disk, its index is made from the part
+INDEX_ADVICE = (
+    "If the upload was interrupted, run `snugbert prepare` again. If an earlier version made the corpus, copy it to a "
+    "disk, run `snugbert prepare --check --output_dir FOLDER` there, and copy the .index files back."
+)
+
+
+def part_name(number: int, num_parts: int) -> str:
+    """Returns the name of a part's file."""
+    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
+
+
+def find_states(folder: str, complete: Collection[str], files: Collection[str]) -> dict[str, str]:
+    """Returns the state of each part that a corpus must have, in order: "" if it is complete.
+
+    Args:
+        folder: path or URL, for messages.
+        complete: names of the complete parts.
+        files: names of all files in the folder.
+
+    Raises:
+        InputError: a part does not belong to the others.
+    """
+    matches = map(PART_NAME.fullmatch, [*sorted(complete), *sorted(files)])
+    num_parts = next((int(match[1]) for match in matches if match), 0)
+    names = [part_name(number, num_parts) for number in range(num_parts)]
+    if stray := set(complete) - set(names):
+        raise InputError(f"{folder}: {min(stray)} does not belong to the other {num_parts} parts. Remove it.")
+
+    def describe(name: str) -> str:
+        if name in complete:
+            return ""
+        if name in files:
+            return NO_INDEX
+        return "is unfinished" if f"{name}.partial" in files else "is missing"
+
+    return {name: describe(name) for name in names}
 
 
 @dataclass
@@ -53,13 +92,14 @@ class Source(TypedDict):
         name: of the file, relative to the common folder of all text files of the corpus, or `dataset` and its name. In
             corpora of earlier versions, the absolute path.
         digest: changes when the text changes.
-        identity: device, inode, size and times of the file. While they stay the same, the file is not read again. Only
-            earlier versions stored it in the corpus.
+        identity: a digest of device, inode, size and times of the file, or of its URL, size and version. While it
+            stays the same, the file is not read again. Empty: unknown. Only earlier versions stored the identity in
+            the corpus, as numbers.
     """
 
     name: str
     digest: str
-    identity: NotRequired[Sequence[int | str]]
+    identity: NotRequired[str | Sequence[int]]
 
 
 class Origin(TypedDict):

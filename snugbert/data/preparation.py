@@ -49,6 +49,7 @@ from snugbert.data.part_files import (
     Origin,
     Source,
     corpus_schema,
+    part_name,
     read_origin,
     validate_block,
 )
@@ -72,11 +73,6 @@ BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last o
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
 MOST_PARTS = 256  # each is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
-
-
-def part_name(number: int, num_parts: int) -> str:
-    """Returns the name of a part's file."""
-    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
 
 
 def keep_all(number: int) -> bool:
@@ -156,11 +152,11 @@ class Part:
         """
         if not self.files:
             return [{"name": self.names[0], "digest": dataset_version(self.text)}]
-        digests = {tuple(source.get("identity", ())): source["digest"] for source in known}
+        digests = {identity: source["digest"] for source in known if (identity := source.get("identity"))}
         identities = [_identify(file) for file in self.files]
         described: list[Source] = []
         for file, place, identity in zip(self.files, self.places, identities, strict=True):
-            digest = digests.get(identity) or _hash_text(file, identity)
+            digest = digests.get(identity) or (_hash_text(file, identity) if identity else _hash_file(file))
             described.append({"name": hash_json(place), "digest": digest, "identity": identity})
         return described
 
@@ -168,7 +164,12 @@ class Part:
         """Whether the text has changed since `describe_sources` returned `sources`."""
         if not self.files:
             return self.describe_sources([]) != sources
-        return [_identify(file, again=True) for file in self.files] != [source["identity"] for source in sources]
+        for file, source in zip(self.files, sources, strict=True):
+            if _identify(file, again=True) != source["identity"]:
+                return True
+            if not source["identity"] and _hash_file(file) != source["digest"]:
+                return True
+        return False
 
     def describe_origin(self, sources: Sequence[Source], settings: dict[str, Any]) -> Origin:
         """Returns what the part stores about its text. It is the same on every machine.
@@ -181,8 +182,11 @@ class Part:
         return {"settings": settings, "sources": [{"name": name, "digest": of["digest"]} for name, of in named]}
 
 
-def _identify(file: TextFile, again: bool = False) -> tuple[int | str, ...]:
-    """Returns what changes when a file changes, without reading it. The listing has it for a file in a bucket.
+def _identify(file: TextFile, again: bool = False) -> str:
+    """Returns a digest that changes when a file changes, without reading the file.
+
+    For a file in a bucket, it comes from the listing. It is empty if the store has neither a checksum nor a time, or
+    if the file was removed.
 
     Args:
         file: the file.
@@ -190,13 +194,17 @@ def _identify(file: TextFile, again: bool = False) -> tuple[int | str, ...]:
     """
     if isinstance(file, RemoteText):
         entry = find_entry(file.url) if again else file
-        return () if entry is None else (str(file), entry.size, entry.version)
+        return hash_json([str(file), entry.size, entry.version]) if entry is not None and entry.version else ""
     stat = file.stat()
-    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return hash_json([stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
 
 
 @cache  # while its identity stays the same, a file is read once
-def _hash_text(file: TextFile, identity: tuple[int | str, ...]) -> str:
+def _hash_text(file: TextFile, identity: str) -> str:
+    return _hash_file(file)
+
+
+def _hash_file(file: TextFile) -> str:
     """Returns the digest of a text file.
 
     A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
@@ -449,25 +457,31 @@ def _read_identities(file: Path) -> list[Source]:
     """
     try:
         recorded = json.loads(file.with_suffix(IDENTITIES).read_text(encoding="utf-8"))
-        return [{**source, "identity": tuple(source["identity"])} for source in recorded]  # type: ignore[typeddict-item]
+        return [{name: str(source[name]) for name in ("name", "digest", "identity")} for source in recorded]  # type: ignore[misc]
     except (OSError, ValueError, TypeError, LookupError):
         pass
     try:
-        return read_origin(file)["sources"]
+        sources = read_origin(file)["sources"]
     except InputError:
         return []
+    return [{**source, "identity": hash_json(source["identity"])} for source in sources if "identity" in source]
 
 
 def _find_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> list[Path]:
     """Finds parts with a different text, division, tokenizer or settings."""
-    by_name = {part.name: part for part in parts}
-    foreign = []
-    for file in sorted(folder.glob("part-*.arrow")):
-        known, part = _read_sources(file, settings), by_name.get(file.name)
-        is_of_same_division = file.stem.endswith(f"-of-{parts[0].num_parts:05d}")
-        if not (is_of_same_division and known and (part is None or _is_of_same_files(part, known, file))):
-            foreign.append(file)
-    return foreign
+    return [file for file in sorted(folder.glob("part-*.arrow")) if _is_foreign(file, parts, settings)]
+
+
+def _is_foreign(file: Path, parts: Sequence[Part], settings: dict[str, Any]) -> bool:
+    known = _read_sources(file, settings)
+    if not (known and _is_of_same_division(file, parts)):
+        return True
+    part = next((part for part in parts if part.name == file.name), None)
+    return part is not None and not _is_of_same_files(part, known, file)
+
+
+def _is_of_same_division(file: Path, parts: Sequence[Part]) -> bool:
+    return file.stem.endswith(f"-of-{parts[0].num_parts:05d}")
 
 
 def _is_of_same_files(part: Part, known: Sequence[Source], file: Path) -> bool:
@@ -492,15 +506,17 @@ def _write_missing_parts(
     folder = output.folder
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
+        is_complete = _is_complete(output, parts, settings)  # another process may have completed it
+        output.fetch()  # other machines may have finished parts while this one read its text
         foreign = _find_foreign_parts(folder, parts, settings)
         if foreign and not replace:
             raise InputError(
                 f"--output_dir: {output}/{foreign[0].name} was prepared with a different text, tokenizer or settings. "
                 "Choose another folder, or set --overwrite_output_dir to replace it."
             )
-        if not _is_complete(output, parts, settings):  # another process may have completed it
-            for name in (*(file.name for file in foreign), REPORT_NAME):
-                output.remove_file(name)
+        if not is_complete:
+            output.remove_file(REPORT_NAME)
+            _remove_foreign_parts(output, foreign, parts, settings)
     sizes = [part.size for part in parts]
     total = None if None in sizes else sum(size or 0 for size in sizes)
     log, counter = ReadingLog(parts[0].text.on_bad_text), RepeatCounter(parts[0].deduplicate)
@@ -530,6 +546,35 @@ def _write_missing_parts(
     if summary := log.summarize():
         print(summary, file=sys.stderr)
     return _count_repeated_text(output, parts, uncounted, log.on_bad_text, counter)
+
+
+def _remove_foreign_parts(
+    output: CorpusFolder, foreign: Sequence[Path], parts: Sequence[Part], settings: dict[str, Any]
+) -> None:
+    """Removes foreign parts that `parts` replace, and parts of another division. Other shards replace theirs.
+
+    So a shard never removes what another machine has just finished.
+    """
+    names = {part.name for part in parts}
+    for file in foreign:
+        if file.name in names or not _is_of_same_division(file, parts):
+            output.fetch_part(file.name)
+            if file.exists() and _is_foreign(file, parts, settings):
+                output.remove_file(file.name)
+
+
+def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Part) -> list[str]:
+    """Returns the names of parts of a corpus that are not finished, or have other settings.
+
+    Args:
+        output: the folder of the corpus.
+        parts: all parts of the corpus.
+        prepared: a finished one.
+    """
+    output.fetch()
+    finished, settings = output.measure_parts(), read_origin(output.folder / prepared.name)["settings"]
+    is_prepared = [part.name in finished and _read_sources(output.folder / part.name, settings) for part in parts]
+    return [part.name for part, is_there in zip(parts, is_prepared, strict=True) if not is_there]
 
 
 def _count_repeated_text(

@@ -45,8 +45,8 @@ class RemoteText:
 
     @property
     def name(self) -> str:
-        """The name without folders."""
-        return PurePosixPath(str(self)).name
+        """The name without folders. In an archive, the name of the file there, such as of `zip://a.txt::s3://...`."""
+        return PurePosixPath(str(self).split("::")[0]).name
 
     @property
     def suffix(self) -> str:

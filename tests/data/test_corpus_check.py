@@ -4,7 +4,9 @@ import pytest
 from prepared import text_arguments
 
 from snugbert.data import corpus_folder
+from snugbert.data.corpus import open_corpus
 from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
 
 
@@ -43,5 +45,57 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
         f"{output}/{files[5].name} has other settings or another version of the dataset than most parts.",
     ]
     assert last == f"{output}: 2 of 7 parts are complete."
-    assert f"--check: {output} lacks 5 parts. Remove the damaged ones. Then run " in error
-    assert "again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
+    assert all(line.count("damaged") <= 1 for line in lines)
+    assert f"--check: {output}: 5 parts are missing, damaged or different. Remove the damaged ones. Run " in error
+    assert "prepare --overwrite_output_dir` again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
+    # The advice works.
+    for number in (2, 3, 4):
+        files[number].unlink()
+    for number in range(3):
+        prepare_parts(output, parts[number::3], tokenizer, replace=True, show_progress=False)
+    assert snugbert_command(command) == 0
+    files[6].unlink()
+    assert snugbert_command(command) == 2
+    error = capsys.readouterr().err
+    assert (
+        f"--check: {output}: 1 part is missing or damaged. Run `snugbert prepare` again with --shard 1/3.\n" in error
+    )
+
+
+def test_a_corpus_of_an_earlier_version_in_a_bucket_needs_its_index(tmp_path, tokenizer, bucket, capsys):
+    """It is made on a disk, by the command in the message."""
+    for number in range(2):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number} of some words.\n\nAnd more of it.\n")
+    local, copy = tmp_path / "corpus", bucket.folder / "corpus"
+    parts = plan_parts(text_arguments(tmp_path / "*.txt"), num_shards=2)
+    prepare_parts(local, parts, tokenizer, show_progress=False)
+    for file in local.glob("*.index"):
+        file.unlink()
+    copy.mkdir()
+    for file in local.glob("*.arrow"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    check = ["prepare", "--check", "--output_dir"]
+    assert snugbert_command([*check, f"{bucket.url}/corpus"]) == 2
+    printed, error = capsys.readouterr()
+    assert f"{bucket.url}/corpus/{parts[0].name} has no index.\n" in printed
+    assert "2 parts without index. If the upload was interrupted, run" in error
+    with pytest.raises(InputError, match="has no index") as caught:
+        open_corpus(f"{bucket.url}/corpus", tokenizer)
+    assert "`snugbert prepare --check --output_dir FOLDER`" in str(caught.value)
+    assert snugbert_command([*check, str(local)]) == 0
+    for file in local.glob("*.index"):
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert open_corpus(f"{bucket.url}/corpus", tokenizer, tmp_path / "cache").num_documents == 4
+
+
+def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, tokenizer, faults, bucket, monkeypatch, capsys):
+    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "text.txt").write_text("Text of some words.\n")
+    prepare_parts(
+        f"{bucket.url}/corpus", plan_parts(text_arguments(tmp_path / "text.txt")), tokenizer, show_progress=False
+    )
+    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "0.5")
+    faults.fail("status", (503, "SlowDown"), path=r"\.arrow")
+    assert snugbert_command(["prepare", "--check", "--output_dir", f"{bucket.url}/corpus"]) == 2
+    printed, error = capsys.readouterr()
+    assert "damaged" not in printed and "no answer for 0.5 seconds" in error

@@ -1,12 +1,12 @@
 """Text and prepared corpora in a bucket, and parts from several machines."""
 
+import itertools
 import json
 import logging
 import os
 import random
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import forked
@@ -15,11 +15,13 @@ import pytest
 from prepared import content, prepare, text_arguments
 
 import snugbert
+from snugbert import remote_files
 from snugbert.data import corpus_folder, preparation
 from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus_folder import CorpusFolder
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.part_files import read_origin
-from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.data.preparation import find_missing_parts, plan_parts, prepare_parts
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
@@ -77,7 +79,10 @@ def test_parts_of_the_previous_version_are_reused(tmp_path, tokenizer, monkeypat
     describe_origin = preparation.Part.describe_origin
 
     def describe_as_before(part, sources, settings):
-        absolute = [source | {"name": place} for source, place in zip(sources, part.places, strict=True)]
+        stats = [os.stat(place) for place in part.places]
+        identities = [[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]
+        named = zip(sources, part.places, identities, strict=True)
+        absolute = [source | {"name": place, "identity": identity} for source, place, identity in named]
         return {"settings": settings, "sources": absolute}
 
     monkeypatch.setattr(preparation.Part, "describe_origin", describe_as_before)
@@ -107,6 +112,47 @@ def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bu
     with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow changed while it was read"):
         prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt")
     assert not read_parts(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("version", ["", "the same"])
+def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monkeypatch, version):
+    """Some web servers send neither a checksum nor a time. The size stays the same."""
+    read_entry = remote_files._read_entry
+    monkeypatch.setattr(remote_files, "_read_entry", lambda *facts: read_entry(*facts)._replace(version=version))
+    file = bucket.folder / "text.txt"
+    file.write_text("A text of some words.\n" * 3)
+    before = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
+    file.write_text("B text of some words.\n" * 3)
+    after = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
+    assert (before != after) == (version == "")
+    for identities in (tmp_path / "corpus").glob("*.identities"):
+        assert bucket.url not in identities.read_text()
+
+
+def test_a_shard_keeps_what_another_machine_has_just_finished(tmp_path, tokenizer, bucket, monkeypatch):
+    """Two shards replace a corpus. One lists the bucket before the other one publishes its part."""
+    text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
+    first, second = plan_parts(text, num_shards=2)
+    url, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
+    options = {"num_workers": 1, "show_progress": False}
+    prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, **options)  # of another division
+    prepare_parts(tmp_path / "new", [first, second], tokenizer, language=None, **options)
+    for part in (first, second):  # of other settings
+        prepare_parts(tmp_path / "old", [part], tokenizer, **options)
+    for file in (tmp_path / "old").glob("part-*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    fetch = CorpusFolder.fetch
+
+    def fetch_before_the_other(output):
+        fetch(output)
+        monkeypatch.setattr(CorpusFolder, "fetch", fetch)
+        monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "other machine"))
+        prepare_parts(url, [first], tokenizer, language=None, replace=True, **options)
+        assert find_missing_parts(CorpusFolder(url), [first, second], first) == [second.name]
+
+    monkeypatch.setattr(CorpusFolder, "fetch", fetch_before_the_other)
+    prepare_parts(url, [second], tokenizer, language=None, replace=True, **options)
+    assert read_parts(folder) == read_parts(tmp_path / "new")
 
 
 def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucket, staging, monkeypatch):
@@ -166,12 +212,22 @@ def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
     assert not Path("s3:").exists()
 
 
-def prepare_shard(vocab, pattern, output, shard, num_shards, home):
-    """A machine of its own prepares a shard, slowly."""
+def prepare_shard(vocab, pattern, output, shard, num_shards, home, last):
+    """A machine of its own prepares a shard. It is killed after writing `last` blocks and files."""
     corpus_folder.HF_HOME = home
     preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 500
-    write_block = preparation._write_block
-    preparation._write_block = lambda *arguments: (time.sleep(0.01), write_block(*arguments))
+    written = itertools.count()
+
+    def kill_after(write):
+        def write_or_die(*arguments):
+            if next(written) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(*arguments)
+
+        return write_or_die
+
+    preparation._write_block = kill_after(preparation._write_block)
+    corpus_folder.upload = kill_after(corpus_folder.upload)
     tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
     parts = plan_parts(text_arguments(pattern), num_shards)[shard - 1 :: num_shards]
     prepare_parts(output, parts, tokenizer, num_workers=1, show_progress=False)
@@ -179,7 +235,7 @@ def prepare_shard(vocab, pattern, output, shard, num_shards, home):
 
 @pytest.mark.parametrize("num_shards", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch, num_shards):
-    """Eight at a time, most of them killed at random moments, and started again on the same machine or another one."""
+    """Eight at a time. Most are killed after a random block or upload, and started again there or elsewhere."""
     write_text(bucket.folder / "text", count=num_shards + 3, sentences=60)
     pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 500)
@@ -187,29 +243,25 @@ def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokeni
     parts = plan_parts(text_arguments(pattern), num_shards)
     prepare_parts(tmp_path / "straight", parts, tokenizer, num_workers=1, show_progress=False)
     vocab = data_dir / "vocab/bert-base-uncased-vocab.txt"
-    rng = random.Random(0)
-    waiting, running = list(range(1, num_shards + 1)), {}
-    killed = 0
+    waiting, running = [(shard, 0) for shard in range(1, num_shards + 1)], {}
+    kills = 0
     while waiting or running:
         while waiting and len(running) < 8:
-            shard = waiting.pop(0)
+            shard, attempt = waiting.pop(0)
+            rng = random.Random(f"{shard} {attempt}")
             home = str(tmp_path / f"machine {rng.randrange(3)}")
-            process = forked.start(prepare_shard, vocab, pattern, url, shard, num_shards, home)
-            kill = killed < 2 * num_shards and rng.random() < 0.6
-            running[shard] = process, time.monotonic() + (rng.uniform(0.2, 1.5) if kill else 60)
-        time.sleep(0.05)
-        for shard, (process, end) in list(running.items()):
-            if time.monotonic() > end:
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(process.pid, signal.SIGKILL)
-            if not is_alive(process):
-                del running[shard]
-                status = process.wait()
-                assert status in (0, -signal.SIGKILL), process.stderr
-                if status != 0:
-                    killed += 1
-                    waiting.append(shard)
-    assert killed >= num_shards / 3
+            last = rng.randrange(5) if attempt < 2 and rng.random() < 0.7 else None
+            process = forked.start(prepare_shard, vocab, pattern, url, shard, num_shards, home, last)
+            running[shard] = process, attempt
+        time.sleep(0.02)
+        for shard in [shard for shard, (process, _) in running.items() if not is_alive(process)]:
+            process, attempt = running.pop(shard)
+            status = process.wait()
+            assert status in (0, -signal.SIGKILL), process.stderr
+            if status != 0:
+                kills += 1
+                waiting.append((shard, attempt + 1))
+    assert kills >= num_shards / 2
     assert read_parts(bucket.folder / "prepared") == read_parts(tmp_path / "straight")
     assert len(read_parts(tmp_path / "straight")) == num_shards
     assert content(prepare(tmp_path / "one", tokenizer, pattern)) == content(

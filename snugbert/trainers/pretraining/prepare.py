@@ -29,7 +29,7 @@ from snugbert.data.corpus_check import check_parts
 from snugbert.data.corpus_folder import CorpusFolder
 from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
-from snugbert.data.preparation import plan_parts, prepare_parts
+from snugbert.data.preparation import find_missing_parts, plan_parts, prepare_parts
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
@@ -70,9 +70,10 @@ def run_preparation(
         text_args.language, [stored_in_tokenizer(tokenizer, tokenizer_args.tokenizer_name)]
     )
     parts = plan_parts(text_args, output_args.num_shards, deduplicate=text_args.deduplicate)
+    shard = parts[output_args.shard_number - 1 :: output_args.num_shards]
     report = prepare_parts(
         output_args.output_dir,
-        parts[output_args.shard_number - 1 :: output_args.num_shards],
+        shard,
         tokenizer,
         text_args.sentence_language,
         num_workers=text_args.preprocessing_num_workers,
@@ -84,9 +85,7 @@ def run_preparation(
         print(f"Repeated text: {report}")
         if report.warning:
             print(f"Warning: {report.warning}", file=sys.stderr)
-    finished = output.measure_parts()
-    missing = [part.name for part in parts if part.name not in finished]
-    if missing:
+    if missing := find_missing_parts(output, parts, shard[0]):
         print(
             f"Shard {output_args.shard} is in {output}. Still missing {len(missing)} of {len(parts)} parts: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
