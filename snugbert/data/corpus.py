@@ -112,7 +112,7 @@ def read_corpus_language(folder: str | Path) -> str | None:
     Raises:
         InputError: `folder` holds no corpus, or a part is missing or damaged.
     """
-    first = _find_parts(folder)[0]
+    first = next(iter(_find_parts(folder)))
     origin = read_index(first).origin if is_url(folder) else read_origin(Path(first))
     return _find_language(origin["settings"])
 
@@ -143,7 +143,8 @@ def open_corpus(
         InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the settings of the parts
             differ; the corpus was prepared with a different tokenizer; or the bucket does not answer.
     """
-    names, vocab_size = _find_parts(folder), len(tokenizer)
+    sizes, vocab_size = _find_parts(folder), len(tokenizer)
+    names = list(sizes)
     if is_url(folder):
         indices = ask_together(read_index, names)
     else:
@@ -154,8 +155,10 @@ def open_corpus(
     _check_tokenizer(folder, origins[0]["settings"], tokenizer)
     _check_origins(names, origins)
     for name, index in zip(names, indices, strict=True):
+        if index.file_size != sizes[name]:
+            raise damaged(hide_credentials(name), f"it has {sizes[name]:,} bytes instead of {index.file_size:,}")
         if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
-            raise damaged(name, f"token id {highest} is outside the vocabulary of {vocab_size}")
+            raise damaged(hide_credentials(name), f"token id {highest} is outside the vocabulary of {vocab_size}")
     settings = origins[0]["settings"]
     sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
     digest = hash_json([settings, [[source["digest"] for source in origin["sources"]] for origin in origins]])
@@ -188,8 +191,8 @@ def _check_origins(names: Sequence[str], origins: Sequence[Origin]) -> None:
             )
 
 
-def _find_parts(folder: str | Path) -> list[str]:
-    """Returns the paths or URLs of the parts of a corpus, in order.
+def _find_parts(folder: str | Path) -> dict[str, int]:
+    """Returns the paths or URLs of the parts of a corpus, in order, and their sizes.
 
     Raises:
         InputError: there are none, one is missing, or one does not belong to the others.
@@ -199,10 +202,10 @@ def _find_parts(folder: str | Path) -> list[str]:
         # A part is uploaded before its index.
         names = {name for name in entries if name.endswith(".arrow") and index_name(name) in entries}
         _check_parts(hide_credentials(str(folder)), names, entries)
-        return [join(str(folder), name) for name in sorted(names)]
+        return {join(str(folder), name): entries[name].size for name in sorted(names)}
     names = {file.name for file in Path(folder).glob("part-*.arrow")}
     _check_parts(str(folder), names, {file.name for file in Path(folder).glob("part-*")})
-    return [str(Path(folder) / name) for name in sorted(names)]
+    return {str(file): file.stat().st_size for file in sorted(Path(folder).glob("part-*.arrow"))}
 
 
 def _check_parts(folder: str, names: Collection[str], files: Collection[str]) -> None:

@@ -69,6 +69,9 @@ def test_a_damaged_block_in_the_bucket_is_one_error(stored, bucket, words_tokeni
     with pytest.raises(InputError, match=rf"{PART} is damaged \(the checksum of block 19 .* prepare the text again"):
         corpus.blocks.ensure(range(20))
     assert equal(corpus, stored, range(19))
+    file.write_bytes(content[:-8])
+    with pytest.raises(InputError, match=rf"{PART} is damaged \(it has [\d,]+ bytes instead of"):
+        open_stored(bucket, words_tokenizer, tmp_path / "blocks")
     file.unlink()
     with pytest.raises(InputError, match=rf"{PART} was removed while it was in use"):
         corpus.blocks.ensure([19])
