@@ -4,8 +4,11 @@ import json
 import time
 from contextlib import ExitStack
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from snugbert import remote_requests
 from snugbert.errors import InputError
 from snugbert.remote_outputs import RemoteOutput
 from snugbert.trainers import store_lock
@@ -70,6 +73,37 @@ def test_a_run_that_lost_its_lock_stops(outputs, bucket):
         with pytest.raises(InputError, match="process 7 on other"):
             outputs[0].check()
     assert lock.read_text() == other  # it belongs to the other run
+
+
+@pytest.mark.parametrize("error", [TimeoutError("down"), PermissionError("403 Forbidden"), KeyError("defect")])
+def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "0.2")
+    monkeypatch.setattr(remote_requests, "FIRST_WAIT", 0.05)
+    output = RemoteOutput(tmp_path / "run", "memory://locks/run")
+    lock = "/locks/run/_lock"
+    store = fsspec.filesystem("memory")
+    with hold_store_lock(output):
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryFileSystem, "info", fail)
+            time.sleep(0.5)
+            start = time.monotonic()
+            with pytest.raises((InputError, KeyError)):
+                output.check()
+            with pytest.raises((InputError, KeyError), match="no answer for 0.2|refuses access|defect"):
+                StoreLock(RemoteOutput(tmp_path / "other/run", output.url)).acquire()
+            assert time.monotonic() - start < 2  # each tries once
+        before = store.cat_file(lock)
+        assert output.loss == ""
+        time.sleep(0.5)
+        assert output.loss == "" and store.cat_file(lock) != before  # it is renewed again
+    assert not store.exists(lock)
+    with pytest.raises(ZeroDivisionError), hold_store_lock(output):
+        monkeypatch.setattr(MemoryFileSystem, "info", fail if isinstance(error, OSError) else MemoryFileSystem.info)
+        raise ZeroDivisionError  # not hidden by the failure to remove the lock
+    store.store.clear()
 
 
 def test_of_two_runs_that_write_at_once_one_stops(outputs, bucket, monkeypatch):
