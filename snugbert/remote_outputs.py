@@ -121,7 +121,12 @@ class RemoteOutput:
             self._store(before)
 
     def clear(self) -> None:
-        """Removes the local files. A lock in the folder stays."""
+        """Removes the local files. A lock in the folder stays.
+
+        What says that the folder is newer than the store goes first. After a kill, the next run downloads the folder.
+        """
+        for name in (PENDING, OWNER, STORED):
+            (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.glob("*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,5 +1,7 @@
 """Output folders in a store."""
 
+from pathlib import Path
+
 import pytest
 
 from snugbert import remote_outputs, staging
@@ -82,3 +84,19 @@ def test_a_folder_of_other_data_is_not_downloaded(output, bucket, monkeypatch):
     (bucket.folder / "model/more.parquet").write_text("more text")
     with pytest.raises(InputError, match=r"/model contains 2 other files \(18B\). Choose another folder"):
         write_output(output, "command", lambda: None)
+
+
+def test_a_kill_between_local_removals_removes_nothing_from_the_store(output, bucket, monkeypatch):
+    def glob_and_die(folder, pattern, glob=Path.glob):
+        yield from (path for path in glob(folder, pattern) if not path.name.startswith("_"))
+        raise KeyboardInterrupt
+
+    def command():
+        (output.folder / "config.json").write_text("text")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(output, "download", lambda: None)  # it removes files, too
+        patch.setattr(Path, "glob", glob_and_die)
+        write_output(output, "command", command)
+    write_output(output, "command", command)
+    assert list_folder(bucket.folder / "model") == {"config.json": "text"}
