@@ -20,7 +20,7 @@ from pathlib import Path
 from snugbert.errors import InputError, format_count
 from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
 from snugbert.progress import format_bytes
-from snugbert.remote_files import download, find_entry, join, list_files, remove, upload
+from snugbert.remote_files import download, find_entry, join, list_files, read_bytes, remove, upload, write_bytes
 from snugbert.remote_requests import hide_credentials
 from snugbert.staging import check_names, name_parts, show_as, work_folder
 
@@ -35,6 +35,7 @@ NOT_UPLOADED = re.compile(r"(.*/)?(_[^/]*(/.*)?|checkpoint-\d+/.*|epochs/.*)")
 STORED = "_stored.json"  # the files that are in the store as they are here
 MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. More are data, and not the output of a command
 OWNER = "_owner"  # identifies the local folder
+WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 PENDING = "_pending"  # the command whose output is complete, but not uploaded
 
 _outputs: dict[Path, "RemoteOutput"] = {}
@@ -46,8 +47,8 @@ class RemoteOutput:
     Attributes:
         folder: on this machine.
         url: the folder in the store. It may contain credentials.
-        check: called before anything is marked as complete. Raises [`InputError`] if that is no longer allowed.
-        loss: why that is no longer allowed. Empty: it is, as far as this process knows.
+        check: called before the folder in the store is changed. Raises [`InputError`] if that is no longer allowed.
+        loss: why this process may no longer write. Empty while it may.
     """
 
     def __init__(self, folder: Path, url: str):
@@ -68,6 +69,22 @@ class RemoteOutput:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, uuid.uuid4().hex)
         return file.read_text()
+
+    def was_last_writer(self) -> bool:
+        """Whether the local folder was the last one that a run began to write from. Then it may be newer."""
+        try:
+            return read_bytes(join(self.url, WRITER)).decode() == self.owner
+        except FileNotFoundError:
+            return False
+
+    def claim(self) -> None:
+        """Makes the local folder the last writer. A run calls it when nothing can refuse its start any more.
+
+        Raises:
+            InputError: another run holds the lock, or the store does not answer.
+        """
+        self.check()
+        write_bytes(join(self.url, WRITER), self.owner.encode())
 
     def download(self) -> None:
         """Makes the local folder like the folder in the store.
@@ -100,15 +117,18 @@ class RemoteOutput:
                 logger.warning("skipping %s: manifest.json is missing.", hide_credentials(join(self.url, name)))
 
     def upload(self) -> None:
-        """Makes the folder in the store like the local folder, except for checkpoints and files of other origin.
+        """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
+        files.
 
         Raises:
-            InputError: the store does not answer or refuses access. Then the next call uploads the rest.
+            InputError: the store does not answer or refuses access, or another run holds the lock. The next call
+                uploads the rest.
         """
         before, now = self._read_stored(), self.list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
         if changed:
             logger.info("uploading %d files to %s", len(changed), hide_credentials(self.url))
+        self.check()
         for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
             remove(join(self.url, name))
             before.pop(name, None)

@@ -137,7 +137,8 @@ class StoreLock:
         while not self._ended.wait(BEAT_SECONDS):
             try:
                 self.check()
-                self._content["beat"] = uuid.uuid4().hex  # always the same length, so that a read never mixes two versions
+                # Always the same length, so that a read never mixes two versions.
+                self._content["beat"] = uuid.uuid4().hex
                 with self._access:
                     write_bytes(self._url, json.dumps(self._content).encode())
             except Exception as error:  # if the lock is not lost, the next beat tries again

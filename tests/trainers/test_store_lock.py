@@ -92,7 +92,7 @@ def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypat
             start = time.monotonic()
             with pytest.raises((InputError, KeyError)):
                 output.check()
-            with pytest.raises((InputError, KeyError), match="no answer for 0.2|refuses access|defect"):
+            with pytest.raises((InputError, KeyError), match=r"no answer for 0\.2|refuses access|defect"):
                 StoreLock(RemoteOutput(tmp_path / "other/run", output.url)).acquire()
             assert time.monotonic() - start < 2  # each tries once
         before = store.cat_file(lock)
