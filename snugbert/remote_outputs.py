@@ -11,27 +11,33 @@ Files and folders whose names begin with "_" are not uploaded. Checkpoints of ru
 
 import json
 import logging
-import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from snugbert.errors import InputError, format_count
-from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
+from snugbert.files import (
+    LOCK_NAME,
+    MANIFEST_NAME,
+    LockTaken,
+    hash_json,
+    lock_file,
+    split_checkpoint,
+    write_atomically,
+)
 from snugbert.progress import format_bytes
 from snugbert.remote_files import download, find_entry, join, list_files, read_bytes, remove, upload, write_bytes
 from snugbert.remote_requests import hide_credentials
-from snugbert.staging import check_names, name_parts, show_as, work_folder
+from snugbert.staging import check_names, name_parts, serves_only_its_run, show_as, work_folder
+from snugbert.store_lock import StoreLock
 
 logger = logging.getLogger(__name__)
 
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
-CHECKPOINT_MANIFEST = re.compile(r"(.*/)?checkpoint-(\d+)/manifest\.json")
-# Unfinished and local files, checkpoints, and tables that a run makes again.
-NOT_UPLOADED = re.compile(r"(.*/)?(_[^/]*(/.*)?|checkpoint-\d+/.*|epochs/.*)")
 STORED = "_stored.json"  # the files that are in the store as they are here
 MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. More are data, and not the output of a command
 OWNER = "_owner"  # identifies the local folder
@@ -47,14 +53,26 @@ class RemoteOutput:
     Attributes:
         folder: on this machine.
         url: the folder in the store. It may contain credentials.
-        check: called before the folder in the store is changed. Raises [`InputError`] if that is no longer allowed.
-        loss: why this process may no longer write. Empty while it may.
+        lock: of the folder in the store, while this process holds it.
     """
 
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
-        self.check: Callable[[], None] = lambda: None
-        self.loss = ""
+        self.lock: StoreLock | None = None
+
+    @property
+    def loss(self) -> str:
+        """Why this process may no longer write. Empty while it may."""
+        return self.lock.loss if self.lock is not None else ""
+
+    def check(self) -> None:
+        """Called before the folder in the store is changed.
+
+        Raises:
+            InputError: another run holds the lock, or the store does not answer.
+        """
+        if self.lock is not None:
+            self.lock.check()
 
     def url_of(self, path: Path) -> str:
         """Returns the URL of a path in the folder."""
@@ -97,8 +115,8 @@ class RemoteOutput:
         owner = self.owner
         stored = list_files(self.url)
         check_names(stored, self.url)
-        manifests = {name: match for name in stored if (match := CHECKPOINT_MANIFEST.fullmatch(name))}
-        files = [name for name in stored if not NOT_UPLOADED.fullmatch(name)]
+        manifests = [name for name in stored if is_checkpoint_manifest(name)]
+        files = [name for name in stored if not _is_skipped(name)]
         size = sum(stored[name].size for name in files)
         if len(files) > MOST_FILES or size > MOST_BYTES:
             raise InputError(
@@ -107,14 +125,27 @@ class RemoteOutput:
             )
         self.clear()
         # In the order of the steps, because old checkpoints are removed by age.
-        for name in [*files, *sorted(manifests, key=lambda name: int(manifests[name][2]))]:
+        for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
             download(join(self.url, name), self.folder / name)
         write_atomically(self.folder / OWNER, owner)
         self._store(self.list_versions())
-        found = {name.rpartition("/")[0] for name in stored if re.search(r"(^|/)checkpoint-\d+/", name)}
-        for name in sorted({re.sub(r"(checkpoint-\d+).*", r"\1", each) for each in found}):
-            if f"{name}/manifest.json" not in manifests:
-                logger.warning("skipping %s: manifest.json is missing.", hide_credentials(join(self.url, name)))
+        for checkpoint in sorted({split_checkpoint(name)[0] for name in stored} - {""}):
+            if f"{checkpoint}/{MANIFEST_NAME}" not in manifests:
+                shown = hide_credentials(join(self.url, checkpoint))
+                logger.warning("skipping %s: %s is missing.", shown, MANIFEST_NAME)
+
+    def check_for_run(self) -> None:
+        """Checks that the local folder can be replaced.
+
+        Raises:
+            InputError: it contains checkpoints of a run that may not be in the store.
+        """
+        files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+        if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):  # others are only listed
+            raise InputError(
+                f"{hide_credentials(self.url)}: a run has checkpoints on this machine that may not be uploaded. "
+                "Resume the run first, or choose another folder."
+            )
 
     def upload(self) -> None:
         """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
@@ -150,13 +181,13 @@ class RemoteOutput:
         for path in self.folder.glob("*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name != "_lock":
+            elif path.name != LOCK_NAME:
                 path.unlink(missing_ok=True)
 
-    def list_versions(self, also: re.Pattern[str] | None = None) -> dict[str, list[int]]:
-        """Returns size and time of each file that is uploaded, and of the files whose names match `also`."""
+    def list_versions(self, also: Callable[[str], bool] = lambda name: False) -> dict[str, list[int]]:
+        """Returns size and time of each file that is uploaded, and of the files whose names `also` accepts."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        wanted = [name for name in files if not NOT_UPLOADED.fullmatch(name) or (also and also.fullmatch(name))]
+        wanted = [name for name in files if not _is_skipped(name) or also(name)]
         stats = {name: files[name].stat() for name in wanted}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
@@ -166,6 +197,16 @@ class RemoteOutput:
 
     def _store(self, versions: dict[str, list[int]]) -> None:
         write_atomically(self.folder / STORED, json.dumps(versions))
+
+
+def is_checkpoint_manifest(name: str) -> bool:
+    """Whether a name in an output folder is a checkpoint's manifest."""
+    return split_checkpoint(name)[1] == MANIFEST_NAME
+
+
+def _is_skipped(name: str) -> bool:
+    """Whether [`RemoteOutput.upload`] skips a file. A run makes the tables in `epochs` again."""
+    return serves_only_its_run(name) or "epochs" in name.split("/")[:-1]
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -190,21 +231,42 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
     return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
 
 
+@contextmanager
+def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
+    """Keeps other machines from writing the same folder of a store. The block has the lock of the local folder.
+
+    Raises:
+        InputError: another run holds the lock, or the store does not answer.
+    """
+    output.lock = StoreLock(output.url, output.owner)
+    output.lock.acquire()
+    try:
+        yield
+    finally:
+        output.lock.release()
+        output.lock = None
+
+
 def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
     """Runs a command that writes a folder, and uploads the folder.
 
     Args:
         output: the folder.
-        command: the arguments. If their output is complete and was not uploaded, the command does not run again.
+        command: the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
+            command does not run again.
         run: the command. It sees the folder in the store as a local folder.
 
     Raises:
-        InputError: another process writes the folder, or the store does not answer.
+        InputError: another process writes the folder, a run has checkpoints there that only this machine has, or the
+            store does not answer.
     """
     pending, key = output.folder / PENDING, hash_json(repr(command))
     try:
-        with lock_file(output.folder / "_lock", seconds=0):
-            if not (pending.exists() and pending.read_text() == key):
+        with lock_file(output.folder / LOCK_NAME, seconds=0), hold_store_lock(output):
+            if pending.exists() and pending.read_text() == key:
+                logger.warning("%s: uploading the output of the earlier run.", hide_credentials(output.url))
+            else:
+                output.check_for_run()
                 output.download()
                 run()
                 write_atomically(pending, key)

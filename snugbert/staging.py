@@ -9,7 +9,6 @@ not copied again, even if other files of its folder changed.
 """
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,15 +19,13 @@ from typing import Any
 from huggingface_hub.constants import HF_HOME
 
 from snugbert.errors import InputError
-from snugbert.files import hash_json, lock_file
+from snugbert.files import hash_json, lock_file, split_checkpoint
 from snugbert.progress import format_bytes
 from snugbert.remote_files import Entry, download, find_entries, find_entry, join, list_files
 from snugbert.remote_requests import ask_together, hide_credentials
 
 STAGED = "staged"  # the folder, and its name for `--clean`
 LOCK = "lock"  # of a copy while it is made
-# Files that only serve to resume a run, or are unfinished. Loading a model does not need them.
-NOT_STAGED = re.compile(r"(.*/)?(checkpoint-\d+/.*|_[^/]*(/.*)?)")
 LARGE = 100e6  # bytes. Copying more is announced
 
 _shown: dict[str, str] = {}  # local path -> URL without credentials
@@ -93,7 +90,7 @@ def _stage_file(url: str, entry: Entry) -> Path:
 
 
 def _stage_folder(url: str, entries: Mapping[str, Entry]) -> Path:
-    entries = {name: entry for name, entry in entries.items() if not NOT_STAGED.fullmatch(name)}
+    entries = {name: entry for name, entry in entries.items() if not serves_only_its_run(name)}
     check_names(entries, url)
     folder = _find_copy(url, entries)
     with lock_file(_find_place(url, entries) / LOCK):
@@ -142,6 +139,11 @@ def check_names(names: Iterable[str], url: str) -> None:
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError(f"{hide_credentials(url)}: the name {name!r} is not below the folder. Remove this file.")
+
+
+def serves_only_its_run(name: str) -> bool:
+    """Whether a file only serves to resume a run, or is unfinished. Loading a model does not need it."""
+    return split_checkpoint(name)[0] != "" or any(part.startswith("_") for part in name.split("/"))
 
 
 def is_staged(path: Path) -> bool:

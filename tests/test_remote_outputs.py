@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from snugbert import remote_outputs, staging
+from snugbert import remote_outputs, staging, store_lock
 from snugbert.errors import InputError
-from snugbert.remote_outputs import choose_output, find_output, write_output
+from snugbert.remote_outputs import RemoteOutput, choose_output, find_output, hold_store_lock, write_output
 
 
 @pytest.fixture
 def output(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(store_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.1)
     return find_output(choose_output(f"{bucket.url}/model"))
 
 
@@ -74,6 +76,18 @@ def test_after_a_failed_upload_the_same_command_uploads_the_rest(output, bucket,
     assert uploads == ["a", "b", "n"]
     write_output(output, "another command", command)
     assert len(runs) == 2
+
+
+def test_a_command_and_a_run_do_not_write_one_folder(output, bucket, tmp_path):
+    with hold_store_lock(RemoteOutput(tmp_path / "elsewhere/model", output.url)):
+        with pytest.raises(InputError, match=r"is running in s3://.*/model\. Wait until it ends"):
+            write_output(output, "command", lambda: None)
+    optimizer = output.folder / "checkpoint-5/optimizer.pt"
+    optimizer.parent.mkdir()
+    optimizer.write_text("of a run whose upload failed")
+    with pytest.raises(InputError, match=r"/model: a run has checkpoints on this machine that may not be uploaded"):
+        write_output(output, "command", lambda: None)
+    assert optimizer.exists()
 
 
 def test_a_folder_of_other_data_is_not_downloaded(output, bucket, monkeypatch):

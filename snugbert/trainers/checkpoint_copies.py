@@ -8,7 +8,6 @@ While a checkpoint waits for its upload, hard links keep its files, even if the 
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +19,12 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
-from snugbert.files import read_json, replacing
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, read_json, replacing
 from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
 from snugbert.remote_outputs import RemoteOutput, find_output
 from snugbert.staging import check_names, link_file
 
-MANIFEST_NAME = "manifest.json"
 WAITING = "_uploading"  # in the output folder: the checkpoints that are not in the store yet
-CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +117,7 @@ def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:
         InputError: the store does not answer, or another run holds the lock.
     """
     url = output.url_of(folder)
-    names = [name for name in list_files(url) if CHECKPOINT.fullmatch(name.partition("/")[0])]
+    names = [name for name in list_files(url) if CHECKPOINT_NAME.fullmatch(name.partition("/")[0])]
     gone = [name for name in names if not (folder / name.partition("/")[0]).is_dir()]
     if gone:
         output.check()
@@ -138,7 +135,7 @@ def upload_waiting(folder: Path, output: RemoteOutput) -> None:
     Raises:
         InputError: see [`upload_checkpoint`]. The next call uploads the rest.
     """
-    waiting = [path for path in (folder / WAITING).glob("*") if CHECKPOINT.fullmatch(path.name)]
+    waiting = [path for path in (folder / WAITING).glob("*") if CHECKPOINT_NAME.fullmatch(path.name)]
     for copy in sorted(waiting, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
         is_whole = _is_whole(copy)
         if is_whole and (folder / copy.name).is_dir():  # otherwise, the run has removed it

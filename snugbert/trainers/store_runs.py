@@ -10,16 +10,15 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
-from snugbert.remote_outputs import CHECKPOINT_MANIFEST, RemoteOutput, find_output
+from snugbert.files import MANIFEST_NAME
+from snugbert.remote_outputs import RemoteOutput, find_output, hold_store_lock, is_checkpoint_manifest
 from snugbert.trainers.checkpoint_copies import (
-    MANIFEST_NAME,
     WAITING,
     download_checkpoint,
     upload_checkpoint,
     upload_waiting,
 )
 from snugbert.trainers.processes import raise_together, wait_for_all
-from snugbert.trainers.store_lock import hold_store_lock
 
 
 @contextmanager
@@ -34,11 +33,11 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """
     with hold_store_lock(output):
         was_fetched = fetch_run(output)
-        before = output.list_versions(CHECKPOINT_MANIFEST)
+        before = output.list_versions(is_checkpoint_manifest)
         try:
             yield
         except BaseException:
-            if was_fetched and output.list_versions(CHECKPOINT_MANIFEST) == before:
+            if was_fetched and output.list_versions(is_checkpoint_manifest) == before:
                 output.clear()
             raise
         upload_run(output)

@@ -13,13 +13,12 @@ import pytest
 from damage import damage
 from pretraining_command import run
 
-from snugbert import remote_outputs, staging
+from snugbert import remote_outputs, staging, store_lock
 from snugbert.errors import InputError
-from snugbert.remote_outputs import RemoteOutput, choose_output, find_output
+from snugbert.remote_outputs import RemoteOutput, choose_output, find_output, hold_store_lock
 from snugbert.staging import show_urls
-from snugbert.trainers import checkpoint_copies, store_lock
+from snugbert.trainers import checkpoint_copies
 from snugbert.trainers.run_checkpoints import find_newest_checkpoint, write_manifest
-from snugbert.trainers.store_lock import hold_store_lock
 from snugbert.trainers.store_runs import run_in_store
 from snugbert_cli import main as snugbert_command
 
@@ -120,6 +119,7 @@ def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, mach
     assert f"{bucket.url}/runs/run is unchanged" in capsys.readouterr().out and not stored.exists()
     assert run(in_bucket, max_steps=12) == 0
     assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-12"}
+    assert run(in_bucket, max_steps=12, dry_run="true") == 0
     assert not list(machine.glob("snugbert/outputs/*/*/*"))
     capsys.readouterr()
     assert run(in_bucket, resume_from_checkpoint="false") == 2

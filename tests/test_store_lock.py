@@ -8,11 +8,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from snugbert import remote_requests
+from snugbert import remote_requests, store_lock
 from snugbert.errors import InputError
-from snugbert.remote_outputs import RemoteOutput
-from snugbert.trainers import store_lock
-from snugbert.trainers.store_lock import StoreLock, hold_store_lock
+from snugbert.remote_outputs import RemoteOutput, hold_store_lock
+from snugbert.store_lock import StoreLock
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +40,7 @@ def test_a_second_run_is_refused_while_the_first_lives(outputs, bucket):
 
 def die(output: RemoteOutput) -> None:
     """Leaves the lock of a process that was killed."""
-    lock = StoreLock(output)
+    lock = StoreLock(output.url, output.owner)
     lock.acquire()
     lock._ended.set()
     lock._thread.join()
@@ -93,7 +92,7 @@ def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypat
             with pytest.raises((InputError, KeyError)):
                 output.check()
             with pytest.raises((InputError, KeyError), match=r"no answer for 0\.2|refuses access|defect"):
-                StoreLock(RemoteOutput(tmp_path / "other/run", output.url)).acquire()
+                StoreLock(output.url, "another").acquire()
             assert time.monotonic() - start < 2  # each tries once
         before = store.cat_file(lock)
         assert output.loss == ""
@@ -108,7 +107,7 @@ def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypat
 
 def test_of_two_runs_that_write_at_once_one_stops(outputs, bucket, monkeypatch):
     """The store ignores the condition, and the other run writes last."""
-    first, second = (StoreLock(output) for output in outputs)
+    first, second = (StoreLock(output.url, output.owner) for output in outputs)
     first._wait_for_holder()
     store_lock.write_bytes(second._url, json.dumps(second._content).encode())
     second.check()

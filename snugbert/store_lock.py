@@ -1,7 +1,7 @@
 """The lock of an output folder in a store: an object that its holder renews.
 
 Who holds it: the run whose owner and number are in the object `_lock`. The owner is the local copy of the folder, see
-[`RemoteOutput`], and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
+`RemoteOutput`, and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
 another random number. It removes the object at the end. Clocks are not compared.
 
 A run that finds a lock watches it. If it changes, its holder lives, and this run stops. If it stays the same for
@@ -24,18 +24,15 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from snugbert.errors import InputError
+from snugbert.files import LOCK_NAME
 from snugbert.remote_files import find_entry, join, read_bytes, remove, write_bytes
-from snugbert.remote_outputs import RemoteOutput
 from snugbert.remote_requests import ask_together, hide_credentials
 
 logger = logging.getLogger(__name__)
 
-STORE_LOCK = "_lock"
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0  # several beats
 SETTLE_SECONDS = 1.0
@@ -46,13 +43,17 @@ class StoreLock:
     """The lock of an output folder in a store, held by this process.
 
     Args:
-        output: the folder. This process has the lock of its local copy.
+        folder: the URL of the folder.
+        owner: of the local copy of the folder. This process has the lock of the copy.
+
+    Attributes:
+        loss: why this process may no longer write. Empty while it may.
     """
 
-    def __init__(self, output: RemoteOutput):
-        self._output = output
-        self._url, self._shown = join(output.url, STORE_LOCK), hide_credentials(output.url)
-        self._content = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
+    def __init__(self, folder: str, owner: str):
+        self.loss = ""
+        self._url, self._shown = join(folder, LOCK_NAME), hide_credentials(folder)
+        self._content = {"owner": owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
         self._content["holder"] = f"process {os.getpid()} on {platform.node()}"
         self._ended, self._access = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._start, daemon=True)
@@ -126,8 +127,8 @@ class StoreLock:
             found = self._read()
         if found.get("number") != self._content["number"]:
             missing = f"--output_dir: the lock of {self._shown} was removed. Run the same command again to continue."
-            self._output.loss = self._explain(found) if found else missing
-            raise InputError(self._output.loss)
+            self.loss = self._explain(found) if found else missing
+            raise InputError(self.loss)
 
     def _start(self) -> None:
         """Renews the lock in a thread whose requests are not tried again after the end."""
@@ -142,7 +143,7 @@ class StoreLock:
                 with self._access:
                     write_bytes(self._url, json.dumps(self._content).encode())
             except Exception as error:  # if the lock is not lost, the next beat tries again
-                if self._output.loss:
+                if self.loss:
                     return
                 logger.warning("%s: the lock was not renewed. %s", self._shown, error)
 
@@ -156,20 +157,3 @@ class StoreLock:
                 remove(self._url)
         except InputError as error:  # it must not hide the error that ended the run
             logger.warning("%s stays locked for %g seconds. %s", self._shown, STALE_SECONDS, error)
-
-
-@contextmanager
-def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
-    """Keeps other machines from running in the same folder of a store.
-
-    Raises:
-        InputError: another run holds the lock.
-    """
-    lock = StoreLock(output)
-    lock.acquire()
-    output.check, output.loss = lock.check, ""
-    try:
-        yield
-    finally:
-        output.check = lambda: None
-        lock.release()
