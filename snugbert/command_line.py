@@ -10,6 +10,7 @@ import shlex
 from argparse import SUPPRESS, Action, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -218,6 +219,16 @@ def _stage_one(name: str, url: str) -> str:
 
 def _flag(name: str) -> str:
     return name if name in ("input", "output") else f"--{name}"  # these two are positional arguments
+
+
+def list_inputs(arguments: Sequence[Any]) -> dict[str, list[int]]:
+    """Returns size and time of the local files that arguments name. They tell whether an input changed."""
+    given = [(name, value) for each in arguments for name, value in vars(each).items() if name not in OUTPUTS]
+    values = [value for name, value in given if name in INPUTS or name.endswith("_file")]
+    patterns = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    paths = [Path(path) for text in patterns if isinstance(text, str) for path in glob(text)]
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
 def _explain_enum(message: str, namespace: Namespace) -> str:
