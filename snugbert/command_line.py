@@ -20,6 +20,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.command_help import format_help
 from snugbert.errors import InputError
+from snugbert.remote_files import find_entries
 from snugbert.remote_outputs import choose_output, find_output
 from snugbert.remote_requests import hide_credentials, is_url
 from snugbert.staging import name_parts, stage
@@ -221,14 +222,16 @@ def _flag(name: str) -> str:
     return name if name in ("input", "output") else f"--{name}"  # these two are positional arguments
 
 
-def list_inputs(arguments: Sequence[Any]) -> dict[str, list[int]]:
-    """Returns size and time of the local files that arguments name. They tell whether an input changed."""
+def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
+    """Returns the version of each file that arguments name: size and time, or what a store has."""
     given = [(name, value) for each in arguments for name, value in vars(each).items() if name not in OUTPUTS]
     values = [value for name, value in given if name in INPUTS or name.endswith("_file")]
-    patterns = [text for value in values for text in (value if isinstance(value, list) else [value])]
-    paths = [Path(path) for text in patterns if isinstance(text, str) for path in glob(text)]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    patterns = [text for texts in lists for text in texts if isinstance(text, str)]
+    stored = {url: [*entry] for text in patterns if is_url(text) for url, entry in find_entries(text).items()}
+    paths = [Path(path) for text in patterns if not is_url(text) for path in glob(text)]
     files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
-    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files} | stored
 
 
 def _explain_enum(message: str, namespace: Namespace) -> str:

@@ -30,7 +30,7 @@ from snugbert.files import (
 from snugbert.progress import format_bytes
 from snugbert.remote_files import download, find_entry, join, list_files, read_bytes, remove, upload, write_bytes
 from snugbert.remote_requests import hide_credentials
-from snugbert.staging import check_names, name_parts, serves_only_its_run, show_as, work_folder
+from snugbert.staging import announce_copy, check_names, name_parts, serves_only_its_run, show_as, work_folder
 from snugbert.store_lock import StoreLock
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ class RemoteOutput:
                 f"{hide_credentials(self.url)} contains {format_count(len(files), 'other file')} "
                 f"({format_bytes(size)}). Choose another folder for the output."
             )
+        announce_copy(self.url, size)
         self.clear()
         # In the order of the steps, because old checkpoints are removed by age.
         for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
@@ -174,7 +175,7 @@ class RemoteOutput:
     def clear(self) -> None:
         """Removes the local files. A lock in the folder stays.
 
-        What says that the folder is newer than the store goes first. After a kill, the next run downloads the folder.
+        The files that make the folder count as newer than the store go first. After a kill, the next run downloads it.
         """
         for name in (PENDING, OWNER, STORED):
             (self.folder / name).unlink(missing_ok=True)

@@ -75,9 +75,14 @@ def stage(url: str, flag: str) -> list[Path]:
 def _stage_files(url: str, entries: Mapping[str, Entry]) -> list[Path]:
     """Copies the files with the given URLs, several at a time. `url` names them all."""
     size = sum(entry.size for each, entry in entries.items() if not _find_copy(each, entry).exists())
+    announce_copy(url, size)
+    return ask_together(lambda each: _stage_file(each, entries[each]), entries)
+
+
+def announce_copy(url: str, size: int) -> None:
+    """Prints a line on standard error if so many bytes take long to copy."""
     if size > LARGE:
         print(f"copying {hide_credentials(url)} ({format_bytes(size)})", file=sys.stderr)
-    return ask_together(lambda each: _stage_file(each, entries[each]), entries)
 
 
 def _stage_file(url: str, entry: Entry) -> Path:

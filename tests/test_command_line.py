@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from snugbert.checkpoints.model_arguments import ConversionArguments, TokenizerArguments
@@ -96,12 +97,18 @@ def test_changed_inputs_are_noticed(tmp_path):
     (tmp_path / "model").mkdir()
     for name in ("model/config.json", "a.txt", "b.txt", "out.txt"):
         (tmp_path / name).write_text("text")
-    args = PreparationArguments(train_file=[f"{tmp_path}/[ab].txt", "s3://bucket/no.txt"], language="de")
+    args = PreparationArguments(train_file=[f"{tmp_path}/[ab].txt", "memory://inputs/c*"], language="de")
     more = ConversionArguments(input=str(tmp_path / "model"), output=str(tmp_path), to="bert")
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/inputs/c.txt", b"text")
     before = list_inputs([args, more])
-    assert {Path(name).name for name in before} == {"a.txt", "b.txt", "config.json"}
+    assert {Path(name).name for name in before} == {"a.txt", "b.txt", "c.txt", "config.json"}
     (tmp_path / "model/config.json").write_text("other")
-    assert list_inputs([args, more]) != before
+    changed = list_inputs([args, more])
+    assert changed != before
+    store.pipe_file("/inputs/c.txt", b"other")
+    assert list_inputs([args, more]) != changed
+    store.store.clear()
 
 
 def test_positional_arguments_switches_and_a_config_file(tmp_path):

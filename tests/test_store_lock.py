@@ -81,13 +81,16 @@ def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypat
 
     monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "0.2")
     monkeypatch.setattr(remote_requests, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(remote_requests, "ATTEMPTS", 2)
+    monkeypatch.setattr(store_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)
     output = RemoteOutput(tmp_path / "run", "memory://locks/run")
     lock = "/locks/run/_lock"
     store = fsspec.filesystem("memory")
     with hold_store_lock(output):
         with monkeypatch.context() as patch:
             patch.setattr(MemoryFileSystem, "info", fail)
-            time.sleep(0.5)
+            time.sleep(0.3)
             start = time.monotonic()
             with pytest.raises((InputError, KeyError)):
                 output.check()
@@ -96,7 +99,7 @@ def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypat
             assert time.monotonic() - start < 2  # each tries once
         before = store.cat_file(lock)
         assert output.loss == ""
-        time.sleep(0.5)
+        time.sleep(0.3)
         assert output.loss == "" and store.cat_file(lock) != before  # it is renewed again
     assert not store.exists(lock)
     with pytest.raises(ZeroDivisionError), hold_store_lock(output):
