@@ -143,7 +143,7 @@ class StoreLock:
                 with self._access:
                     write_bytes(self._url, json.dumps(self._content).encode())
             except Exception as error:  # if the lock is not lost, the next beat tries again
-                if self.loss:
+                if self.loss or self._ended.is_set():
                     return
                 logger.warning("%s: the lock was not renewed. %s", self._shown, error)
 
