@@ -344,7 +344,7 @@ def run_command(name: str, arguments: list[str]) -> None:
         InputError: an argument, a model or data cannot be used.
         SystemExit: with `--help`.
     """
-    from snugbert.command_line import parse_arguments
+    from snugbert.command_line import list_inputs, parse_arguments
     from snugbert.remote_outputs import find_output, write_output
     from snugbert.staging import showing_urls
 
@@ -362,7 +362,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     values = {name: value for each in instances for name, value in vars(each).items()}
     output = find_output(values.get(command.uploads))  # None: the folder is local
     with showing_urls():
-        run() if output is None else write_output(output, instances, run)
+        run() if output is None else write_output(output, [*instances, list_inputs(instances)], run)
 
 
 def _import(name: str) -> Any:

@@ -10,6 +10,7 @@ import shlex
 from argparse import SUPPRESS, Action, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
+from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,9 +20,10 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.command_help import format_help
 from snugbert.errors import InputError
+from snugbert.remote_files import find_entries
 from snugbert.remote_outputs import choose_output, find_output
 from snugbert.remote_requests import hide_credentials, is_url
-from snugbert.staging import stage
+from snugbert.staging import name_parts, stage
 from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
 # TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
@@ -29,6 +31,7 @@ JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
 # Arguments that name files or folders to read or to write, besides those that end in `_file`.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
+LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open
 # As HfArgumentParser reads them.
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
@@ -128,8 +131,8 @@ def parse_arguments(
     argv, files = _without_config(argv, parser)
     if parser.positional:
         argv = _complete_switches(argv, parser)
-    local_files = [stage(file, "--config")[0] if is_url(file) else Path(file) for file in files]
-    from_files = [argument for file in local_files for argument in _read_yaml_arguments(file, parser)]
+    local_files = [_stage_one("config", file) if is_url(file) else file for file in files]
+    from_files = [argument for file in local_files for argument in _read_yaml_arguments(Path(file), parser)]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
     namespace, unknown = parser.parse_known_args(from_files + argv)
     if unknown:
@@ -169,30 +172,66 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
     local = dict(given)
     for name in OUTPUTS:  # first, because a checkpoint to resume from can be in one of them
         if is_url(given.get(name, "")) and name not in opens:
-            folder, _, file = given[name].rpartition("/") if name == "output_file" else (given[name], "", "")
-            local[name] = str(choose_output(folder) / file)
+            local[name] = _find_output_path(name, given[name])
     for name, value in given.items():
         values = value if isinstance(value, list) else [value]
         if name in opens or name in OUTPUTS or not any(map(is_url, values)):
             continue
-        if name.endswith("_dir") and name not in INPUTS:
-            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Give a local folder.")
+        if name in LOCAL or (name.endswith("_dir") and name not in INPUTS):
+            kind = "folder" if name.endswith("_dir") else "file"
+            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Give a local {kind}.")
         if name.endswith("_file") or name in INPUTS:
-            paths = [str(path) for each in values for path in _find_local(name, each, local)]
-            if not isinstance(value, list) and len(paths) > 1:
-                raise InputError(f"--{name}: {hide_credentials(value)} names {len(paths)} files. Give one of them.")
-            local[name] = paths if isinstance(value, list) else paths[0]
+            output = find_output(local.get("output_dir"))
+            folder, _, checkpoint = str(value).rstrip("/").rpartition("/")
+            if name == "resume_from_checkpoint" and output is not None and folder == output.url:
+                local[name] = str(output.folder / checkpoint)
+            elif isinstance(value, list):
+                staged = ([str(path) for path in _stage(name, each)] if is_url(each) else [each] for each in value)
+                local[name] = [path for paths in staged for path in paths]
+            else:
+                local[name] = _stage_one(name, value)
     return local
 
 
-def _find_local(name: str, value: str, local: dict[str, Any]) -> list[Path]:
-    """Returns the local paths for a value of an argument."""
-    if not is_url(value):
-        return [Path(value)]
-    output = find_output(local.get("output_dir"))
-    if name == "resume_from_checkpoint" and output is not None and value.rpartition("/")[0] == output.url:
-        return [output.folder / value.rpartition("/")[2]]
-    return stage(value, name if name == "input" else f"--{name}")  # it is given without a flag
+def _find_output_path(name: str, url: str) -> str:
+    """Returns the local path for an output.
+
+    Raises:
+        InputError: the URL has no bucket, or no name of a file.
+    """
+    folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
+    if name == "output_file" and (not file or len(name_parts(url)) < 2):
+        raise InputError(f"--{name}: {hide_credentials(url)} names no file, such as s3://bucket/folder/file.jsonl.")
+    if not name_parts(url):
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Write s3://bucket/folder.")
+    return str(choose_output(folder) / file)
+
+
+def _stage(name: str, url: str) -> list[Path]:
+    return stage(url, _flag(name))
+
+
+def _stage_one(name: str, url: str) -> str:
+    paths = _stage(name, url)
+    if len(paths) > 1:
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names {len(paths)} files. Give one of them.")
+    return str(paths[0])
+
+
+def _flag(name: str) -> str:
+    return name if name in ("input", "output") else f"--{name}"  # these two are positional arguments
+
+
+def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
+    """Returns the version of each file that arguments name: size and time, or what a store has."""
+    given = [(name, value) for each in arguments for name, value in vars(each).items() if name not in OUTPUTS]
+    values = [value for name, value in given if name in INPUTS or name.endswith("_file")]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    patterns = [text for texts in lists for text in texts if isinstance(text, str)]
+    stored = {url: [*entry] for text in patterns if is_url(text) for url, entry in find_entries(text).items()}
+    paths = [Path(path) for text in patterns if not is_url(text) for path in glob(text)]
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files} | stored
 
 
 def _explain_enum(message: str, namespace: Namespace) -> str:

@@ -186,6 +186,25 @@ def _is_failed_write(error: Exception) -> bool:
     )
 
 
+# --- runs -------------------------------------------------------------------------------------------------------
+
+LOCK_NAME = "_lock"  # in an output folder. Uploads skip names that begin with "_"
+MANIFEST_NAME = "manifest.json"  # of a checkpoint: sizes and checksums of its files
+CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
+
+
+def split_checkpoint(name: str) -> tuple[str, str]:
+    """Splits the name of a file into the checkpoint that contains it, and the rest. Both are empty without one.
+
+    "seed-1/checkpoint-5/model.safetensors" -> "seed-1/checkpoint-5", "model.safetensors".
+    """
+    parts = name.split("/")
+    for index, part in enumerate(parts[:-1], 1):
+        if CHECKPOINT_NAME.fullmatch(part):
+            return "/".join(parts[:index]), "/".join(parts[index:])
+    return "", ""
+
+
 # --- locks ------------------------------------------------------------------------------------------------------
 
 _held: dict[Path, int] = {}  # the files that this process has locked, and their descriptors

@@ -11,30 +11,37 @@ Files and folders whose names begin with "_" are not uploaded. Checkpoints of ru
 
 import json
 import logging
-import re
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from snugbert.errors import InputError, format_count
-from snugbert.files import LockTaken, hash_json, lock_file, write_atomically
+from snugbert.files import (
+    LOCK_NAME,
+    MANIFEST_NAME,
+    LockTaken,
+    hash_json,
+    lock_file,
+    split_checkpoint,
+    write_atomically,
+)
 from snugbert.progress import format_bytes
-from snugbert.remote_files import download, find_entry, join, list_files, remove, upload
+from snugbert.remote_files import download, find_entry, join, list_files, read_bytes, remove, upload, write_bytes
 from snugbert.remote_requests import hide_credentials
-from snugbert.staging import check_names, name_parts, show_as, work_folder
+from snugbert.staging import announce_copy, check_names, name_parts, serves_only_its_run, show_as, work_folder
+from snugbert.store_lock import StoreLock
 
 logger = logging.getLogger(__name__)
 
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
-CHECKPOINT_MANIFEST = re.compile(r"(.*/)?checkpoint-(\d+)/manifest\.json")
-# Unfinished and local files, checkpoints, and tables that a run makes again.
-NOT_UPLOADED = re.compile(r"(.*/)?(_[^/]*(/.*)?|checkpoint-\d+/.*|epochs/.*)")
 STORED = "_stored.json"  # the files that are in the store as they are here
 MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. More are data, and not the output of a command
 OWNER = "_owner"  # identifies the local folder
+WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 PENDING = "_pending"  # the command whose output is complete, but not uploaded
 
 _outputs: dict[Path, "RemoteOutput"] = {}
@@ -46,14 +53,26 @@ class RemoteOutput:
     Attributes:
         folder: on this machine.
         url: the folder in the store. It may contain credentials.
-        check: called before anything is marked as complete. Raises [`InputError`] if that is no longer allowed.
-        loss: why that is no longer allowed. Empty: it is, as far as this process knows.
+        lock: of the folder in the store, while this process holds it.
     """
 
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
-        self.check: Callable[[], None] = lambda: None
-        self.loss = ""
+        self.lock: StoreLock | None = None
+
+    @property
+    def loss(self) -> str:
+        """Why this process may no longer write. Empty while it may."""
+        return self.lock.loss if self.lock is not None else ""
+
+    def check(self) -> None:
+        """Called before the folder in the store is changed.
+
+        Raises:
+            InputError: another run holds the lock, or the store does not answer.
+        """
+        if self.lock is not None:
+            self.lock.check()
 
     def url_of(self, path: Path) -> str:
         """Returns the URL of a path in the folder."""
@@ -69,6 +88,22 @@ class RemoteOutput:
             write_atomically(file, uuid.uuid4().hex)
         return file.read_text()
 
+    def was_last_writer(self) -> bool:
+        """Whether the local folder was the last one that a run began to write from. Then it may be newer."""
+        try:
+            return read_bytes(join(self.url, WRITER)).decode() == self.owner
+        except FileNotFoundError:
+            return False
+
+    def claim(self) -> None:
+        """Makes the local folder the last writer. A run calls it when nothing can refuse its start any more.
+
+        Raises:
+            InputError: another run holds the lock, or the store does not answer.
+        """
+        self.check()
+        write_bytes(join(self.url, WRITER), self.owner.encode())
+
     def download(self) -> None:
         """Makes the local folder like the folder in the store.
 
@@ -80,35 +115,52 @@ class RemoteOutput:
         owner = self.owner
         stored = list_files(self.url)
         check_names(stored, self.url)
-        manifests = {name: match for name in stored if (match := CHECKPOINT_MANIFEST.fullmatch(name))}
-        files = [name for name in stored if not NOT_UPLOADED.fullmatch(name)]
+        manifests = [name for name in stored if is_checkpoint_manifest(name)]
+        files = [name for name in stored if not _is_skipped(name)]
         size = sum(stored[name].size for name in files)
         if len(files) > MOST_FILES or size > MOST_BYTES:
             raise InputError(
                 f"{hide_credentials(self.url)} contains {format_count(len(files), 'other file')} "
                 f"({format_bytes(size)}). Choose another folder for the output."
             )
+        announce_copy(self.url, size)
         self.clear()
         # In the order of the steps, because old checkpoints are removed by age.
-        for name in [*files, *sorted(manifests, key=lambda name: int(manifests[name][2]))]:
+        for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
             download(join(self.url, name), self.folder / name)
         write_atomically(self.folder / OWNER, owner)
         self._store(self.list_versions())
-        found = {name.rpartition("/")[0] for name in stored if re.search(r"(^|/)checkpoint-\d+/", name)}
-        for name in sorted({re.sub(r"(checkpoint-\d+).*", r"\1", each) for each in found}):
-            if f"{name}/manifest.json" not in manifests:
-                logger.warning("skipping %s: manifest.json is missing.", hide_credentials(join(self.url, name)))
+        for checkpoint in sorted({split_checkpoint(name)[0] for name in stored} - {""}):
+            if f"{checkpoint}/{MANIFEST_NAME}" not in manifests:
+                shown = hide_credentials(join(self.url, checkpoint))
+                logger.warning("skipping %s: %s is missing.", shown, MANIFEST_NAME)
 
-    def upload(self) -> None:
-        """Makes the folder in the store like the local folder, except for checkpoints and files of other origin.
+    def check_for_run(self) -> None:
+        """Checks that the local folder can be replaced.
 
         Raises:
-            InputError: the store does not answer or refuses access. Then the next call uploads the rest.
+            InputError: it contains checkpoints of a run that may not be in the store.
+        """
+        files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+        if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):  # others are only listed
+            raise InputError(
+                f"{hide_credentials(self.url)}: a run has checkpoints on this machine that may not be uploaded. "
+                "Resume the run first, or choose another folder."
+            )
+
+    def upload(self) -> None:
+        """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
+        files.
+
+        Raises:
+            InputError: the store does not answer or refuses access, or another run holds the lock. The next call
+                uploads the rest.
         """
         before, now = self._read_stored(), self.list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
         if changed:
             logger.info("uploading %d files to %s", len(changed), hide_credentials(self.url))
+        self.check()
         for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
             remove(join(self.url, name))
             before.pop(name, None)
@@ -121,17 +173,22 @@ class RemoteOutput:
             self._store(before)
 
     def clear(self) -> None:
-        """Removes the local files. A lock in the folder stays."""
+        """Removes the local files. A lock in the folder stays.
+
+        The files that make the folder count as newer than the store go first. After a kill, the next run downloads it.
+        """
+        for name in (PENDING, OWNER, STORED):
+            (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.glob("*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name != "_lock":
+            elif path.name != LOCK_NAME:
                 path.unlink(missing_ok=True)
 
-    def list_versions(self, also: re.Pattern[str] | None = None) -> dict[str, list[int]]:
-        """Returns size and time of each file that is uploaded, and of the files whose names match `also`."""
+    def list_versions(self, also: Callable[[str], bool] = lambda name: False) -> dict[str, list[int]]:
+        """Returns size and time of each file that is uploaded, and of the files whose names `also` accepts."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        wanted = [name for name in files if not NOT_UPLOADED.fullmatch(name) or (also and also.fullmatch(name))]
+        wanted = [name for name in files if not _is_skipped(name) or also(name)]
         stats = {name: files[name].stat() for name in wanted}
         return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
@@ -141,6 +198,16 @@ class RemoteOutput:
 
     def _store(self, versions: dict[str, list[int]]) -> None:
         write_atomically(self.folder / STORED, json.dumps(versions))
+
+
+def is_checkpoint_manifest(name: str) -> bool:
+    """Whether a name in an output folder is a checkpoint's manifest."""
+    return split_checkpoint(name)[1] == MANIFEST_NAME
+
+
+def _is_skipped(name: str) -> bool:
+    """Whether [`RemoteOutput.upload`] skips a file. A run makes the tables in `epochs` again."""
+    return serves_only_its_run(name) or "epochs" in name.split("/")[:-1]
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -165,21 +232,42 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
     return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
 
 
+@contextmanager
+def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
+    """Keeps other machines from writing the same folder of a store. The block has the lock of the local folder.
+
+    Raises:
+        InputError: another run holds the lock, or the store does not answer.
+    """
+    output.lock = StoreLock(output.url, output.owner)
+    output.lock.acquire()
+    try:
+        yield
+    finally:
+        output.lock.release()
+        output.lock = None
+
+
 def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
     """Runs a command that writes a folder, and uploads the folder.
 
     Args:
         output: the folder.
-        command: the arguments. If their output is complete and was not uploaded, the command does not run again.
+        command: the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
+            command does not run again.
         run: the command. It sees the folder in the store as a local folder.
 
     Raises:
-        InputError: another process writes the folder, or the store does not answer.
+        InputError: another process writes the folder, a run has checkpoints there that only this machine has, or the
+            store does not answer.
     """
     pending, key = output.folder / PENDING, hash_json(repr(command))
     try:
-        with lock_file(output.folder / "_lock", seconds=0):
-            if not (pending.exists() and pending.read_text() == key):
+        with lock_file(output.folder / LOCK_NAME, seconds=0), hold_store_lock(output):
+            if pending.exists() and pending.read_text() == key:
+                logger.warning("%s: uploading the output of the earlier run.", hide_credentials(output.url))
+            else:
+                output.check_for_run()
                 output.download()
                 run()
                 write_atomically(pending, key)

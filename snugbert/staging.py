@@ -9,11 +9,9 @@ not copied again, even if other files of its folder changed.
 """
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,14 @@ from typing import Any
 from huggingface_hub.constants import HF_HOME
 
 from snugbert.errors import InputError
-from snugbert.files import hash_json, lock_file
-from snugbert.remote_files import Entry, download, find_entry, find_urls, join, list_files
-from snugbert.remote_requests import hide_credentials
+from snugbert.files import hash_json, lock_file, split_checkpoint
+from snugbert.progress import format_bytes
+from snugbert.remote_files import Entry, download, find_entries, find_entry, join, list_files
+from snugbert.remote_requests import ask_together, hide_credentials
 
 STAGED = "staged"  # the folder, and its name for `--clean`
-# What only serves to resume a run or is unfinished. A model is used without it.
-NOT_STAGED = re.compile(r"(.*/)?(checkpoint-\d+/.*|_[^/]*(/.*)?)")
-DOWNLOADS = 8  # at once
+LOCK = "lock"  # of a copy while it is made
+LARGE = 100e6  # bytes. Copying more is announced
 
 _shown: dict[str, str] = {}  # local path -> URL without credentials
 
@@ -60,24 +58,36 @@ def stage(url: str, flag: str) -> list[Path]:
         The local files, with their names, or the local folder.
 
     Raises:
-        InputError: there is nothing of this name, or the store cannot be read.
+        InputError: there is nothing of this name, it changed while it was copied, or the store cannot be read.
     """
-    if re.search(r"[*?\[]", hide_credentials(url)) and (found := find_urls(url)):
-        return [stage(each, flag)[0] for each in found]
-    if (entry := find_entry(url)) is not None:
-        return [_stage_file(url, entry)]
-    if files := list_files(url):
-        return [_stage_folder(url, files)]
+    if entries := find_entries(url):
+        files = _stage_files(url, entries)
+        _check_unchanged(url, entries, find_entries(url))
+        return files
+    if names := list_files(url):
+        return [_stage_folder(url, names)]
     if find_entry(f"{url}.index") is not None:
         folder, _, name = url.rpartition("/")
         return [stage(folder, flag)[0] / name]
     raise InputError(f"{flag}: {hide_credentials(url)} does not exist.")
 
 
+def _stage_files(url: str, entries: Mapping[str, Entry]) -> list[Path]:
+    """Copies the files with the given URLs, several at a time. `url` names them all."""
+    size = sum(entry.size for each, entry in entries.items() if not _find_copy(each, entry).exists())
+    announce_copy(url, size)
+    return ask_together(lambda each: _stage_file(each, entries[each]), entries)
+
+
+def announce_copy(url: str, size: int) -> None:
+    """Prints a line on standard error if so many bytes take long to copy."""
+    if size > LARGE:
+        print(f"copying {hide_credentials(url)} ({format_bytes(size)})", file=sys.stderr)
+
+
 def _stage_file(url: str, entry: Entry) -> Path:
-    place = _find_place(url, entry)
-    file = place / Path(*name_parts(url)[-2:])
-    with lock_file(place / "lock"):
+    file = _find_copy(url, entry)
+    with lock_file(_find_place(url, entry) / LOCK):
         if not file.exists():
             download(url, file)
     show_as(file, url)
@@ -85,14 +95,14 @@ def _stage_file(url: str, entry: Entry) -> Path:
 
 
 def _stage_folder(url: str, entries: Mapping[str, Entry]) -> Path:
-    entries = {name: entry for name, entry in entries.items() if not NOT_STAGED.fullmatch(name)}
+    entries = {name: entry for name, entry in entries.items() if not serves_only_its_run(name)}
     check_names(entries, url)
-    place = _find_place(url, entries)
-    folder = place / Path(*name_parts(url)[-2:])
-    with lock_file(place / "lock"):
+    folder = _find_copy(url, entries)
+    with lock_file(_find_place(url, entries) / LOCK):
         if not folder.exists():
-            with ThreadPoolExecutor(DOWNLOADS) as pool:
-                copies = list(pool.map(lambda name: _stage_file(join(url, name), entries[name]), entries))
+            files = {join(url, name): entry for name, entry in entries.items()}
+            copies = _stage_files(url, files)
+            _check_unchanged(url, files, {join(url, name): entry for name, entry in list_files(url).items()})
             unfinished = folder.with_name(f"_{folder.name}")
             shutil.rmtree(unfinished, ignore_errors=True)
             for name, copy in zip(entries, copies, strict=True):
@@ -103,8 +113,26 @@ def _stage_folder(url: str, entries: Mapping[str, Entry]) -> Path:
 
 
 def _find_place(url: str, version: object) -> Path:
-    """Returns the folder of a copy. In it is the name of the folder, too, which results show for `sst2/train.csv`."""
+    """Returns the folder of a copy and its lock."""
     return work_folder() / STAGED / hash_json([url, version])
+
+
+def _find_copy(url: str, version: object) -> Path:
+    """Returns the path of a copy. It includes the folder's name, which results show for `sst2/train.csv`."""
+    return _find_place(url, version) / Path(*name_parts(url)[-2:])
+
+
+def _check_unchanged(url: str, before: Mapping[str, Entry], now: Mapping[str, Entry]) -> None:
+    """Checks that all copies are of one version. Removes the copies of files that changed.
+
+    Raises:
+        InputError: a file changed.
+    """
+    changed = [each for each in before if now.get(each) != before[each]]
+    for each in changed:
+        shutil.rmtree(_find_place(each, before[each]), ignore_errors=True)
+    if changed:
+        raise InputError(f"{hide_credentials(url)} changed while it was copied. Run the same command again.")
 
 
 def check_names(names: Iterable[str], url: str) -> None:
@@ -116,6 +144,11 @@ def check_names(names: Iterable[str], url: str) -> None:
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
             raise InputError(f"{hide_credentials(url)}: the name {name!r} is not below the folder. Remove this file.")
+
+
+def serves_only_its_run(name: str) -> bool:
+    """Whether a file only serves to resume a run, or is unfinished. Loading a model does not need it."""
+    return split_checkpoint(name)[0] != "" or any(part.startswith("_") for part in name.split("/"))
 
 
 def is_staged(path: Path) -> bool:

@@ -1,15 +1,19 @@
 """Output folders in a store."""
 
+from pathlib import Path
+
 import pytest
 
-from snugbert import remote_outputs, staging
+from snugbert import remote_outputs, staging, store_lock
 from snugbert.errors import InputError
-from snugbert.remote_outputs import choose_output, find_output, write_output
+from snugbert.remote_outputs import RemoteOutput, choose_output, find_output, hold_store_lock, write_output
 
 
 @pytest.fixture
 def output(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(store_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.1)
     return find_output(choose_output(f"{bucket.url}/model"))
 
 
@@ -74,6 +78,18 @@ def test_after_a_failed_upload_the_same_command_uploads_the_rest(output, bucket,
     assert len(runs) == 2
 
 
+def test_a_command_and_a_run_do_not_write_one_folder(output, bucket, tmp_path):
+    with hold_store_lock(RemoteOutput(tmp_path / "elsewhere/model", output.url)):
+        with pytest.raises(InputError, match=r"is running in s3://.*/model\. Wait until it ends"):
+            write_output(output, "command", lambda: None)
+    optimizer = output.folder / "checkpoint-5/optimizer.pt"
+    optimizer.parent.mkdir()
+    optimizer.write_text("of a run whose upload failed")
+    with pytest.raises(InputError, match=r"/model: a run has checkpoints on this machine that may not be uploaded"):
+        write_output(output, "command", lambda: None)
+    assert optimizer.exists()
+
+
 def test_a_folder_of_other_data_is_not_downloaded(output, bucket, monkeypatch):
     monkeypatch.setattr(remote_outputs, "MOST_BYTES", 10)
     (bucket.folder / "model").mkdir()
@@ -82,3 +98,19 @@ def test_a_folder_of_other_data_is_not_downloaded(output, bucket, monkeypatch):
     (bucket.folder / "model/more.parquet").write_text("more text")
     with pytest.raises(InputError, match=r"/model contains 2 other files \(18B\). Choose another folder"):
         write_output(output, "command", lambda: None)
+
+
+def test_a_kill_between_local_removals_removes_nothing_from_the_store(output, bucket, monkeypatch):
+    def glob_and_die(folder, pattern, glob=Path.glob):
+        yield from (path for path in glob(folder, pattern) if not path.name.startswith("_"))
+        raise KeyboardInterrupt
+
+    def command():
+        (output.folder / "config.json").write_text("text")
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(output, "download", lambda: None)  # it removes files, too
+        patch.setattr(Path, "glob", glob_and_die)
+        write_output(output, "command", command)
+    write_output(output, "command", command)
+    assert list_folder(bucket.folder / "model") == {"config.json": "text"}

@@ -63,6 +63,28 @@ def test_a_changed_file_does_not_copy_its_folder_again(bucket, downloads):
     assert (checkpoint / "optimizer").exists()
 
 
+def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch, capsys):
+    write(bucket.folder, run__config="c1", run__weights="w1")
+    real = staging.download
+
+    def change_and_download(url, file):
+        write(bucket.folder, run__config="c2", run__weights="w2")
+        real(url, file)
+
+    monkeypatch.setattr(staging, "LARGE", 3)
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="/run changed while it was copied"):
+        patch.setattr(staging, "download", change_and_download)
+        stage(f"{bucket.url}/run", "--init")
+    capsys.readouterr()
+    for _ in range(2):
+        (folder,) = stage(f"{bucket.url}/run", "--init")
+    assert [(folder / name).read_text() for name in ("config", "weights")] == ["c2", "w2"]
+    assert capsys.readouterr().err == f"copying {bucket.url}/run (4B)\n"
+    write(bucket.folder, run__config="c1", run__weights="w1")  # no copy of these has other content
+    (folder,) = stage(f"{bucket.url}/run", "--init")
+    assert [(folder / name).read_text() for name in ("config", "weights")] == ["c1", "w1"]
+
+
 def test_arguments_get_local_paths(bucket):
     @dataclass
     class Arguments:
@@ -70,6 +92,8 @@ def test_arguments_get_local_paths(bucket):
         pairs_file: list[str] = field(default_factory=list)
         test_file: str | None = None
         output_dir: str | None = None
+        output_file: str | None = None
+        deepspeed: str | None = None
         resume_from_checkpoint: str | None = None
         cache_dir: str | None = None
 
@@ -81,12 +105,18 @@ def test_arguments_get_local_paths(bucket):
     assert (args.train_file, args.pairs_file, args.test_file[-2:]) == ([f"{bucket.url}/a"], ["x"], "/a")
     args = parse("--pairs_file", f"{bucket.url}/[ab]", "local")
     assert [name.rpartition("/")[2] for name in args.pairs_file] == ["a", "b", "local"]
-    args = parse("--output_dir", f"{bucket.url}/run/", "--resume_from_checkpoint", f"{bucket.url}/run/checkpoint-5")
+    assert len(parse("--pairs_file", f"{bucket.url}/?").pairs_file) == 2
+    args = parse("--output_dir", f"{bucket.url}/run/", "--resume_from_checkpoint", f"{bucket.url}/run/checkpoint-5/")
     assert args.resume_from_checkpoint == f"{args.output_dir}/checkpoint-5" and "://" not in args.output_dir
     for argv, message in (
         (("--test_file", f"{bucket.url}/*"), r"--test_file: s3://.*/\* names 3 files"),
         (("--test_file", f"{bucket.url}/c"), "--test_file: s3://.*/c does not exist"),
-        (("--cache_dir", f"{bucket.url}/c"), "--cache_dir: .* is a URL"),
+        (("--config", f"{bucket.url}/[ab]"), r"--config: s3://.*/\[ab\] names 2 files"),
+        (("--cache_dir", f"{bucket.url}/c"), "--cache_dir: .* is a URL. Give a local folder"),
+        (("--deepspeed", f"{bucket.url}/a"), "--deepspeed: .* is a URL. Give a local file"),
+        (("--output_dir", "s3://"), "--output_dir: s3:// names no bucket"),
+        (("--output_file", "s3://out.jsonl"), "--output_file: s3://out.jsonl names no file"),
+        (("--output_file", f"{bucket.url}/out/"), "--output_file: .*/out/ names no file"),
     ):
         with pytest.raises(InputError, match=message):
             parse(*argv)

@@ -1,7 +1,8 @@
 """The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
 
-The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`. The folder `staged`
-contains copies of files in stores, see `staging.py`.
+The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`. Three folders belong to
+stores: `staged` contains copies of inputs, see `staging.py`, `outputs` what is not uploaded yet, see
+`remote_outputs.py`, and `blocks` parts of corpora, see `corpus_blocks.py`.
 
 ~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
 """
@@ -24,13 +25,20 @@ from snugbert.data.part_files import PART_NAME, WORDS, read_origin
 from snugbert.data.preparation import keep_all, plan_parts, prepare_parts
 from snugbert.data.tokenizing import hash_tokenizer, needs_words
 from snugbert.errors import InputError
-from snugbert.files import LockTaken, hash_json, lock_file
+from snugbert.files import LOCK_NAME, LockTaken, hash_json, lock_file
 from snugbert.progress import format_bytes
-from snugbert.staging import STAGED
+from snugbert.remote_outputs import OUTPUTS
+from snugbert.staging import LOCK, STAGED
 
 CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
 LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
+# Other folders, with their names for `--clean`.
+COPIES = {
+    STAGED: "copies of files in stores",
+    OUTPUTS: "outputs that may not be uploaded",
+    "blocks": "copies of blocks of corpora",
+}
 
 
 def cache_folder(cache_dir: str | None) -> Path:
@@ -99,8 +107,9 @@ def list_cache(cache: Path) -> None:
     print(f"prepared texts: {len(table) - 1}, {format_bytes(total)}, in {cache}")
     if logits := _list_logits(cache):
         print(f"logits of teachers: {format_bytes(sum(file.stat().st_size for file in logits))} (--clean {TEACHERS})")
-    if copies := _measure_copies(cache):
-        print(f"copies of files in stores: {format_bytes(copies)} (--clean {STAGED})")
+    for name, what in COPIES.items():
+        if copies := _measure(cache / name):
+            print(f"{what}: {format_bytes(copies)} (--clean {name})")
 
 
 def clean_cache(cache: Path, names: Sequence[str]) -> None:
@@ -108,56 +117,61 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
     Args:
         cache: the folder.
-        names: names of folders in it, `TEACHERS`, `STAGED`, or `["all"]`.
+        names: names of folders in it, `TEACHERS`, names in `COPIES`, or `["all"]`.
 
     Raises:
-        InputError: a name is unknown; then nothing is removed. Or a process is preparing a text; then the other texts
-            are removed.
+        InputError: a name is unknown; then nothing is removed. Or a process is using a folder; then the others are
+            removed.
     """
     cached = {folder.name: folder for folder in _cached_folders(cache)}
-    logits, copies = _list_logits(cache), _measure_copies(cache)
-    others = [*([TEACHERS] if logits else []), *([STAGED] if copies else [])]
+    logits, copies = _list_logits(cache), [name for name in COPIES if _measure(cache / name)]
+    others = [*([TEACHERS] if logits else []), *copies]
     if list(names) == ["all"]:
         names = [*cached, *others]
     if unknown := [name for name in names if name not in (*cached, *others)]:
         raise InputError(f"--clean: no prepared text named {unknown[0]} in {cache}. Run `snugbert prepare --list`.")
-    freed, kept = 0, []
+    freed = 0
+    kept: list[str] = []
     if TEACHERS in names:
         freed = sum(file.stat().st_size for file in logits)
         for file in logits:
             file.unlink()
         print(f"removed the logits of teachers, {format_bytes(freed)}")
-    if STAGED in names:
-        shutil.rmtree(cache / STAGED)
-        freed += copies
-        print(f"removed the copies of files in stores, {format_bytes(copies)}")
+    for name in (name for name in copies if name in names):
+        sizes = {folder.relative_to(cache).as_posix(): _remove(folder) for folder in (cache / name).glob("*/")}
+        kept += [folder for folder, size in sizes.items() if size is None]
+        removed = sum(filter(None, sizes.values()))
+        freed += removed
+        print(f"removed the {COPIES[name]}, {format_bytes(removed)}")
     for name in dict.fromkeys(name for name in names if name not in others):
-        folder = cached[name]
-        size = _measure(folder)
-        try:
-            with ExitStack() as locks:
-                for file in folder.rglob("*.lock"):
-                    locks.enter_context(lock_file(file, seconds=0))
-                shutil.rmtree(folder)
-        except LockTaken:
+        size = _remove(cached[name])
+        if size is None:
             kept.append(name)
         else:
             freed += size
             print(f"removed {name}, {format_bytes(size)}")
     print(f"{format_bytes(freed)} freed in {cache}")
     if kept:
-        raise InputError(f"--clean: kept {', '.join(kept)}, because a process is preparing it. Try again later.")
+        raise InputError(f"--clean: kept {', '.join(kept)}, because a process is using it. Try again later.")
+
+
+def _remove(folder: Path) -> int | None:
+    """Removes a folder, and returns its size. None: a process is using it, so it stays."""
+    size = _measure(folder)
+    try:
+        with ExitStack() as locks:
+            for file in sorted(folder.rglob("*lock")):
+                if file.name in (LOCK, LOCK_NAME) or file.suffix == ".lock":
+                    locks.enter_context(lock_file(file, seconds=0))
+            shutil.rmtree(folder)
+    except LockTaken:
+        return None
+    return size
 
 
 def _list_logits(cache: Path) -> list[Path]:
     """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
     return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS_FILE.fullmatch(file.name))
-
-
-def _measure_copies(cache: Path) -> int:
-    """Returns the size of the copies in `STAGED`. Several names of a file count once."""
-    stats = [file.stat() for file in (cache / STAGED).rglob("*") if file.is_file()]
-    return sum({stat.st_ino: stat.st_size for stat in stats}.values())
 
 
 def _cached_folders(cache: Path) -> Iterator[Path]:
@@ -193,4 +207,6 @@ def _describe(folder: Path) -> tuple[str, str, str]:
 
 
 def _measure(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Returns the size of the files in a folder. Several names of a file count once."""
+    stats = [file.stat() for file in folder.rglob("*") if file.is_file()]
+    return sum({stat.st_ino: stat.st_size for stat in stats}.values())

@@ -1,15 +1,13 @@
 """The checkpoints of a run in a store, see [`RemoteOutput`].
 
-A checkpoint is uploaded by a thread, while training continues. Its manifest comes last, after the sizes of the other
-files in the store were compared with it. If a checkpoint is replaced or removed, its manifest is removed first. So a
-checkpoint in a store is complete if it has a manifest.
+A checkpoint is uploaded by a thread, while training continues. Its manifest comes last. If a checkpoint is replaced or
+removed, its manifest is removed first. So a checkpoint in a store is complete if it has a manifest.
 
 While a checkpoint waits for its upload, hard links keep its files, even if the run removes it.
 """
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,15 +19,12 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
-from snugbert.files import replacing
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, read_json, replacing
 from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
 from snugbert.remote_outputs import RemoteOutput, find_output
-from snugbert.remote_requests import hide_credentials
 from snugbert.staging import check_names, link_file
 
-MANIFEST_NAME = "manifest.json"
 WAITING = "_uploading"  # in the output folder: the checkpoints that are not in the store yet
-CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", re.ASCII)
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +35,8 @@ def download_checkpoint(checkpoint: Path, replace: bool = False) -> None:
     The content is not checked, and files that are missing in the store stay missing, see [`check_checkpoint`].
 
     Args:
-        checkpoint: the local folder. With a manifest, it may be newer than the checkpoint in the store.
-        replace: whether the checkpoint in the store replaces one with another manifest.
+        checkpoint: the local folder. If it has a manifest, it may be newer than the copy in the store.
+        replace: whether the copy in the store replaces a checkpoint with another manifest.
 
     Raises:
         InputError: the store does not answer or refuses access.
@@ -51,9 +46,11 @@ def download_checkpoint(checkpoint: Path, replace: bool = False) -> None:
         return
     url, manifest = output.url_of(checkpoint), checkpoint / MANIFEST_NAME
     stored = _read_manifest(url)
-    if stored is None or (manifest.exists() and manifest.read_bytes() != stored and not replace):
+    if stored is None:
         return
     if manifest.exists() and manifest.read_bytes() != stored:
+        if not replace:
+            return
         shutil.rmtree(checkpoint)
     for name in _list_names(stored, url):
         if not (checkpoint / name).exists():
@@ -69,7 +66,7 @@ def upload_checkpoint(checkpoint: Path, output: RemoteOutput, url: str) -> None:
     """Uploads a checkpoint, unless the store has it.
 
     Args:
-        checkpoint: a local folder with a manifest.
+        checkpoint: a local folder with a manifest and all its files.
         output: the output of the run.
         url: the checkpoint in the store.
 
@@ -81,13 +78,8 @@ def upload_checkpoint(checkpoint: Path, output: RemoteOutput, url: str) -> None:
         return
     output.check()
     remove(join(url, MANIFEST_NAME))
-    entries = json.loads(manifest)
-    for name in entries:
+    for name in json.loads(manifest):
         upload(checkpoint / name, join(url, name))
-    stored = list_files(url)
-    for name, entry in entries.items():
-        if name not in stored or stored[name].size != entry["bytes"]:
-            raise InputError(f"{hide_credentials(join(url, name))} was not stored completely. It is uploaded again.")
     output.check()
     upload(checkpoint / MANIFEST_NAME, join(url, MANIFEST_NAME))
 
@@ -109,17 +101,32 @@ def _list_names(manifest: bytes, url: str) -> list[str]:
     return names
 
 
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether the local files of a checkpoint have the sizes in its manifest. Checksums would take long."""
+    try:
+        entries = read_json(checkpoint / MANIFEST_NAME)
+        return all((checkpoint / name).stat().st_size == entry["bytes"] for name, entry in entries.items())
+    except (InputError, OSError, LookupError, TypeError):
+        return False
+
+
 def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:
-    """Removes the checkpoints in the store that are not in the local folder of the run, manifests first."""
+    """Removes the checkpoints in the store that are not in the local folder of the run, manifests first.
+
+    Raises:
+        InputError: the store does not answer, or another run holds the lock.
+    """
     url = output.url_of(folder)
-    names = [name for name in list_files(url) if CHECKPOINT.fullmatch(name.partition("/")[0])]
+    names = [name for name in list_files(url) if CHECKPOINT_NAME.fullmatch(name.partition("/")[0])]
     gone = [name for name in names if not (folder / name.partition("/")[0]).is_dir()]
+    if gone:
+        output.check()
     for name in sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
         remove(join(url, name))
 
 
 def upload_waiting(folder: Path, output: RemoteOutput) -> None:
-    """Makes the checkpoints of a run in the store like the local ones. The newest comes first.
+    """Makes the checkpoints of a run in the store like the local ones. The newest comes first. Skips damaged ones.
 
     Args:
         folder: the output folder of the run.
@@ -128,12 +135,14 @@ def upload_waiting(folder: Path, output: RemoteOutput) -> None:
     Raises:
         InputError: see [`upload_checkpoint`]. The next call uploads the rest.
     """
-    waiting = [path for path in (folder / WAITING).glob("*") if CHECKPOINT.fullmatch(path.name)]
+    waiting = [path for path in (folder / WAITING).glob("*") if CHECKPOINT_NAME.fullmatch(path.name)]
     for copy in sorted(waiting, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
-        if (folder / copy.name).is_dir():  # otherwise, the run has removed it
+        is_whole = _is_whole(copy)
+        if is_whole and (folder / copy.name).is_dir():  # otherwise, the run has removed it
             upload_checkpoint(copy, output, output.url_of(folder / copy.name))
+        elif not is_whole:
+            logger.warning("%s is damaged, and is not uploaded.", folder / copy.name)
         shutil.rmtree(copy)
-    output.check()
     remove_checkpoint_copies(folder, output)
 
 
@@ -158,11 +167,9 @@ class CheckpointUploads(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Uploads what an earlier process of this run could not."""
         if self._output is not None:
-            for checkpoint in self._folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-                manifest = checkpoint / MANIFEST_NAME
-                names = _list_names(manifest.read_bytes(), str(checkpoint)) if manifest.exists() else []
-                if names and all((checkpoint / name).exists() for name in names):
-                    self._enqueue(checkpoint)
+            self._output.claim()
+            for checkpoint in filter(_is_whole, self._folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+                self._enqueue(checkpoint)
             self._pool.submit(self._upload)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:

@@ -15,12 +15,12 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.errors import InputError
+from snugbert.files import MANIFEST_NAME
 from snugbert.progress import format_bytes
 from snugbert.remote_outputs import find_output
 from snugbert.trainers.checkpoint_copies import download_checkpoint
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_checkpoints import (
-    MANIFEST_NAME,
     UNFINISHED,
     check_checkpoint,
     find_newest_checkpoint,

@@ -10,7 +10,6 @@ import functools
 import json
 import logging
 import os
-import re
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -27,8 +26,8 @@ from transformers.utils import CONFIG_NAME
 
 from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.errors import InputError
-from snugbert.files import hash_file, read_json, writing
-from snugbert.trainers.checkpoint_copies import MANIFEST_NAME, download_checkpoint
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, hash_file, read_json, writing
+from snugbert.trainers.checkpoint_copies import download_checkpoint
 from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
@@ -170,7 +169,7 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
     """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
     if not output_dir.is_dir():
         return []
-    named = (path for path in output_dir.iterdir() if re.fullmatch(r"checkpoint-\d+", path.name, re.ASCII))
+    named = (path for path in output_dir.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
     return sorted(filter(Path.is_dir, named), key=step_of)
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 from snugbert.errors import InputError
-from snugbert.files import LockTaken, holds_lock, lock_file
+from snugbert.files import LOCK_NAME, LockTaken, holds_lock, lock_file
 from snugbert.remote_outputs import find_output
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.store_runs import fetch_run, run_in_store
 
-LOCK_NAME = "_lock"  # uploads skip names that begin with "_"
 SECONDS = 10  # a killed process holds its lock until its memory is freed
 
 
@@ -22,7 +21,7 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
     With `dry_run`, only checks that the folder can be written. If the folder belongs to a store, it becomes like the
-    folder there, and is uploaded after the block.
+    folder there, and is uploaded after the block. After a dry run, what it downloaded is removed.
 
     Only processes that write take the lock, see [`lock_file`]. A process can take it again inside the block. A new
     folder that stays empty is removed.
@@ -34,7 +33,8 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
     output = find_output(output_dir)
-    takes_lock = training_args.should_save and not is_dry_run and not holds_lock(output_dir / LOCK_NAME)
+    is_local = output is None or output.folder != output_dir
+    takes_lock = training_args.should_save and not (is_dry_run and is_local) and not holds_lock(output_dir / LOCK_NAME)
     with ExitStack() as stack:
         if takes_lock and not output_dir.exists():
             stack.callback(_remove_if_empty, output_dir.resolve())
@@ -42,12 +42,14 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
         def begin() -> None:
             if takes_lock:
                 _lock(output_dir, stack)
-                if output is not None and output.folder == output_dir:
+                if output is None or is_local:
+                    return
+                if not is_dry_run:
                     stack.enter_context(run_in_store(output))
+                elif fetch_run(output):
+                    stack.callback(output.clear)
             elif training_args.should_save and is_dry_run:
                 _check_folder(output_dir)
-                if output is not None:
-                    fetch_run(output)
 
         raise_together(begin)
         yield

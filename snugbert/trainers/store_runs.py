@@ -1,4 +1,4 @@
-"""Runs whose output folder is in a store: what they find there, and what they leave there.
+"""Runs whose output folder is in a store: what they download and upload.
 
 A run writes into a local folder. At its start, the local folder becomes like the folder in the store, unless it was
 the last to write there. Then it may be newer. Checkpoints are uploaded during training, the other files at the end.
@@ -10,20 +10,15 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
-from snugbert.remote_files import join, read_bytes, write_bytes
-from snugbert.remote_outputs import CHECKPOINT_MANIFEST, RemoteOutput, find_output
+from snugbert.files import MANIFEST_NAME
+from snugbert.remote_outputs import RemoteOutput, find_output, hold_store_lock, is_checkpoint_manifest
 from snugbert.trainers.checkpoint_copies import (
-    MANIFEST_NAME,
     WAITING,
     download_checkpoint,
-    remove_checkpoint_copies,
     upload_checkpoint,
     upload_waiting,
 )
 from snugbert.trainers.processes import raise_together, wait_for_all
-from snugbert.trainers.store_lock import hold_store_lock
-
-WRITER = "_writer"  # in the store: the owner of the local folder that wrote last
 
 
 @contextmanager
@@ -38,12 +33,11 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """
     with hold_store_lock(output):
         was_fetched = fetch_run(output)
-        write_bytes(join(output.url, WRITER), output.owner.encode())
-        before = output.list_versions(CHECKPOINT_MANIFEST)
+        before = output.list_versions(is_checkpoint_manifest)
         try:
             yield
         except BaseException:
-            if was_fetched and output.list_versions(CHECKPOINT_MANIFEST) == before:
+            if was_fetched and output.list_versions(is_checkpoint_manifest) == before:
                 output.clear()
             raise
         upload_run(output)
@@ -54,26 +48,25 @@ def fetch_run(output: RemoteOutput) -> bool:
     """Makes the local folder of a run like the folder in the store, unless the local one may be newer.
 
     Returns:
-        Whether the local folder was the older one.
+        Whether the local folder was replaced.
     """
-    try:
-        writer = read_bytes(join(output.url, WRITER)).decode()
-    except FileNotFoundError:
-        writer = ""
-    is_older = writer != output.owner
-    if is_older:
-        output.download()
-    return is_older
+    if output.was_last_writer():
+        return False
+    output.download()
+    return True
 
 
 def upload_run(output: RemoteOutput) -> None:
-    """Uploads what a finished run wrote, and checkpoints whose upload failed before."""
+    """Uploads what a finished run wrote, and checkpoints whose upload failed before.
+
+    Raises:
+        InputError: the store does not answer, or another run holds the lock.
+    """
+    output.claim()
     waiting = {path.parent for path in output.folder.rglob(WAITING)}
     listed = {path.parents[1] for path in output.folder.rglob(f"checkpoint-*/{MANIFEST_NAME}")}
-    for folder in waiting:
+    for folder in {output.folder, *waiting, *listed}:
         upload_waiting(folder, output)
-    for folder in {output.folder, *listed} - waiting:
-        remove_checkpoint_copies(folder, output)
     output.upload()
 
 

@@ -11,8 +11,8 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress
 
+from snugbert.files import MANIFEST_NAME
 from snugbert.trainers.output_folder import WITHOUT_TEACHER
-from snugbert.trainers.run_checkpoints import MANIFEST_NAME
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")

@@ -110,6 +110,29 @@ def test_the_logits_of_teachers_are_listed_and_cleaned(tmp_path, capsys):
     assert snugbert_command([*prepare, "--clean", "teachers"]) == 2
 
 
+def test_copies_for_stores_are_listed_and_cleaned_unless_they_are_in_use(tmp_path, capsys):
+    root = tmp_path / "cache/snugbert"
+    for name in ("staged/a/train.csv", "outputs/b/run/config.json", "blocks/c/00000000.block", "blocks/d/1.block"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_bytes(b"0" * 1000)
+    prepare = ["prepare", "--cache_dir", str(tmp_path / "cache")]
+    assert snugbert_command([*prepare, "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "outputs that may not be uploaded: 1.00kB (--clean outputs)" in listed
+    assert "copies of blocks of corpora: 2.00kB (--clean blocks)" in listed
+    with (
+        lock_file(root / "staged/a/lock"),
+        lock_file(root / "outputs/b/run/_lock"),
+        lock_file(root / "blocks/c/blocks.lock"),
+    ):
+        assert snugbert_command([*prepare, "--clean", "all"]) == 2
+    output = capsys.readouterr()
+    assert "kept staged/a, outputs/b, blocks/c, because a process is using it" in output.err
+    assert "removed the copies of blocks of corpora, 1.00kB" in output.out
+    assert snugbert_command([*prepare, "--clean", "staged", "outputs", "blocks"]) == 0
+    assert not [path for path in root.rglob("*") if path.is_file()]
+
+
 def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     root = cache[0].parent
     elsewhere = tmp_path / "elsewhere"
@@ -136,7 +159,7 @@ def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     output = capsys.readouterr()
     assert not cache[0].exists() and list(cache[1].glob("*.partial"))
     assert f"removed {cache[0].name}" in output.out and f"{size / 1000:.2f}kB freed" in output.out
-    assert f"kept {cache[1].name}, because a process is preparing it" in output.err
+    assert f"kept {cache[1].name}, because a process is using it" in output.err
     assert snugbert_command([*clean, cache[1].name, "--list"]) == 0
     assert not cache[1].exists()
     assert "prepared texts: 0, " in capsys.readouterr().out

@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import fsspec
@@ -12,11 +13,13 @@ import pytest
 from damage import damage
 from pretraining_command import run
 
-from snugbert import remote_outputs, staging
+from snugbert import remote_outputs, staging, store_lock
 from snugbert.errors import InputError
-from snugbert.remote_outputs import RemoteOutput
-from snugbert.trainers import checkpoint_copies, store_lock
-from snugbert.trainers.store_lock import hold_store_lock
+from snugbert.remote_outputs import RemoteOutput, choose_output, find_output, hold_store_lock
+from snugbert.staging import show_urls
+from snugbert.trainers import checkpoint_copies
+from snugbert.trainers.run_checkpoints import find_newest_checkpoint, write_manifest
+from snugbert.trainers.store_runs import run_in_store
 from snugbert_cli import main as snugbert_command
 
 
@@ -109,36 +112,44 @@ def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_pa
     assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
 
 
-def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, machine, capsys, caplog):
+def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, machine, capsys, caplog, monkeypatch):
     in_bucket |= {"save_total_limit": 2}
     stored = bucket.folder / "runs/run"
     assert run(in_bucket | {"dry_run": "true"}) == 0
     assert f"{bucket.url}/runs/run is unchanged" in capsys.readouterr().out and not stored.exists()
     assert run(in_bucket, max_steps=12) == 0
     assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-12"}
+    assert run(in_bucket, max_steps=12, dry_run="true") == 0
     assert not list(machine.glob("snugbert/outputs/*/*/*"))
     capsys.readouterr()
     assert run(in_bucket, resume_from_checkpoint="false") == 2
     assert f"{bucket.url}/runs/run already contains a run" in capsys.readouterr().err
     # Damage is found by its checksum.
+    url, manifest = f"{bucket.url}/runs/run", stored / "checkpoint-8/manifest.json"
+    shutil.copytree(stored / "checkpoint-8", bucket.folder / "kept/checkpoint-8")
     damage(stored / "checkpoint-12/optimizer.pt", "six bytes")
-    assert run(in_bucket, max_steps=12) == 0
-    assert re.search("skipping checkpoint-12: .*/run/checkpoint-12/optimizer.pt is damaged", caplog.text)
-    (stored / "checkpoint-12/rng_state.pth").unlink()
-    manifest = (stored / "checkpoint-8/manifest.json").read_text()
-    (stored / "checkpoint-8/manifest.json").write_text('["../manifest"]')
-    assert run(in_bucket, max_steps=12) == 2
-    assert re.search("skipping checkpoint-12: .*/rng_state.pth is missing", caplog.text)
-    assert re.search("skipping checkpoint-8: .*/manifest.json must contain a JSON object", caplog.text)
-    assert "contains a model or results, but no whole checkpoint" in capsys.readouterr().err
-    (stored / "checkpoint-8/manifest.json").write_text(manifest)
-    # A named checkpoint, here and of another run.
-    named = {"resume_from_checkpoint": f"{bucket.url}/runs/run/checkpoint-8", "max_steps": 12}
-    assert run(in_bucket, **named) == 0
-    assert run(in_bucket, **named, output_dir=f"{bucket.url}/runs/other") == 0
-    assert weights(bucket.folder / "runs/other") == weights(stored)
-    assert run(in_bucket, resume_from_checkpoint=None, overwrite_output_dir="true", max_steps=4) == 0
-    assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-4"}
+    assert find_on_new_machine(url, machine / "1", monkeypatch) == "checkpoint-8"
+    assert f"skipping checkpoint-12: {url}/checkpoint-12/optimizer.pt is damaged" in show_urls(caplog.text)
+    (stored / "checkpoint-12/optimizer.pt").unlink()
+    manifest.write_text('["../manifest"]')
+    assert find_on_new_machine(url, machine / "2", monkeypatch) is None
+    for problem in ("12/optimizer.pt is missing", "8/manifest.json must contain a JSON object"):
+        assert f"/checkpoint-{problem}" in caplog.text
+    # A named checkpoint of another run, and a run that replaces another.
+    other, named = bucket.folder / "runs/other", f"{bucket.url}/kept/checkpoint-8/"
+    assert run(in_bucket, resume_from_checkpoint=named, output_dir=f"{bucket.url}/runs/other", max_steps=12) == 0
+    assert weights(other) == weights(stored)
+    in_bucket |= {"output_dir": f"{bucket.url}/runs/other", "resume_from_checkpoint": None}
+    assert run(in_bucket, overwrite_output_dir="true", max_steps=1, save_steps=1) == 0
+    assert {path.name for path in other.glob("checkpoint-*")} == {"checkpoint-1"}
+
+
+def find_on_new_machine(url: str, home: Path, monkeypatch) -> str | None:
+    move_to(home, monkeypatch)
+    output = find_output(choose_output(url))
+    output.download()
+    checkpoint = find_newest_checkpoint(output.folder)
+    return checkpoint and checkpoint.name
 
 
 def test_a_second_run_is_refused_and_a_run_without_its_lock_stops(in_bucket, bucket, tmp_path, capsys, monkeypatch):
@@ -160,6 +171,58 @@ def test_a_second_run_is_refused_and_a_run_without_its_lock_stops(in_bucket, buc
     assert "process 7 on elsewhere is running in" in capsys.readouterr().err.splitlines()[-1]
     assert (stored / "_lock").read_text() == other
     assert not list(stored.glob("checkpoint-*/manifest.json")) and not (stored / "config.json").exists()
+
+
+def write_checkpoint(folder: Path, text: str = "weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text(text)
+    write_manifest(folder)
+    return folder
+
+
+def test_a_damaged_local_checkpoint_blocks_nothing(bucket, tmp_path, caplog):
+    folder = choose_output(f"{bucket.url}/run")
+    args = SimpleNamespace(output_dir=str(folder), should_save=True)
+    with run_in_store(find_output(folder)):
+        for step in (4, 8, 12):
+            write_checkpoint(folder / f"checkpoint-{step}")
+        (folder / "checkpoint-8/model.safetensors").write_text("short")  # resuming has skipped it
+        shutil.copytree(folder / "checkpoint-8", folder / "_uploading/checkpoint-8")
+        (folder / "config.json").write_text("{}")
+        uploads = checkpoint_copies.CheckpointUploads()
+        with uploads.watch(args):
+            uploads.on_train_begin(args, None, None)
+    assert f"{folder}/checkpoint-8 is damaged, and is not uploaded." in caplog.text
+    stored = {name for name in list_files(bucket.folder / "run") if not name.endswith(".safetensors")}
+    assert stored == {"checkpoint-4/manifest.json", "checkpoint-12/manifest.json", "config.json"}
+
+
+def test_a_refused_run_elsewhere_does_not_replace_newer_local_checkpoints(bucket, tmp_path):
+    here, elsewhere = (RemoteOutput(tmp_path / name / "run", f"{bucket.url}/run") for name in ("here", "elsewhere"))
+
+    def begin(output: RemoteOutput, step: int = 0) -> set[str]:
+        with pytest.raises(InputError, match=r"^ended$"), run_in_store(output):
+            found = {path.name for path in output.folder.glob("checkpoint-*")}
+            if step:  # otherwise the arguments are refused
+                output.claim()
+                write_checkpoint(output.folder / f"checkpoint-{step}")
+            raise InputError("ended")
+        return found
+
+    assert begin(here, 4) == begin(elsewhere) == set()
+    assert begin(here) == {"checkpoint-4"}
+    assert begin(elsewhere, 8) == begin(here) == set()
+
+
+def test_a_run_that_lost_its_lock_changes_nothing_in_the_bucket(bucket, tmp_path):
+    output, stored = RemoteOutput(tmp_path / "run", f"{bucket.url}/run"), bucket.folder / "run"
+    with pytest.raises(InputError, match="process 7 on other is running in"), run_in_store(output):
+        (output.folder / "config.json").write_text("mine")
+        write_checkpoint(stored / "checkpoint-7")
+        (stored / "config.json").write_text("theirs")
+        (stored / "_lock").write_text('{"owner": "o", "number": "1", "beat": "1", "holder": "process 7 on other"}')
+    assert list_files(stored) == {"checkpoint-7/model.safetensors", "checkpoint-7/manifest.json", "config.json"}
+    assert (stored / "config.json").read_text() == "theirs"
 
 
 def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):

@@ -27,7 +27,7 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 
 from snugbert.errors import InputError, format_count
-from snugbert.files import read_json, write_atomically
+from snugbert.files import LOCK_NAME, read_json, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
@@ -58,7 +58,6 @@ from snugbert.trainers.finetuning.sweep_results import (
     summarize_sweep,
 )
 from snugbert.trainers.run_checkpoints import list_checkpoints
-from snugbert.trainers.run_lock import LOCK_NAME
 from snugbert.trainers.stopping import DivergedError
 from snugbert.trainers.uploads import NOT_UPLOADED
 

@@ -1,7 +1,7 @@
 """The lock of an output folder in a store: an object that its holder renews.
 
 Who holds it: the run whose owner and number are in the object `_lock`. The owner is the local copy of the folder, see
-[`RemoteOutput`], and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
+`RemoteOutput`, and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
 another random number. It removes the object at the end. Clocks are not compared.
 
 A run that finds a lock watches it. If it changes, its holder lives, and this run stops. If it stays the same for
@@ -9,12 +9,12 @@ A run that finds a lock watches it. If it changes, its holder lives, and this ru
 holder was a process on this machine. It is dead, because this process has the lock of the local folder. So this run
 takes it over at once.
 
-Where the store cannot say who was first: some stores ignore conditional writes (If-None-Match). If two runs find no
-lock, both write one, and the last one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds
-another number stops. So does a run that took over the lock of a holder in the moment of its beat. If a write takes
-longer than that, both start, and the first one finds the other number at its next beat. The same happens to a holder
-that was cut off from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. It
-marks no checkpoint and no folder as complete, because it reads the lock before.
+Some stores ignore conditional writes (If-None-Match). If two runs find no lock there, both write one, and the last
+one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds another number stops. A run that takes
+over a lock while its holder renews it stops in the same way. If a write takes longer than that, both start, and the
+first one finds the other number at its next beat. The same happens to a holder that was cut off from the store for
+longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. It reads the lock before it changes
+anything in the store, so it replaces nothing.
 """
 
 import json
@@ -24,18 +24,15 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from snugbert.errors import InputError
+from snugbert.files import LOCK_NAME
 from snugbert.remote_files import find_entry, join, read_bytes, remove, write_bytes
-from snugbert.remote_outputs import RemoteOutput
-from snugbert.remote_requests import hide_credentials
+from snugbert.remote_requests import ask_together, hide_credentials
 
 logger = logging.getLogger(__name__)
 
-STORE_LOCK = "_lock"
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0  # several beats
 SETTLE_SECONDS = 1.0
@@ -46,16 +43,20 @@ class StoreLock:
     """The lock of an output folder in a store, held by this process.
 
     Args:
-        output: the folder. This process has the lock of its local copy.
+        folder: the URL of the folder.
+        owner: of the local copy of the folder. This process has the lock of the copy.
+
+    Attributes:
+        loss: why this process may no longer write. Empty while it may.
     """
 
-    def __init__(self, output: RemoteOutput):
-        self._output = output
-        self._url, self._shown = join(output.url, STORE_LOCK), hide_credentials(output.url)
-        self._content = {"owner": output.owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
+    def __init__(self, folder: str, owner: str):
+        self.loss = ""
+        self._url, self._shown = join(folder, LOCK_NAME), hide_credentials(folder)
+        self._content = {"owner": owner, "number": uuid.uuid4().hex, "beat": uuid.uuid4().hex}
         self._content["holder"] = f"process {os.getpid()} on {platform.node()}"
         self._ended, self._access = threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._renew, daemon=True)
+        self._thread = threading.Thread(target=self._start, daemon=True)
 
     def acquire(self) -> None:
         """Takes the lock, and starts to renew it.
@@ -96,13 +97,18 @@ class StoreLock:
         """Returns the content of the lock. Empty: there is none.
 
         Some stores replace a file in two steps. So a lock that seems to be missing or damaged is read again.
+
+        Raises:
+            InputError: the store does not answer, or refuses access.
         """
         for seconds in (*READ_AGAIN, None):
             try:
                 entry = find_entry(self._url)
-                content = json.loads(read_bytes(self._url, 0, entry.size)) if entry is not None else {}
+                data = read_bytes(self._url, 0, entry.size) if entry is not None else b"{}"
             except FileNotFoundError:
-                content = {}
+                data = b"{}"
+            try:
+                content = json.loads(data)
             except ValueError:
                 content = None
             if isinstance(content, dict) and content:
@@ -115,47 +121,39 @@ class StoreLock:
         """Reads the lock.
 
         Raises:
-            InputError: another run holds it.
+            InputError: another run holds it, or the store does not answer.
         """
         with self._access:
             found = self._read()
         if found.get("number") != self._content["number"]:
             missing = f"--output_dir: the lock of {self._shown} was removed. Run the same command again to continue."
-            self._output.loss = self._explain(found) if found else missing
-            raise InputError(self._output.loss)
+            self.loss = self._explain(found) if found else missing
+            raise InputError(self.loss)
+
+    def _start(self) -> None:
+        """Renews the lock in a thread whose requests are not tried again after the end."""
+        ask_together(lambda renew: renew(), [self._renew], self._ended)
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
                 self.check()
-                self._content["beat"] = uuid.uuid4().hex  # always as long, so that nobody reads a mixture
+                # Always the same length, so that a read never mixes two versions.
+                self._content["beat"] = uuid.uuid4().hex
                 with self._access:
                     write_bytes(self._url, json.dumps(self._content).encode())
-            except InputError:  # the lock is lost, or the store does not answer. Then the next beat tries again
-                if self._output.loss:
+            except Exception as error:  # if the lock is not lost, the next beat tries again
+                if self.loss or self._ended.is_set():
                     return
+                logger.warning("%s: the lock was not renewed. %s", self._shown, error)
 
     def release(self) -> None:
-        """Stops renewing the lock, and removes it if this process holds it."""
+        """Stops renewing the lock, and removes it if this process holds it and the store answers."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._read().get("number") == self._content["number"]:
-            remove(self._url)
-
-
-@contextmanager
-def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
-    """Keeps other machines from running in the same folder of a store.
-
-    Raises:
-        InputError: another run holds the lock.
-    """
-    lock = StoreLock(output)
-    lock.acquire()
-    output.check, output.loss = lock.check, ""
-    try:
-        yield
-    finally:
-        output.check = lambda: None
-        lock.release()
+        try:
+            if self._read().get("number") == self._content["number"]:
+                remove(self._url)
+        except InputError as error:  # it must not hide the error that ended the run
+            logger.warning("%s stays locked for %g seconds. %s", self._shown, STALE_SECONDS, error)

@@ -4,12 +4,14 @@ import json
 import time
 from contextlib import ExitStack
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from snugbert import remote_requests, store_lock
 from snugbert.errors import InputError
-from snugbert.remote_outputs import RemoteOutput
-from snugbert.trainers import store_lock
-from snugbert.trainers.store_lock import StoreLock, hold_store_lock
+from snugbert.remote_outputs import RemoteOutput, hold_store_lock
+from snugbert.store_lock import StoreLock
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +40,7 @@ def test_a_second_run_is_refused_while_the_first_lives(outputs, bucket):
 
 def die(output: RemoteOutput) -> None:
     """Leaves the lock of a process that was killed."""
-    lock = StoreLock(output)
+    lock = StoreLock(output.url, output.owner)
     lock.acquire()
     lock._ended.set()
     lock._thread.join()
@@ -72,9 +74,43 @@ def test_a_run_that_lost_its_lock_stops(outputs, bucket):
     assert lock.read_text() == other  # it belongs to the other run
 
 
+@pytest.mark.parametrize("error", [TimeoutError("down"), PermissionError("403 Forbidden"), KeyError("defect")])
+def test_a_store_that_fails_for_a_while_costs_no_lock(error, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "0.2")
+    monkeypatch.setattr(remote_requests, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(remote_requests, "ATTEMPTS", 2)
+    monkeypatch.setattr(store_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 0.05)
+    output = RemoteOutput(tmp_path / "run", "memory://locks/run")
+    lock = "/locks/run/_lock"
+    store = fsspec.filesystem("memory")
+    with hold_store_lock(output):
+        with monkeypatch.context() as patch:
+            patch.setattr(MemoryFileSystem, "info", fail)
+            time.sleep(0.3)
+            start = time.monotonic()
+            with pytest.raises((InputError, KeyError)):
+                output.check()
+            with pytest.raises((InputError, KeyError), match=r"no answer for 0\.2|refuses access|defect"):
+                StoreLock(output.url, "another").acquire()
+            assert time.monotonic() - start < 2  # each tries once
+        before = store.cat_file(lock)
+        assert output.loss == ""
+        time.sleep(0.3)
+        assert output.loss == "" and store.cat_file(lock) != before  # it is renewed again
+    assert not store.exists(lock)
+    with pytest.raises(ZeroDivisionError), hold_store_lock(output):
+        monkeypatch.setattr(MemoryFileSystem, "info", fail if isinstance(error, OSError) else MemoryFileSystem.info)
+        raise ZeroDivisionError  # not hidden by the failure to remove the lock
+    store.store.clear()
+
+
 def test_of_two_runs_that_write_at_once_one_stops(outputs, bucket, monkeypatch):
     """The store ignores the condition, and the other run writes last."""
-    first, second = (StoreLock(output) for output in outputs)
+    first, second = (StoreLock(output.url, output.owner) for output in outputs)
     first._wait_for_holder()
     store_lock.write_bytes(second._url, json.dumps(second._content).encode())
     second.check()
