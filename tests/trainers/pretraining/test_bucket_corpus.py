@@ -8,6 +8,7 @@ from prepared import prepare
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+import snugbert
 from snugbert.data import preparation
 from snugbert_cli import main as snugbert_command
 
@@ -16,8 +17,11 @@ WINDOWS = "--window_blocks 3 --seed 3 --logging_steps 20 --save_strategy no --le
 
 
 @pytest.fixture
-def stored(data_dir, tmp_path, tokenizer, monkeypatch, bucket):
-    """A corpus of 60 blocks on the disk and in a bucket. Its blocks are of different sizes."""
+def stored(data_dir, tmp_path, monkeypatch, bucket):
+    """A corpus of 60 blocks on the disk and in a bucket. The small vocabulary saves time."""
+    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "vocab.txt").write_text("".join(vocabulary[:4000]))
+    tokenizer = snugbert.SnugBertTokenizer(vocab=str(tmp_path / "vocab.txt"))
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 1000)
     monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 1000)
     tokenizer.save_pretrained(tmp_path / "tok")
