@@ -72,7 +72,8 @@ def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch
         real(url, file)
 
     monkeypatch.setattr(staging, "LARGE", 3)
-    with monkeypatch.context() as patch, pytest.raises(InputError, match=r"/run(/\w+)? changed while it was (copied|read)"):
+    message = r"/run(/\w+)? changed while it was (copied|read)"
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=message):
         patch.setattr(staging, "download", change_and_download)
         stage(f"{bucket.url}/run", "--init")
     capsys.readouterr()
