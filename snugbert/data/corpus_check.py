@@ -37,7 +37,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
     problems = missing | damage | different
     for name in sorted(problems):
         print(problems[name])
-    print(f"{output}: {len(states) - len(problems)} of {format_count(len(states), 'part')} are complete.")
+    print(f"{output}: complete parts: {len(states) - len(problems)} of {len(states)}")
     if NO_INDEX in states.values():
         count = format_count([*states.values()].count(NO_INDEX), "part")
         raise InputError(f"--check: {output}: {count} without index. {INDEX_ADVICE}")

@@ -26,7 +26,7 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     )
     prepare_parts(output, parts, tokenizer, show_progress=False)
     assert snugbert_command(command) == 0
-    assert capsys.readouterr().out == f"{output}: 7 of 7 parts are complete.\n"
+    assert capsys.readouterr().out == f"{output}: complete parts: 7 of 7\n"
     files = [folder / part.name for part in parts]
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-100])  # a block is cut
@@ -44,7 +44,7 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
         *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
         f"{output}/{files[5].name} has other settings or another version of the dataset than most parts.",
     ]
-    assert last == f"{output}: 2 of 7 parts are complete."
+    assert last == f"{output}: complete parts: 2 of 7"
     assert all(line.count("damaged") <= 1 for line in lines)
     assert f"--check: {output}: 5 parts are missing, damaged or different. Remove the damaged ones. Run " in error
     assert "prepare --overwrite_output_dir` again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
