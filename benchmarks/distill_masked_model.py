@@ -10,7 +10,7 @@ these weights, on the same text and in the same order:
 - `distilled`: DistilBERT's losses in addition
 - `mlm-equal-flops`: as `mlm`, with more steps, for the FLOPs of `distilled`
 
-The settings are those of benchmarks/ladder/muon.yaml, tuned without a teacher. Only the initial weights differ.
+The settings come from benchmarks/ladder/muon.yaml and were tuned without a teacher. Only the initial weights differ.
 Everything runs on the CPU, by default in float32.
 
 With `--tasks`, the teacher, `start` and every student are then fine-tuned with each seed: batches of 32, 3 epochs

@@ -212,7 +212,7 @@ def report(args: argparse.Namespace) -> str:
     number, names = len(corpus.blocks), [each.partition("=")[0] for each in args.held_out]
     reference = read_results("train", number, args)
     header = ["blocks in a window", "windows in an epoch", "steps in a window", "seeds", *names, "mean of the sources"]
-    rows = [[*header, "mean, minus that of the whole corpus", "next-sentence accuracy, %"]]
+    rows = [[*header, "mean, minus the mean of the whole corpus", "next-sentence accuracy, %"]]
     pair_rows = [HEADER.replace("| recipe |", "| blocks in a window |")]
     for window_blocks in (*args.windows, number):
         title, windows = "all" if window_blocks == number else str(window_blocks), -(-number // window_blocks)

@@ -28,7 +28,7 @@ from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain
 
 # TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
 JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
-# Arguments that name files or folders to read or to write, besides those that end in `_file`.
+# Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
 LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open

@@ -116,7 +116,7 @@ def _open_store(url: str, seconds: float) -> tuple[Store, str]:
 
 
 def _read_options(protocol: str) -> dict[str, Any]:
-    """Returns options of a file system, together with those of the user, such as `FSSPEC_S3`."""
+    """Returns the options of a file system. The user's options, such as `FSSPEC_S3`, take precedence."""
     options = fsspec.config.conf.get(protocol, {})
     if protocol in ("s3", "s3a"):
         return {"config_kwargs": {"retries": {"max_attempts": 0}, **options.get("config_kwargs", {})}}

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus_blocks import Blocks, CachedBlocks, MappedPart
@@ -39,6 +38,7 @@ from snugbert.errors import InputError
 from snugbert.files import hash_json
 from snugbert.remote_files import join, list_files
 from snugbert.remote_requests import ask_together, hide_credentials, is_url
+from snugbert.staging import work_folder
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +76,7 @@ class Corpus:
         """Number of documents before each block, and in total. *Shape:* (blocks + 1,)"""
         return np.cumsum([0, *self.counts.documents])
 
-    @property
+    @cached_property  # read for each example
     def has_words(self) -> bool:
         """Whether the tokens that continue a word are stored."""
         if isinstance(self.blocks, Blocks):
@@ -167,7 +167,7 @@ def open_corpus(
         for name, index in zip(names, indices, strict=True)
     ]
     if is_url(folder):
-        cache = Path(cache_dir or Path(HF_HOME) / "snugbert" / "blocks" / digest)
+        cache = Path(cache_dir or work_folder() / "blocks" / digest)
         blocks: Blocks = CachedBlocks(parts, vocab_size, cache, round(cache_gb * 1e9))
     else:
         blocks, folder = Blocks(parts, vocab_size), Path(folder)

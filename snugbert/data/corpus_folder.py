@@ -10,12 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
-from huggingface_hub.constants import HF_HOME
 
 from snugbert.data.part_files import ARROW_ERRORS, PART_NAME
 from snugbert.files import LockTaken, hash_json, lock_file, replacing
 from snugbert.remote_files import download, join, list_files, read_bytes, remove, upload
+from snugbert.remote_outputs import OUTPUTS
 from snugbert.remote_requests import ask_together, hide_credentials, is_url
+from snugbert.staging import work_folder
 
 IDENTITIES = ".identities"  # next to a part: what its text files were, which saves reading them again
 # The files of a part, in the order of their upload. The last one marks the part as complete.
@@ -37,7 +38,7 @@ class CorpusFolder:
         self.url = str(output).rstrip("/") if is_url(output) else None
         self.folder = Path(output)
         if self.url is not None:
-            self.folder = Path(HF_HOME) / "snugbert" / "outputs" / hash_json(hide_credentials(self.url))
+            self.folder = work_folder() / OUTPUTS / hash_json(hide_credentials(self.url))
 
     def __str__(self) -> str:
         return str(self.folder) if self.url is None else hide_credentials(self.url)

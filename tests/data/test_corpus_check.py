@@ -3,7 +3,6 @@
 import pytest
 from prepared import text_arguments
 
-from snugbert.data import corpus_folder
 from snugbert.data.corpus import open_corpus
 from snugbert.data.preparation import plan_parts, prepare_parts
 from snugbert.errors import InputError
@@ -12,7 +11,7 @@ from snugbert_cli import main as snugbert_command
 
 @pytest.mark.parametrize("place", ["folder", "bucket"])
 def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, bucket, monkeypatch, capsys, place):
-    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("snugbert.staging.HF_HOME", str(tmp_path / "home"))
     for number in range(7):
         (tmp_path / f"{number}.txt").write_text(f"Text {number} of some words.\n\nAnd more of it.\n" * (1 + number))
     parts = plan_parts(text_arguments(tmp_path / "*.txt"), num_shards=7)
@@ -89,7 +88,7 @@ def test_a_corpus_of_an_earlier_version_in_a_bucket_needs_its_index(tmp_path, to
 
 
 def test_a_bucket_that_does_not_answer_is_not_damage(tmp_path, tokenizer, faults, bucket, monkeypatch, capsys):
-    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("snugbert.staging.HF_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Text of some words.\n")
     prepare_parts(
         f"{bucket.url}/corpus", plan_parts(text_arguments(tmp_path / "text.txt")), tokenizer, show_progress=False

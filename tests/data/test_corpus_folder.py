@@ -33,7 +33,7 @@ from snugbert_cli import main as snugbert_command
 @pytest.fixture(autouse=True)
 def staging(tmp_path, monkeypatch):
     """Each test is a machine of its own."""
-    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("snugbert.staging.HF_HOME", str(tmp_path / "home"))
     return tmp_path / "home/snugbert/outputs"
 
 
@@ -146,7 +146,7 @@ def test_a_shard_keeps_what_another_machine_has_just_finished(tmp_path, tokenize
     def fetch_before_the_other(output):
         fetch(output)
         monkeypatch.setattr(CorpusFolder, "fetch", fetch)
-        monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "other machine"))
+        monkeypatch.setattr("snugbert.staging.HF_HOME", str(tmp_path / "other machine"))
         prepare_parts(url, [first], tokenizer, language=None, replace=True, **options)
         assert find_missing_parts(CorpusFolder(url), [first, second], first) == [second.name]
 
@@ -174,7 +174,7 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     assert read_parts(bucket.folder / "my/corpus") == {name: expected[name] for name in list(expected)[:2]}
     assert uploads[-1].endswith(corpus_folder.SUFFIXES[-1])
     assert all(sum(size > 2_000 for size in each) == 1 for each in sizes), sizes
-    monkeypatch.setattr(corpus_folder, "HF_HOME", str(tmp_path / "other machine"))
+    monkeypatch.setattr("snugbert.staging.HF_HOME", str(tmp_path / "other machine"))
     uploads.clear()
     assert prepare_parts(url, parts, tokenizer, **options) == report
     assert read_parts(bucket.folder / "my/corpus") == expected

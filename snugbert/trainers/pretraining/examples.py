@@ -339,7 +339,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             ) from error
 
     def _map_blocks(self, window: Window) -> None:
-        """Maps the blocks of a window, before they can be removed from a cache, and unmaps those of old windows.
+        """Maps the blocks of a window, so that they stay readable after a cache removes them. Unmaps older windows.
 
         The process that opened the corpus downloads missing blocks, and verifies all of them.
         """
