@@ -22,7 +22,7 @@ from transformers import TrainingArguments
 from snugbert.errors import InputError
 from snugbert.files import MANIFEST_NAME, writing
 from snugbert.remote_outputs import find_output
-from snugbert.trainers.checkpoint_files import RESUME, UNFINISHED, check_checkpoint, has_manifest, put_in_place
+from snugbert.trainers.checkpoint_files import RESUME, UNFINISHED, check_checkpoint, has_manifest, rename_checkpoint
 from snugbert.trainers.processes import raise_together, wait_for_all
 from snugbert.trainers.run_settings import read_state
 
@@ -168,4 +168,4 @@ def _accept(copy: Path, target: Path, failure: InputError | None) -> None:
         raise failure
     check_checkpoint(copy, needs_optimizer=False)
     if target != copy:
-        put_in_place(copy, target)
+        rename_checkpoint(copy, target)

@@ -73,12 +73,12 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
 
 
 def publish(folder: Path, checkpoint: Path) -> None:
-    """Adds the manifest to `folder`, see [`write_manifest`], and gives it its name, see [`put_in_place`]."""
+    """Adds the manifest to `folder`, see [`write_manifest`], and gives it its name, see [`rename_checkpoint`]."""
     write_manifest(folder)
-    put_in_place(folder, checkpoint)
+    rename_checkpoint(folder, checkpoint)
 
 
-def put_in_place(folder: Path, checkpoint: Path) -> None:
+def rename_checkpoint(folder: Path, checkpoint: Path) -> None:
     """Waits until all files in `folder` are on the disk, and renames it to `checkpoint`.
 
     Replaces an old checkpoint of this name. [`restore_replaced`] undoes a replacement that was interrupted.

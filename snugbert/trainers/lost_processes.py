@@ -37,14 +37,15 @@ class SignsOfLife:
     def __init__(self, store: Any):
         self.store, self.limit = store, store.timeout.total_seconds()
         self.interval = min(SIGN_SECONDS, self.limit / 4)
+        self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
         self.meetings = 0
-        # Two threads cannot use one store at a time.
+        # A store serves one thread at a time.
         threading.Thread(target=self._count_up, args=(store.clone(),), daemon=True).start()
 
     def _count_up(self, store: Any) -> None:
         with suppress(dist.DistError):  # the store is gone
             while True:
-                store.add(f"signs/{dist.get_rank()}", 1)
+                store.add(f"signs/{self.rank}", 1)
                 time.sleep(self.interval)
 
     def meet(self) -> None:
@@ -58,7 +59,7 @@ class SignsOfLife:
         place, pause, next_look = f"meeting/{self.meetings}", 0.001, time.monotonic() + self.interval
         seen: dict[int, tuple[int, float]] = {}  # the count of each process, and when it changed
         self.store.add(place, 1)
-        while self.store.add(place, 0) < dist.get_world_size():
+        while self.store.add(place, 0) < len(self.ranks):
             if time.monotonic() > next_look:
                 self._look(seen)
                 next_look = time.monotonic() + self.interval
@@ -67,7 +68,7 @@ class SignsOfLife:
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> None:
         now = time.monotonic()
-        for rank in range(dist.get_world_size()):
+        for rank in self.ranks:
             count = self.store.add(f"signs/{rank}", 0)
             before, since = seen.setdefault(rank, (count, now))
             if count != before:
