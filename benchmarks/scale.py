@@ -33,6 +33,7 @@ import os
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -129,13 +130,15 @@ def measure_preparation(text: Path, corpus: Path, args: argparse.Namespace) -> M
     command = ["prepare", "--tokenizer_name", args.tokenizer_name, "--output_dir", str(corpus), "--train_file", *files]
     before, begin = cpu_seconds(resource.RUSAGE_CHILDREN), time.monotonic()
     log = args.output_dir / "prepare.txt"
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "snugbert", *command], stdout=stream, stderr=subprocess.STDOUT
-        )
+    command = [sys.executable, "-m", "snugbert", *command]
+    with log.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT) as process:
         peaks = Peaks(process, corpus)
         peaks.start()
-        peaks.join()
+        try:
+            process.wait()
+        finally:
+            process.terminate()  # if this benchmark is stopped
+            peaks.join()
     if process.returncode:
         raise SystemExit(f"error: `snugbert prepare` failed. See {log}.")
     return {
@@ -207,13 +210,19 @@ def measure_reads(store: Path, tokenizer: Any, args: argparse.Namespace) -> Meas
                 for number in range(windows.per_epoch):
                     blocks.keep([])
                     blocks.ensure(windows.list_blocks(Window(0, number)))
-        shutil.rmtree(cache)
+        remove(cache)
         checkout = Path(__file__).parents[1]
         for name, corpus_name in (("folder", str((store / "bucket/corpus").resolve())), ("bucket", URL)):
             flags = {"corpus": corpus_name}
             seconds, memory = time_start(f"start-{name}", checkout, flags, [], args, bucket.environment)
             measures |= {f"start_{name}": seconds, f"start_{name}_memory": memory}
     return measures
+
+
+def remove(*folders: Path) -> None:
+    """Removes folders that may not exist."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def measure_size(gigabytes: float, args: argparse.Namespace) -> Measures:
@@ -223,20 +232,18 @@ def measure_size(gigabytes: float, args: argparse.Namespace) -> Measures:
         return json.loads(file.read_text())
     text, store = args.output_dir / "text", args.output_dir / "store"
     folder, tables = store / "bucket/corpus", args.output_dir / "tables"
-    for old in (text, store, tables, args.output_dir / "cache"):  # of a stopped benchmark
-        shutil.rmtree(old, ignore_errors=True)
+    remove(text, store, tables, args.output_dir / "cache")  # of a killed benchmark
     begin = time.monotonic()
     tokenizer = load_tokenizer(TokenizerArguments(tokenizer_name=args.tokenizer_name))
     try:
         measures: Measures = {"text": write_text(args.train_file, gigabytes, text)}
         folder.parent.mkdir(parents=True)
         measures |= measure_preparation(text, folder, args)
-        shutil.rmtree(text)
+        remove(text)
         corpus, found = measure_corpus(folder, tokenizer)
         measures |= found | measure_table(corpus, tokenizer, tables) | measure_reads(store, tokenizer, args)
     finally:
-        for old in (text, store, tables):
-            shutil.rmtree(old, ignore_errors=True)
+        remove(text, store, tables, args.output_dir / "cache")
     write_atomically(file, json.dumps(measures))
     print(f"{gigabytes:g} GB: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     return measures
@@ -367,4 +374,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the text is removed
     main(sys.argv[1:])

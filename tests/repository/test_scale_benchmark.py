@@ -52,6 +52,31 @@ def test_models_and_steps_of_the_throughput():
     assert gpu_scaling.make_work("base", 64).seconds == 24.7e-3  # Python limits the speed
 
 
+def test_the_documentation_shows_the_throughput():
+    """The columns are base on 8, 64 and 1,000 GPUs, and large. Cells have the speed with overlap and without."""
+    import gpu_scaling
+
+    page = (BENCHMARKS.parent / "docs/explanation/scale.md").read_text()
+    rows = [row[1:] for row in cells(page) if len(row) == 7][1:]
+    works = [gpu_scaling.make_work(size, 256) for size in ("base", "large") for _ in gpu_scaling.GPUS]
+    places = list(zip(works, 2 * gpu_scaling.GPUS, strict=True))
+
+    def speed(work, gpus, seconds) -> str:
+        millions = gpus * 256 * gpu_scaling.TOKENS / seconds / 1e6
+        return f"{millions:.{1 if millions < 12 else 0}f}"
+
+    assert rows[0] == [speed(work, gpus, work.seconds) for work, gpus in places]
+    for number, row in enumerate(rows[1:]):
+        cluster, (method, batches) = (
+            gpu_scaling.CLUSTERS[number // 3],
+            (("DDP", 1), ("DDP", 8), ("FSDP2", 1))[number % 3],
+        )
+        for cell, (work, gpus) in zip(row, places, strict=True):
+            seconds = gpu_scaling.step_seconds(method, batches, work, gpus, cluster)
+            expected = ", ".join(speed(work, gpus, each / batches) for each in seconds)
+            assert cell == (expected if cluster == gpu_scaling.CLUSTERS[0] or gpus > 8 else "")
+
+
 def test_lines_through_sizes():
     import scale
 
