@@ -32,12 +32,13 @@ first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # others to start. After SIGTERM, processes have 60 seconds for the step and the checkpoint.
 for _ in 1 2 3; do
   srun --nodes "$SLURM_JOB_NUM_NODES" --ntasks "$SLURM_JOB_NUM_NODES" --cpus-per-task "$SLURM_CPUS_PER_TASK" \
-    --kill-on-bad-exit=0 --wait=600 bash -c 'exec torchrun --node-rank "$SLURM_NODEID" "$@"' torchrun \
+    --kill-on-bad-exit=0 --wait=120 bash -c 'exec torchrun --node-rank "$SLURM_NODEID" "$@"' torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$GPUS" --master-addr "$first_machine" --master-port 29500 \
     --rdzv-conf timeout=300 --shutdown-timeout 60 \
     -m snugbert pretrain --config examples/pretrain_base_8_gpus.yaml --resume_from_checkpoint true \
     --per_device_train_batch_size "$PER_GPU" --gradient_accumulation_steps $((GLOBAL_BATCH / in_parallel)) "$@" && exit
-  ((SLURM_JOB_END_TIME - $(date +%s) < 600)) && break # the time is over
+  time_left=$(squeue --noheader --job "$SLURM_JOB_ID" --format %L)
+  [[ $time_left == [0-9]:[0-9][0-9] ]] && break # less than ten minutes: Slurm sent SIGTERM
 done
 
 restarts=${SLURM_RESTART_COUNT:-0}
