@@ -168,9 +168,9 @@ class Worker:
         """Says how the process ended."""
         self.process.join(SECONDS_TO_EXIT)
         code = self.process.exitcode or 0
-        end = f"failed with exit status {code}"
-        if code < 0:
-            end = f"was killed by signal {-code}, probably because memory ran out"
+        end = f"was killed by signal {-code}" if code < 0 else f"failed with exit status {code}"
+        if code == -9:
+            end += ", probably because memory ran out"
         return f"--num_processes: a process {end}. To continue, run the same command again with fewer processes."
 
 
