@@ -20,6 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 from transformers.utils import logging as transformers_logging
@@ -78,7 +79,7 @@ class ParallelPredictor(RowPredictor):
         for worker in workers:
             self._idle.put(worker)
         self._lock = threading.Lock()
-        self._failure = ""
+        self._failure: InputError | None = None  # the first one
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns the example of a row."""
@@ -92,18 +93,15 @@ class ParallelPredictor(RowPredictor):
         """
         worker = self._idle.get()
         try:
-            reply = worker.ask(examples)
-        except EOFError:
+            predictions, lengths = worker.ask(examples)
+        except InputError as error:
             with self._lock:
-                if not self._failure:
-                    self._failure = worker.describe_end()
+                if self._failure is None:
+                    self._failure = error
                     self._kill()  # the others may need minutes for their windows
-            raise InputError(self._failure) from None
+            raise self._failure from None
         finally:
             self._idle.put(worker)
-        if isinstance(reply, InputError):
-            raise reply
-        predictions, lengths = reply
         with self._lock:
             self.lengths += lengths
         return predictions
@@ -151,21 +149,23 @@ class Worker:
             self.process.start()
         other.close()  # so that reading ends when the process does
 
-    def ask(self, examples: list[Any]) -> Any:
-        """Returns the reply of the process: predictions and `lengths`, or an [`InputError`].
+    def ask(self, examples: list[Any]) -> tuple[list[Prediction], np.ndarray]:
+        """Returns the predictions for the examples, and how much they add to `lengths`.
 
         Raises:
-            EOFError: the process has ended.
+            InputError: the process has ended, or the model cannot be used.
         """
-        with suppress(ConnectionError):  # it has ended, but may have sent an error
+        with suppress(OSError):  # it has ended, but may have sent an error
             self._connection.send(examples)
         try:
-            return self._connection.recv()
-        except ConnectionError as error:
-            raise EOFError from error
+            reply = self._connection.recv()
+        except (EOFError, OSError):
+            raise InputError(self._describe_end()) from None
+        if isinstance(reply, InputError):
+            raise reply
+        return reply
 
-    def describe_end(self) -> str:
-        """Says how the process ended."""
+    def _describe_end(self) -> str:
         self.process.join(SECONDS_TO_EXIT)
         code = self.process.exitcode or 0
         end = f"was killed by signal {-code}" if code < 0 else f"failed with exit status {code}"
@@ -204,15 +204,25 @@ def _serve(
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
     set_up_process()
-    with suppress(EOFError, ConnectionError):  # the main process has ended
-        try:
-            predictor = make_predictor(folder, args, first_rows)
-            gc.freeze()
-            while True:
-                examples, before = connection.recv(), predictor.lengths.copy()
-                connection.send((predictor.answer(examples), predictor.lengths - before))
-        except InputError as error:
-            connection.send(error)
+    try:
+        predictor = make_predictor(folder, args, first_rows)
+        gc.freeze()
+        for examples in _receive(connection):
+            before = predictor.lengths.copy()
+            _send(connection, (predictor.answer(examples), predictor.lengths - before))
+    except InputError as error:
+        _send(connection, error)
+
+
+def _receive(connection: Connection) -> Iterator[list[Any]]:
+    with suppress(EOFError, OSError):  # the main process has ended
+        while True:
+            yield connection.recv()
+
+
+def _send(connection: Connection, reply: Any) -> None:
+    with suppress(OSError):  # the main process has ended
+        connection.send(reply)
 
 
 def set_up_process() -> None:
