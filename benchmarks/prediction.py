@@ -11,6 +11,9 @@ Each side reads a JSON-lines file, predicts it and writes JSON lines. Models are
 Stock BERT has the same weights, converted by `snugbert convert`, and batches of `--batch_size`. The sides alternate.
 A ratio is stock's time / ours in the same round, after one round of warmup. Before that, labels, entities and scores
 must agree. Rows with another label or other entities are counted.
+
+With `--num_processes`, it compares one process of `snugbert predict` with several that share its threads instead. The
+classifier predicts SST-2's dev set again and again, up to 16,384 rows. All processes are started before.
 """
 
 import argparse
@@ -21,6 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,13 +43,14 @@ from snugbert.errors import InputError
 from snugbert.export.export import load_pooling
 from snugbert.files import read_json
 from snugbert.prediction.formats import make_format
-from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.predict_file import write_predictions
 from snugbert.prediction.prediction_arguments import PredictionArguments
+from snugbert.prediction.worker_processes import open_predictor
 
 TOLERANCE = 1e-4  # of scores and embeddings
 MOST_DIFFERENT = 0.002  # share of rows with another label or other entities: ties
 MOST_CHARACTERS = 1500  # a pipeline does not cut texts that are longer than the model
+PROCESS_ROWS = 16_384  # four windows of `snugbert predict`
 Rows = list[dict[str, Any]]
 
 
@@ -59,6 +65,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_rows", type=positive, help="use the first rows only")
     parser.add_argument("--batch_size", type=positive, default=32, help="of the pipelines")
     parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--num_processes", type=positive, help="compare one process with this many")
     return parser.parse_args(argv)
 
 
@@ -83,8 +90,9 @@ def read_paragraphs(squad_file: str) -> list[str]:
 # --- the sides --------------------------------------------------------------------------------------------------
 
 
-def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
-    """Returns a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
+@contextmanager
+def open_ours(model: str, rows: Path, output: Path, num_processes: int = 1) -> Iterator[Callable[[], Rows]]:
+    """Makes a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
     args = PredictionArguments(
         model_name_or_path=model,
         input_file=str(rows),
@@ -92,9 +100,14 @@ def make_ours(model: str, rows: Path, output: Path) -> Callable[[], Rows]:
         overwrite_output_file=True,
         use_cpu=True,
     )
-    predictor = make_predictor(Path(model), args, [values for _, values in read_rows(rows)])
     data = make_format(args)
-    return lambda: write_predictions(args, data, predictor, Path(model)) or _read(output)  # type: ignore[func-returns-value]
+
+    def run() -> Rows:
+        write_predictions(args, data, predictor, Path(model))
+        return _read(output)
+
+    with open_predictor(Path(model), args, [values for _, values in read_rows(rows)], num_processes) as predictor:
+        yield run
 
 
 def make_stock(task: str, model: Path, rows: Path, output: Path, batch_size: int) -> Callable[[], Rows]:
@@ -178,28 +191,55 @@ def count_differences(task: str, ours: Rows, stock: Rows) -> tuple[int, float]:
 # --- measurements -----------------------------------------------------------------------------------------------
 
 
+def measure(sides: dict[str, Callable[[], Rows]], rounds: int) -> dict[str, list[float]]:
+    """Measures the seconds of each side in each round, after one round of warmup. The sides alternate."""
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(rounds + 1):
+        for side in sorted(sides, reverse=turn % 2 == 1):
+            start = time.perf_counter()
+            sides[side]()
+            seconds[side].append(time.perf_counter() - start)
+    return {side: values[1:] for side, values in seconds.items()}
+
+
+def compare_processes(sentences: list[str], args: argparse.Namespace) -> str:
+    """Returns a table of one process and several."""
+    texts = list(islice(cycle(sentences), args.max_rows or PROCESS_ROWS))
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        rows = write_rows(Path(temporary) / "rows.jsonl", texts)
+        sides = {
+            name: stack.enter_context(open_ours(args.classifier, rows, Path(temporary) / f"{name}.jsonl", number))
+            for name, number in (("one", 1), ("several", args.num_processes))
+        }
+        different = sum(one != other for one, other in zip(sides["one"](), sides["several"](), strict=True))
+        seconds = measure(sides, args.rounds)
+    ratios = [one / several for one, several in zip(seconds["one"], seconds["several"], strict=True)]
+    rates = {side: len(texts) / median(values) for side, values in seconds.items()}
+    return (
+        "| processes | rows | ratio: median (min-max) | rows/s | rows/s of one process | rows that differ |\n"
+        f"|{' --- |' * 6}\n"
+        f"| {args.num_processes} | {len(texts):,} | {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
+        f"| {rates['several']:,.0f} | {rates['one']:,.0f} | {different} |"
+    )
+
+
 def compare(name: str, task: str, model: str, texts: list[str], args: argparse.Namespace) -> str:
     """Returns a row of the table."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
         convert_model(Path(model), folder / "stock", "bert")
         rows = write_rows(folder / "rows.jsonl", texts[: args.max_rows])
         sides = {
-            "ours": make_ours(model, rows, folder / "ours.jsonl"),
+            "ours": stack.enter_context(open_ours(model, rows, folder / "ours.jsonl")),
             "stock": make_stock(task, folder / "stock", rows, folder / "stock.jsonl", args.batch_size),
         }
         different, largest = count_differences(task, sides["ours"](), sides["stock"]())
         if largest > TOLERANCE or different > MOST_DIFFERENT * len(texts[: args.max_rows]):
             raise SystemExit(f"{name}: scores differ by {largest:.1e}, {different} rows differ. Not measured.")
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
-        for turn in range(args.rounds + 1):
-            for side in sorted(sides, reverse=turn % 2 == 1):
-                start = time.perf_counter()
-                sides[side]()
-                seconds[side].append(time.perf_counter() - start)
+        seconds = measure(sides, args.rounds)
     number = len(texts[: args.max_rows])
-    ratios = [theirs / mine for mine, theirs in zip(seconds["ours"][1:], seconds["stock"][1:], strict=True)]
-    rates = {side: number / median(values[1:]) for side, values in seconds.items()}
+    ratios = [theirs / mine for mine, theirs in zip(seconds["ours"], seconds["stock"], strict=True)]
+    rates = {side: number / median(values) for side, values in seconds.items()}
     return (
         f"| {name} | {number:,} | {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {rates['ours']:,.0f} "
         f"| {rates['stock']:,.0f} | {different} | {largest:.1e} |"
@@ -214,6 +254,9 @@ def main(argv: list[str]) -> None:
     machine = describe_machine("cpu") | {"sentence-transformers": sentence_transformers.__version__}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(f"\n    python benchmarks/prediction.py {shlex.join(argv)}\n")
+    if args.num_processes is not None:
+        print(compare_processes(read_sentences(args.glue_dir), args))
+        return
     header = "| work | rows | ratio: median (min-max) | rows/s ours | rows/s stock | rows that differ | difference |"
     print(f"{header}\n|" + " --- |" * 7)
     sentences, paragraphs = read_sentences(args.glue_dir), read_paragraphs(args.squad_file)

@@ -15,7 +15,7 @@ from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import Prediction, RowPredictor, choose_device
+from snugbert.prediction.predictor import Prediction, RowPredictor
 
 BATCH_SIZE = 32  # of sentence-transformers, which does not take a token budget
 
@@ -26,9 +26,10 @@ class SentenceTransformerPredictor(RowPredictor):
     any_columns = True
     kind: ClassVar[str]  # the class in sentence-transformers
 
-    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str]):
+    def __init__(self, args: PredictionArguments, folder: Path, columns: Sequence[str], device: torch.device):
+        super().__init__()
         self.args, self.columns = args, columns
-        self.model = _load_sentence_transformer(self.kind, folder, args)
+        self.model = _load_sentence_transformer(self.kind, folder, args, device)
 
 
 class Embedder(SentenceTransformerPredictor):
@@ -74,7 +75,7 @@ class Reranker(SentenceTransformerPredictor):
         return [{"score": score} for score in scores.tolist()]
 
 
-def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments) -> Any:
+def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments, device: torch.device) -> Any:
     """Loads an embedding model or a CrossEncoder, and replaces its encoder by the same weights in SnugBERT."""
     try:
         import sentence_transformers
@@ -82,9 +83,7 @@ def _load_sentence_transformer(name: str, folder: Path, args: PredictionArgument
         raise InputError(
             "--model_name_or_path: this model needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
         ) from error
-    model = getattr(sentence_transformers, name)(
-        str(folder), device=str(choose_device(args.use_cpu)), local_files_only=True
-    )
+    model = getattr(sentence_transformers, name)(str(folder), device=str(device), local_files_only=True)
     known = [prompt for prompt, text in model.prompts.items() if text]
     if args.prompt_name is not None and args.prompt_name not in known:
         raise InputError(

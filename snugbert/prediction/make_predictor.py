@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from snugbert.checkpoints.loading import get_text_columns
 from snugbert.checkpoints.reading import HEADS_BY_CLASS
 from snugbert.checkpoints.sentence_transformers_files import is_cross_encoder, read_modules
@@ -20,7 +22,12 @@ from snugbert.tasks import find_task
 TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative", "abstain_below")
 
 
-def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]]) -> RowPredictor:
+def make_predictor(
+    folder: Path,
+    args: PredictionArguments,
+    first_rows: Sequence[Mapping[str, Any]],
+    device: torch.device | None = None,
+) -> RowPredictor:
     """Returns the predictor of a model.
 
     Args:
@@ -28,6 +35,7 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
             whose embeddings are means over tokens.
         args: the arguments of the command.
         first_rows: values of the first rows, to find the columns of text.
+        device: where the model runs. Default: the accelerator, if there is one and the user wants it, or the CPU.
 
     Raises:
         InputError: the model cannot be used or has no fine-tuned head, the columns are missing, or a package is
@@ -47,8 +55,9 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
     taken = sorted({name for values in first_rows for name in values} & predicted)
     if taken:
         raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
+    device = device or choose_device(args.use_cpu)
     if is_sentence_transformer:
-        return reader(args, folder, columns)
+        return reader(args, folder, columns, device)
     if args.prompt_name is not None:
         raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
@@ -60,7 +69,7 @@ def make_predictor(folder: Path, args: PredictionArguments, first_rows: Sequence
         max_batch_tokens=args.max_batch_tokens,
         bf16=bool(args.bf16),
         cuda_graphs=args.cuda_graphs,
-        device=choose_device(args.use_cpu),
+        device=device,
     )
 
 

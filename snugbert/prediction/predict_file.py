@@ -16,23 +16,20 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
-from transformers.utils import logging as transformers_logging
-
 from snugbert.checkpoints.model_arguments import get_hub_arguments
 from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
 from snugbert.files import LockTaken, lock_file, read_json, write_atomically, writing
 from snugbert.prediction.formats import Format, make_format
-from snugbert.prediction.make_predictor import find_reader, make_predictor
+from snugbert.prediction.make_predictor import find_reader
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.prediction.predictor import RowPredictor, choose_device
+from snugbert.prediction.predictor import Row, RowPredictor, choose_device
+from snugbert.prediction.worker_processes import open_predictor, set_up_process
 from snugbert.progress import Progress
 from snugbert.remote_outputs import is_stored, publish_file
-from snugbert.shared_cores import share_cores
 from snugbert.tasks.decisions import read_coverage
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
-from snugbert.trainers.log_lines import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +54,6 @@ SETTINGS = (
     "bf16",
 )
 
-Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
-
 
 def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`.
@@ -67,10 +62,7 @@ def predict_file(args: PredictionArguments) -> None:
         InputError: the model or a row cannot be used, the output exists or belongs to other settings, or it cannot be
             written.
     """
-    set_up_logging()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # for reading weights
-    share_cores()
+    set_up_process()
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
     if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:
@@ -81,11 +73,13 @@ def predict_file(args: PredictionArguments) -> None:
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
     if not rows:
         raise InputError(f"--input_file: {args.input_file} has no rows.")
-    predictor = make_predictor(folder, args, rows)
-    if args.abstain_below is not None:
-        print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
-    gc.freeze()  # the garbage collector need not search the modules and the model again and again
-    write_predictions(args, data, predictor, folder)
+    windows = list(_split_into_windows((values, None) for values in rows))
+    is_one_window = len(rows) < ROWS_TO_INSPECT and len(windows) == 1  # of the whole file
+    with open_predictor(folder, args, rows, 1 if is_one_window else args.num_processes or 1) as predictor:
+        if args.abstain_below is not None:
+            print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
+        gc.freeze()  # the garbage collector need not search the modules and the model again and again
+        write_predictions(args, data, predictor, folder)
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
@@ -222,8 +216,7 @@ def _predict(
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
     rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
     with Progress("predicting", end - first, "rows", before) as progress:
-        for window in _split_into_windows(rows):
-            predictions = predictor.answer([example for _, example in window])
+        for window, predictions in predictor.answer_windows(_split_into_windows(rows)):
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + state["rows"] == 0 else ""

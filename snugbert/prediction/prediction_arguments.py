@@ -3,6 +3,7 @@
 `--help` imports this module, so it does not import datasets or scikit-learn, which take seconds.
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from snugbert.data.data_arguments import OnBadText, parse_shard
 from snugbert.data.sources import uncompressed_name
 from snugbert.errors import InputError
-from snugbert.ranges import Range, check_ranges
+from snugbert.ranges import COUNT, Range, check_ranges
 from snugbert.tasks.tagging_arguments import NerDataArguments
 from snugbert.trainers.device_arguments import choose_precision
 
@@ -69,6 +70,10 @@ class PredictionArguments:
         default="1/1",
         metadata={"help": "Predict only shard i of n, written i/n, to divide the work among machines."},
     )
+    num_processes: int | None = field(
+        default=None,
+        metadata={"help": "Processes that predict, each on a GPU or on a share of the cores. Default: one per GPU."},
+    )
     max_batch_tokens: int = field(
         default=4096,
         metadata={"help": "Maximum tokens of a batch. Embedding models and rerankers take 32 texts."},
@@ -118,8 +123,15 @@ class PredictionArguments:
             raise InputError("--output_file: the output is the input file. Choose another file.")
         if self.reads_conll and self.max_seq_length is None:
             self.max_seq_length = NerDataArguments.max_seq_length  # the same windows, so the same tags
-        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=Range(1))
+        check_ranges(self, max_seq_length=Range(8), max_batch_tokens=COUNT, num_processes=COUNT)
         self.shard_number, self.num_shards = parse_shard(self.shard)
+        is_launched = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+        if is_launched and self.num_shards == 1:  # all processes would write the same file
+            raise InputError(
+                "--num_processes: snugbert predict starts its own processes. Run it without torchrun or accelerate."
+            )
+        if self.num_processes is None:
+            self.num_processes = 1 if self.use_cpu else max(1, torch.accelerator.device_count())
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
 
     @property

@@ -7,7 +7,7 @@ Shapes: N sequences, T tokens in a batch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
 from snugbert.tasks.outputs import Logits, average_windows
 
 Prediction = dict[str, Any]
+Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
 
 
 class RowPredictor(ABC):
@@ -44,9 +45,13 @@ class RowPredictor(ABC):
 
     Attributes:
         columns: the columns to read.
+        lengths: as in [`Task`].
     """
 
     columns: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self.lengths = np.zeros(4, np.int64)
 
     @abstractmethod
     def read(self, values: Mapping[str, Any]) -> Any:
@@ -59,6 +64,11 @@ class RowPredictor(ABC):
     @abstractmethod
     def answer(self, examples: list[Any]) -> list[Prediction]:
         """Returns the prediction for each example from [`read`]: columns to add to its row."""
+
+    def answer_windows(self, windows: Iterable[list[Row]]) -> Iterator[tuple[list[Row], list[Prediction]]]:
+        """Yields each window with the predictions of its rows."""
+        for window in windows:
+            yield window, self.answer([example for _, example in window])
 
     def describe_truncation(self) -> str | None:
         """Returns a sentence about the texts so far that were too long for the model. None: there were none."""
@@ -129,6 +139,7 @@ class Predictor(RowPredictor):
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
             raise InputError(f"task: {type(task).__name__} does not fit a {class_name}.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
+        self.lengths = self.task.lengths
         self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
         self.max_batch_tokens, self.bf16, self.cuda_graphs = max_batch_tokens, bf16, cuda_graphs
         self.intervals: dict[str, Interval] = {}

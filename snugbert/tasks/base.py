@@ -119,6 +119,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         chooses_decisions: whether a run chooses thresholds or a temperature after training, as [`TextClassification`].
         tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.
+        lengths: number of texts, of truncated texts, of their tokens, and of the tokens that were cut, in all calls of
+            `encode`. Zero in tasks that do not count them.
     """
 
     arguments: ClassVar[type[DataArguments]]
@@ -147,6 +149,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         self.args: Any = self.arguments(**settings) if args is None else args
         self.thresholds: dict[int, float] = {}
+        self.lengths = np.zeros(4, np.int64)
 
     def copy(self, **settings: Any) -> Self:
         """Returns a task with the same arguments, except for `settings`, that is not connected with a model."""

@@ -124,8 +124,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def __init__(self, args: DataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
         self.text_pairs: bool | None = None
-        # Texts, truncated texts, tokens of the truncated texts, and tokens that were cut, in all calls of `encode`.
-        self._lengths = np.zeros(4, np.int64)
         problem: Problem = "single_label_classification"
         if self.args.do_regression or (self.args.task is not None and not self.args.task.labels):
             problem = "regression"
@@ -301,7 +299,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             columns, cut = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
             kept = pc.list_value_length(columns["input_ids"]).to_numpy()
             lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
-            self._lengths += lengths
+            self.lengths += lengths
             if split.source:  # not for rows to predict, which are encoded in many calls
                 logger.info("%s: %s", split.name, self._describe_lengths(lengths))
         elif len(texts) > 1:
@@ -328,10 +326,10 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def describe_truncation(self) -> str | None:
         """As in [`Task`]."""
-        return self._describe_lengths(self._lengths) if self._lengths[1] else None
+        return self._describe_lengths(self.lengths) if self.lengths[1] else None
 
     def _describe_lengths(self, lengths: np.ndarray) -> str:
-        """Describes how much of the texts was cut. `lengths` is as `_lengths`."""
+        """Describes how much of the texts was cut. `lengths` is as in [`Task`]."""
         texts, long, tokens, cut = lengths.tolist()
         if not long:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
@@ -585,6 +583,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         """Returns the text or the pair."""
+        self.text_pairs = len(columns) == 2
         return [read_text(values, column) for column in columns]
 
     def make_split(self, examples: list[Any]) -> TextSplit:
