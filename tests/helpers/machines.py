@@ -1,8 +1,8 @@
 """Machines of a cluster as namespaces of one computer, which tests can break and replace.
 
-Each machine has its own network, host name and disk. Their links meet at a bridge, where a server is reachable from all
-of them. The bridge and the disks, which are in memory, belong to a further namespace. Each namespace lives as long as
-a process that reads from a pipe of the test. So the kernel removes everything when the test ends, even if it is killed.
+Each machine has its own network, host name and disk. Their links meet at a bridge, where a server is reachable from
+all of them. The bridge and the disks, which are in memory, belong to a further namespace. Each namespace lives as long
+as a process that reads from a pipe of the test. So the kernel removes everything when the test ends, or is killed.
 """
 
 import ctypes
