@@ -7,114 +7,115 @@ of the faults hits a run whose output is on the disk of each machine, the second
 The script prints a row for each fault, and stops at the first one after which the run does not go on.
 """
 
-import argparse
 import json
+import os
 import random
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from pathlib import Path
-from statistics import median
 
-from bucket import serve_folder, use_address
-from machines import HOST, Machine, Output, start_cluster
-from torture import make_material
+import yaml
+from machines import Machine, Output
 
 ROOT = Path(__file__).parents[2]
+JOB = ROOT / "examples/pretrain_kubernetes.yaml"
 PATIENCE = 600  # seconds until a run that makes no step hangs
-BATCHES = 2  # in a step, over all machines
-# On SIGTERM, the loop stops torchrun, which sends SIGTERM to its workers, and ends.
-LOOP = """
-trap 'stopped=1; kill -TERM $pid' TERM
-while [ -z "$stopped" ]; do
-    "$PYTHON" -m torch.distributed.run --nnodes="$NODES" --nproc-per-node=1 --rdzv-id=run --rdzv-backend=c10d \
-        --rdzv-endpoint="$HEAD:29400" --max-restarts=3 -m snugbert pretrain "$@" \
-        --gradient_accumulation_steps $((2 / NODES)) & pid=$!
-    wait $pid && exit 0
-    wait $pid && exit 0
-    sleep 1
-done
-"""
+GRACE = 90  # seconds from SIGTERM to SIGKILL, as in the job
+
+
+def read_job() -> str:
+    """Returns the command of a pod of the job, for a process on each machine, with other arguments of the run."""
+    (jobs,) = yaml.safe_load(JOB.read_text())["spec"]["replicatedJobs"]
+    pod = jobs["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == ["bash", "-c"] and pod["terminationGracePeriodSeconds"] == GRACE
+    (command,) = container["args"]
+    command = command.replace("--nproc-per-node 8", "--nproc-per-node 1")
+    command = re.sub(r"--master-addr \S+", '--master-addr "$MASTER"', command)
+    return re.sub(r"(?<=pretrain )--config .*(?=--gradient_acc)", '"$@" ', command)
 
 
 # --- a run --------------------------------------------------------------------------------------------------------
 
 
 class Run:
-    """A run of `snugbert pretrain` on all machines.
+    """A run of `snugbert pretrain` on machines, which starts again as a JobSet of Kubernetes does.
+
+    If a pod fails, the others get SIGTERM, and later SIGKILL. When all have ended, all start again, in another order.
+
+    Args:
+        machines: of the cluster.
+        arguments: of the command.
+        rng: chooses the order of the ranks.
 
     Attributes:
-        machines: that take part.
-        faults: the rows of the table.
+        machines: that take part, in the order of their ranks. All of them are on whenever this object may start pods.
     """
 
-    def __init__(self, machines: list[Machine], arguments: list[str]):
-        self.all, self.machines, self.arguments = machines, list(machines), arguments
-        self.outputs: list[tuple[Machine, Output]] = []
-        self.current: dict[str, Output] = {}
+    def __init__(self, machines: list[Machine], arguments: list[str], rng: random.Random):
+        self.all, self.machines, self.arguments, self._rng = machines, list(machines), arguments, rng
+        self._outputs: list[tuple[Machine, Output]] = []
+        self._pods: dict[str, Output] = {}
+        self._stopping_since = 0.0
+        self._command = read_job()
 
-    def start(self, *machines: Machine) -> None:
-        """Starts the loop on these machines, or on all that take part."""
-        for machine in machines or self.machines:
+    def start(self) -> None:
+        """Starts a pod on each of the machines that take part."""
+        self._rng.shuffle(self.machines)
+        self._pods, self._stopping_since = {}, 0
+        for rank, machine in enumerate(self.machines):
             output = machine.start(
-                ["bash", "-c", LOOP, "loop", *self.arguments],
-                PYTHON=sys.executable,
+                ["bash", "-c", self._command, "pod", *self.arguments],
+                PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 PYTHONPATH=str(ROOT),
-                NODES=str(len(self.machines)),
-                HEAD=self.machines[0].name,
+                MACHINES=str(len(self.machines)),
+                JOB_COMPLETION_INDEX=str(rank),
+                MASTER=self.machines[0].name,
             )
-            self.outputs.append((machine, output))
-            self.current[machine.name] = output
+            self._outputs.append((machine, output))
+            self._pods[machine.name] = output
 
-    def stop(self, *machines: Machine) -> None:
-        """Sends SIGTERM to the loops, and waits until they end."""
-        for machine in machines:
-            self.current[machine.name].process.send_signal(signal.SIGTERM)
-        for machine in machines:
-            self.current[machine.name].process.wait(PATIENCE)
+    def supervise(self) -> None:
+        """Does what the controller of the JobSet does. Called often."""
+        statuses = [pod.process.poll() for pod in self._pods.values()]
+        if all(status is not None for status in statuses) and any(statuses):
+            self.start()
+        elif any(statuses) and not self._stopping_since:
+            self._stopping_since = time.monotonic()
+            self.send(signal.SIGTERM)
+        elif self._stopping_since and time.monotonic() > self._stopping_since + GRACE:
+            self.send(signal.SIGKILL)
 
-    @property
-    def first(self) -> Machine:
-        """The machine of the first process."""
-        for machine in self.machines:
-            for pid in machine.list_processes("RANK"):
-                with suppress(OSError):
-                    if b"\0RANK=0\0" in Path(f"/proc/{pid}/environ").read_bytes():
-                        return machine
-        return self.machines[0]
+    def send(self, number: int, *machines: Machine) -> None:
+        """Sends a signal to torchrun, or SIGKILL to all processes, on these machines, or on all."""
+        for machine in machines or self.machines:
+            if number == signal.SIGKILL:
+                machine.send(number)
+            else:
+                self._pods[machine.name].process.send_signal(number)
 
-    @property
-    def others(self) -> list[Machine]:
-        first = self.first
-        return [machine for machine in self.machines if machine is not first]
+    def sleep(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.supervise()
+            time.sleep(0.05)
 
-    def list_steps(self) -> list[tuple[float, int]]:
-        """Lists the logged steps, with their time."""
-        lines = sorted(line for _, output in self.outputs for line in list(output.lines))
-        found = ((when, re.match(r"step +([\d,]+)/", line)) for when, line in lines)
-        return [(when, int(match[1].replace(",", ""))) for when, match in found if match]
-
-    def list_messages(self, since: float = 0) -> list[str]:
-        """Lists the errors of SnugBERT, and the last line of its tracebacks."""
-        messages = []
-        for machine, output in self.outputs:
-            lines = [line for when, line in list(output.lines) if when >= since]
-            text = "\n".join(lines)
-            messages += [f"{machine.name}: {message}" for message in re.findall(r"^snugbert.*error: (.*)", text, re.M)]
-            for trace in re.findall(r"^\[?(?:rank\d+\]: ?)?Traceback.*?^(?:\[rank\d+\]: ?)?(\w\S+: .*?)$", text, re.M | re.S):
-                messages.append(f"{machine.name}: TRACEBACK {trace}")
-        return messages
+    def stop(self) -> None:
+        """Stops all pods, as deleting the JobSet does."""
+        self.send(signal.SIGTERM)
+        end = time.monotonic() + GRACE
+        while any(pod.process.poll() is None for pod in self._pods.values()):
+            if time.monotonic() > end:
+                self.send(signal.SIGKILL)
+            time.sleep(0.05)
 
     @property
     def is_done(self) -> bool:
-        return any(output.process.poll() == 0 for output in self.current.values())
+        return all(pod.process.poll() == 0 for pod in self._pods.values())
 
     def wait_for_step(self, step: int, what: str) -> None:
         """Waits until the run has logged a step after `step`, or has ended.
@@ -123,15 +124,46 @@ class Run:
             AssertionError: it hangs.
         """
         deadline = time.monotonic() + PATIENCE
-        while not self.is_done and max((number for _, number in self.list_steps()), default=0) <= step:
+        while not self.is_done and self.last_step <= step:
             assert time.monotonic() < deadline, f"{what}: no step after {step}\n{self.describe()}"
-            time.sleep(0.1)
+            self.sleep(0.1)
+
+    def wait_for_end(self) -> None:
+        while not self.is_done:
+            self.wait_for_step(self.last_step, "the end")
+
+    # --- what the pods printed ----------------------------------------------------------------------------------
+
+    @property
+    def last_step(self) -> int:
+        """The highest step that was logged."""
+        return max((step for _, step in self.list_steps()), default=0)
+
+    def list_steps(self) -> list[tuple[float, int]]:
+        """Lists the logged steps, with their time."""
+        found = ((when, re.match(r"step +([\d,]+)/", line)) for when, _, line in self.list_lines())
+        return [(when, int(match[1].replace(",", ""))) for when, match in found if match]
+
+    def list_lines(self) -> list[tuple[float, str, str]]:
+        """Lists all lines with their time and machine."""
+        return sorted((when, machine.name, line) for machine, out in self._outputs for when, line in list(out.lines))
+
+    def list_messages(self, since: float) -> list[str]:
+        """Lists the errors of SnugBERT. Of a traceback, the last line."""
+        messages = []
+        for machine in self.all:
+            lines = [line for when, name, line in self.list_lines() if when > since and name == machine.name]
+            text = "".join(re.sub(r"^\[rank\d+\]: ?", "", line) + "\n" for line in lines)
+            messages += [f"{machine.name}: {found}" for found in re.findall(r"^snugbert.*?error: (.*)", text, re.M)]
+            # Not the traceback of torchrun, which lists the exit statuses.
+            for trace in re.findall(r"^Traceback .*\n(?: .*\n)*\S.*", text, re.M):
+                if "snugbert_cli" in trace:
+                    messages.append(f"{machine.name}: traceback, {trace.splitlines()[-1]}")
+        return messages
 
     def describe(self) -> str:
-        """The end of the output of each machine."""
-        return "\n".join(
-            f"--- {machine.name}\n" + "\n".join(output.text.splitlines()[-60:]) for machine, output in self.outputs
-        )
+        """The last lines of all machines."""
+        return "\n".join(f"{name} {line}" for _, name, line in self.list_lines()[-150:])
 
 
 def make_arguments(material: Path, output_dir: str, steps: int) -> list[str]:
@@ -168,44 +200,40 @@ def kill_worker(run: Run, rng: random.Random) -> None:
 def kill_worker_twice(run: Run, rng: random.Random) -> None:
     """a worker killed, and again at start-up"""
     kill_worker(run, rng)
-    time.sleep(rng.uniform(2, 8))
+    run.sleep(rng.uniform(2, 8))
     kill_worker(run, rng)
 
 
-def _replace(run: Run, machine: Machine, rng: random.Random, empties_disk: bool) -> None:
+def _replace(machine: Machine, rng: random.Random, empties_disk: bool) -> None:
     machine.lose(empties_disk)
     time.sleep(rng.uniform(1, 5))
     machine.boot()
-    run.start(machine)
 
 
 def replace_machine(run: Run, rng: random.Random) -> None:
     """a machine lost, replaced by an empty one"""
-    _replace(run, run.others[0], rng, True)
+    _replace(run.machines[1], rng, True)
 
 
 def reboot_first(run: Run, rng: random.Random) -> None:
     """rank 0's machine lost, back with its disk"""
-    _replace(run, run.first, rng, False)
+    _replace(run.machines[0], rng, False)
 
 
 def replace_first(run: Run, rng: random.Random) -> None:
     """rank 0's machine lost, replaced by an empty one"""
-    _replace(run, run.first, rng, True)
+    _replace(run.machines[0], rng, True)
 
 
 def continue_alone(run: Run, rng: random.Random) -> None:
     """a machine lost, on with one machine, later two"""
-    lost = rng.choice(run.others)
+    lost, left = run.machines[1], run.machines[0]
     lost.lose()
-    time.sleep(1)
-    run.machines.remove(lost)
-    (left,) = run.machines
-    run.stop(left)
-    step = run.list_steps()[-1][1]
+    run.machines = [left]
+    run.stop()
     run.start()
-    run.wait_for_step(step + 20, "one machine")
-    run.stop(left)
+    run.wait_for_step(run.last_step + 20, "one machine")
+    run.stop()
     lost.boot()
     run.machines = list(run.all)
     run.start()
@@ -219,7 +247,7 @@ def slow_down(run: Run, rng: random.Random) -> None:
 def _disconnect(run: Run, rng: random.Random, seconds: float) -> None:
     machine = rng.choice(run.machines)
     machine.cut_off()
-    time.sleep(seconds)
+    run.sleep(seconds)
     machine.reconnect()
 
 
@@ -235,37 +263,30 @@ def disconnect(run: Run, rng: random.Random) -> None:
 
 def fill_disk(run: Run, rng: random.Random) -> None:
     """rank 0's disk full for 20 s"""
-    machine = run.first
+    machine = run.machines[0]
     machine.fill_disk()
-    time.sleep(20)
+    run.sleep(20)
     machine.free_disk()
 
 
 def forget_others(run: Run, rng: random.Random) -> None:
     """all stopped, checkpoints on one machine only"""
-    kept = run.first
-    run.stop(*run.machines)
-    for machine in run.machines:
-        machine.lose(empties_disk=machine is not kept)
-        machine.boot()
+    run.stop()
+    run.machines[1].empty_disk()
     run.start()
 
 
 def forget_all(run: Run, rng: random.Random) -> None:
     """all stopped, checkpoints in the bucket only"""
-    run.stop(*run.machines)
+    run.stop()
     for machine in run.machines:
-        machine.lose(empties_disk=True)
-        machine.boot()
+        machine.empty_disk()
     run.start()
 
 
 def terminate_one(run: Run, rng: random.Random) -> None:
     """SIGTERM to one machine"""
-    machine = rng.choice(run.machines)
-    run.stop(machine)
-    time.sleep(3)
-    run.start(machine)
+    run.send(signal.SIGTERM, rng.choice(run.machines))
 
 
 Fault = Callable[[Run, random.Random], None]
@@ -292,15 +313,13 @@ class Row:
 
 def inflict(run: Run, fault: Fault, rng: random.Random) -> Row:
     """Waits until training goes on, inflicts a fault at a random moment, and waits until training goes on again."""
-    steps = run.list_steps()
-    run.wait_for_step(steps[-1][1] if steps else 0, "before the fault")
-    time.sleep(rng.uniform(0.5, 5))
-    begin, before = time.monotonic(), run.list_steps()[-1][1]
+    run.wait_for_step(run.last_step, "before the fault")
+    run.sleep(rng.uniform(0.5, 5))
+    begin, before = time.monotonic(), run.last_step
     print(f"    step {before}: {fault.__doc__}", flush=True)
     fault(run, rng)
     # A process that has not noticed the fault may log a step more.
-    reached = max(step for _, step in run.list_steps())
-    run.wait_for_step(reached + 10, str(fault.__doc__))
+    run.wait_for_step(run.last_step + 10, str(fault.__doc__))
     steps = [(when, step) for when, step in run.list_steps() if when > begin - 1]
     gap = max(range(1, len(steps)), key=lambda index: steps[index][0] - steps[index - 1][0])
     last = max(step for _, step in steps[:gap])

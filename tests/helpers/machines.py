@@ -1,8 +1,9 @@
 """Machines of a cluster as namespaces of one computer, which tests can break and replace.
 
 Each machine has its own network, host name and disk. Their links meet at a bridge, where a server is reachable from
-all of them. The bridge and the disks, which are in memory, belong to a further namespace. Each namespace lives as long
-as a process that reads from a pipe of the test. So the kernel removes everything when the test ends, or is killed.
+all of them. The bridge and the disks, which are in memory, belong to a further namespace. Each namespace has a process
+that reads from a pipe of the test. When the test ends or is killed, this process kills the others, and the kernel
+removes everything.
 """
 
 import ctypes
@@ -23,6 +24,13 @@ import pytest
 HOST = "10.77.0.1"  # of the bridge
 DISK = "64m"  # in memory
 ENTERED = ("net", "uts", "mnt")
+# Reports that the namespaces exist, waits until the test ends, and kills the processes of this network.
+UNTIL_THE_END = """
+echo
+read -r line
+own=$(readlink /proc/$$/ns/net)
+find /proc/[0-9]*/ns/net -lname "net:?${own#net:?}" 2> /dev/null | cut -d / -f 3 | xargs -r kill -9 2> /dev/null
+"""
 
 
 class Namespaces:
@@ -30,7 +38,7 @@ class Namespaces:
 
     def __init__(self, command: Sequence[str]):
         self._process = subprocess.Popen(
-            [*command, "sh", "-c", "echo; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*command, "sh", "-c", UNTIL_THE_END], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.pid = self._process.pid
         assert self._process.stdout.read(1), f"{command} failed"
@@ -63,11 +71,7 @@ class Machine:
         self._cluster, self._mount = cluster, cluster.folder / "disks" / self.name
         self.disk = Path(f"/proc/{cluster.namespaces.pid}/root{self._mount}")
         self._mount.mkdir()
-        self._make_disk()
-        self._outputs: list[Output] = []
-
-    def _make_disk(self) -> None:
-        self._cluster.namespaces.run(f"mount -t tmpfs -o size={DISK} tmpfs {self._mount}")
+        cluster.namespaces.run(f"mount -t tmpfs -o size={DISK} tmpfs {self._mount}")
 
     def boot(self) -> None:
         """Turns the machine on."""
@@ -88,9 +92,7 @@ class Machine:
     def start(self, command: Sequence[str | Path], **environment: str) -> "Output":
         """Starts a program in the folder of the disk, and reads its output."""
         enter = [*self._namespaces.enter, "env", f"--chdir={self._cluster.disk}"]
-        output = Output([*enter, *map(str, command)], os.environ | self.environment | environment)
-        self._outputs.append(output)
-        return output
+        return Output([*enter, *map(str, command)], os.environ | self.environment | environment)
 
     def fork(self, function: Callable[..., int | None], *arguments: Any, **environment: str) -> forked.ForkedProcess:
         """Calls a module's function in a forked process on the machine, see [`forked.start`]."""
@@ -131,9 +133,13 @@ class Machine:
             self.send(signal.SIGKILL)
             time.sleep(0.01)
         self._namespaces.close()
+        self._cluster.namespaces.run(f"ip link delete {self.name}")
         if empties_disk:
-            self._cluster.namespaces.run(f"umount --lazy {self._mount}")
-            self._make_disk()
+            self.empty_disk()
+
+    def empty_disk(self) -> None:
+        for path in self.disk.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def cut_off(self) -> None:
         """Interrupts the link."""
