@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import sys
+import traceback
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
@@ -224,15 +225,32 @@ def main(argv: list[str] | None = None) -> int:
     """Runs `snugbert` with `argv` (default: `sys.argv[1:]`).
 
     Returns:
-        The exit status. 0: done. 2: an error in the input, printed as one message. 130 and 143: stopped by SIGINT
-        (Ctrl-C) or SIGTERM. 141: the reader of the output closed the pipe, as `| head` does.
+        The exit status. 0: done. 1: another process of the run is lost. 2: an error in the input. Both print one
+        message. 130 and 143: stopped by SIGINT (Ctrl-C) or SIGTERM. 141: the reader of the output closed the pipe, as
+        `| head` does.
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete()
-    if argv is None:
-        argv = sys.argv[1:]
-        if "snugbert" not in sys.modules:
-            _make_package(argv)
+    if argv is not None:
+        return _run_and_flush(argv)
+    argv = sys.argv[1:]
+    if "snugbert" not in sys.modules:
+        _make_package(argv)
+    try:
+        status = _run_and_flush(argv)
+    except Exception:
+        if not _is_one_of_several():
+            raise
+        traceback.print_exc()
+        status = 1
+    if status and _is_one_of_several():
+        # At exit, gloo could wait forever for the others, and they for this process.
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run_and_flush(argv: list[str]) -> int:
     try:
         try:
             return _run(argv)
@@ -327,6 +345,10 @@ def _run_command(name: str, arguments: list[str]) -> int:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
         return _fail(program, show_urls(" ".join(str(error).split())))  # Hub errors have several lines
+    except RuntimeError as error:
+        if (message := _explain_lost_process(error)) is None:
+            raise
+        return _fail(program, message, status=1)
     except RunStopped as stop:
         _leave_process_group()
         return 128 + stop.number
@@ -371,18 +393,33 @@ def _import(name: str) -> Any:
     return getattr(import_module(f"snugbert.{module}"), attribute)
 
 
-def _fail(program: str, message: str) -> int:
+def _explain_lost_process(error: RuntimeError) -> str | None:
+    if "torch.distributed" not in sys.modules:
+        return None
+    from snugbert.trainers.lost_processes import explain_lost_process
+
+    return explain_lost_process(error)
+
+
+def _fail(program: str, message: str, status: int = 2) -> int:
     print(f"{program}: error: {message}", file=sys.stderr)
-    return 2
+    return status
+
+
+def _is_one_of_several() -> bool:
+    """Whether this process belongs to a process group of torch."""
+    if "torch.distributed" not in sys.modules:
+        return False
+    import torch.distributed
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _leave_process_group() -> None:
     """Ends the threads that connect the processes of a run. Without this, some processes abort on exit."""
-    if "torch.distributed" not in sys.modules:
-        return
-    import torch.distributed
+    if _is_one_of_several():
+        import torch.distributed
 
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # frees the model first, because DDP's threads use the group
         torch.distributed.destroy_process_group()
 

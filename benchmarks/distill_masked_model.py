@@ -46,7 +46,7 @@ from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.errors import InputError
 from snugbert.files import write_atomically
-from snugbert.trainers.run_checkpoints import list_checkpoints
+from snugbert.trainers.checkpoint_files import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")
 NOT_TRAINED = ("teacher", "start")

@@ -53,6 +53,7 @@ from snugbert.data.documents import match_files
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
 from snugbert.evaluation.minimal_pairs import BAD, GOOD, read_pairs
+from snugbert.trainers.checkpoint_files import list_checkpoints, step_of
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -62,7 +63,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
 )
 from snugbert.trainers.pretraining.scores import unigram_baseline
-from snugbert.trainers.run_checkpoints import list_checkpoints, step_of
 
 POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run

@@ -12,6 +12,10 @@ class InputError(ValueError):
     """
 
 
+class ProcessLost(RuntimeError):
+    """Another process of a run on several ended, or does not answer. The command line prints the message."""
+
+
 class RunStopped(Exception):
     """A signal stopped a run. Its checkpoint is written, and a log line explains how to continue.
 

@@ -29,14 +29,13 @@ WAITING = "_uploading"  # in the output folder: the checkpoints that are not in 
 logger = logging.getLogger(__name__)
 
 
-def download_checkpoint(checkpoint: Path, replace: bool = False) -> None:
+def download_checkpoint(checkpoint: Path) -> None:
     """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
 
     The content is not checked, and files that are missing in the store stay missing, see [`check_checkpoint`].
 
     Args:
         checkpoint: the local folder. If it has a manifest, it may be newer than the copy in the store.
-        replace: whether the copy in the store replaces a checkpoint with another manifest.
 
     Raises:
         InputError: the store does not answer or refuses access.
@@ -49,9 +48,7 @@ def download_checkpoint(checkpoint: Path, replace: bool = False) -> None:
     if stored is None:
         return
     if manifest.exists() and manifest.read_bytes() != stored:
-        if not replace:
-            return
-        shutil.rmtree(checkpoint)
+        return
     for name in _list_names(stored, url):
         if not (checkpoint / name).exists():
             with suppress(FileNotFoundError):

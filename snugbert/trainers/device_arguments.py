@@ -16,6 +16,9 @@ from snugbert_arguments import explain_reporter
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
 # Trainer would keep the loader of the first validation set and use it for the others.
 DATA_WORKERS = 4
+# Seconds. torch's own limits are 600 with NCCL and 1,800 with gloo. The collectives of a step take seconds, and long
+# work of one process has no limit (trainers/lost_processes.py).
+SILENCE = 300
 # Names of the precisions, and what the log says about them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
@@ -64,6 +67,10 @@ class DeviceArguments(TrainingArguments):
         },
     )
 
+    ddp_timeout: int = field(
+        default=SILENCE,
+        metadata={"advanced": True, "help": "Seconds after which processes stop if another one does not answer."},
+    )
     report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
         default_factory=list, metadata={"help": "Also log to tensorboard, wandb, trackio, mlflow, ... or several."}
     )

@@ -1,15 +1,12 @@
 """The output folder of a run: its files, the checkpoint to resume from, removing an earlier run, and free space."""
 
 import logging
-import platform
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
@@ -18,9 +15,9 @@ from snugbert.errors import InputError
 from snugbert.files import MANIFEST_NAME
 from snugbert.progress import format_bytes
 from snugbert.remote_outputs import find_output
+from snugbert.trainers.checkpoint_choice import agree_on_checkpoint
 from snugbert.trainers.checkpoint_copies import download_checkpoint
-from snugbert.trainers.processes import raise_together
-from snugbert.trainers.run_checkpoints import (
+from snugbert.trainers.checkpoint_files import (
     UNFINISHED,
     check_checkpoint,
     find_newest_checkpoint,
@@ -29,7 +26,7 @@ from snugbert.trainers.run_checkpoints import (
     lacks_optimizer,
     list_checkpoints,
 )
-from snugbert.trainers.store_runs import share_checkpoint
+from snugbert.trainers.processes import raise_together
 
 logger = logging.getLogger(__name__)
 
@@ -46,29 +43,28 @@ TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbe
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
     """Checks that a run does not overwrite another one by accident, and finds the checkpoint to resume from.
 
-    Changes no files, except that it undoes an interrupted replacement of a checkpoint. The first process decides, so
-    every process must call this.
+    Changes no files, except that it undoes an interrupted replacement of a checkpoint, and copies the checkpoint to
+    machines that lack it. Every process must call this.
 
     Args:
-        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest whole checkpoint of `output_dir`.
-            With "true" and no whole checkpoint, the run starts from the beginning. So a job that may be stopped at any
-            time can always use the same command.
+        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest whole checkpoint in the
+            `output_dir` of any machine. With "true" and no whole checkpoint, the run starts from the beginning. So a
+            job that may be stopped at any time can always use the same command.
         overwrite: allow replacing a run in `output_dir`, see [`clear_output_dir`].
 
     Returns:
-        The checkpoint folder to resume from. None: start from the beginning.
+        The checkpoint to resume from, as a folder on this machine. None: start from the beginning.
 
     Raises:
         InputError: `output_dir` contains a run that is neither resumed nor overwritten; it contains a model or results
-            but no whole checkpoint; its checkpoints contain only weights (`--save_only_model`); the checkpoint to
-            resume from is missing or damaged; or machines have different checkpoints.
+            but no whole checkpoint; its checkpoints contain only weights (`--save_only_model`); or the checkpoint to
+            resume from is missing or damaged.
     """
-    output_dir, resume = Path(training_args.output_dir or ""), str(training_args.resume_from_checkpoint or "")
+    resume = str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
-    checkpoint = _agree(training_args, resume, lambda: _choose_checkpoint(output_dir, resume, overwrite))
-    if checkpoint is None and not overwrite and find_output(output_dir) is None:
-        _compare_machines(output_dir)
-    return checkpoint
+    checkpoint = _agree(training_args, resume) if resume else None
+    raise_together(lambda: _check_run_files(training_args, resume, checkpoint, overwrite))
+    return None if checkpoint is None else str(checkpoint)
 
 
 def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None) -> str | None:
@@ -77,29 +73,40 @@ def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None)
     Raises:
         InputError: there is no whole checkpoint.
     """
-
-    def choose() -> Path | None:
-        if not resume:
-            return None
-        output_dir = Path(training_args.output_dir or "")
-        checkpoint = find_newest_checkpoint(output_dir) if resume is True else _check_explicit(str(resume))
-        if checkpoint is None:
-            raise InputError(f"resume_from_checkpoint: {output_dir} contains no whole checkpoint.")
-        if not has_manifest(checkpoint):
-            logger.warning("%s cannot be verified, because it has no %s.", checkpoint, MANIFEST_NAME)
-        return checkpoint
-
-    return _agree(training_args, str(resume or ""), choose)
+    if not resume:
+        return None
+    checkpoint = _agree(training_args, str(resume))
+    if checkpoint is None:
+        raise InputError(f"resume_from_checkpoint: {training_args.output_dir} contains no whole checkpoint.")
+    if not has_manifest(checkpoint):
+        logger.warning("%s cannot be verified, because it has no %s.", checkpoint, MANIFEST_NAME)
+    return str(checkpoint)
 
 
-def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path | None:
+def _agree(args: TrainingArguments, resume: str) -> Path | None:
+    """Chooses the checkpoint of all machines, see [`agree_on_checkpoint`]."""
+    output_dir = Path(args.output_dir or "")
+    if resume.lower() == "true":
+        return agree_on_checkpoint(args, output_dir, lambda: find_newest_checkpoint(output_dir))
+    return agree_on_checkpoint(args, output_dir, lambda: _check_explicit(resume), keeps=False)
+
+
+def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | None, overwrite: bool) -> None:
+    """Checks on this machine that the run may write into the output folder, next to the files of an earlier run."""
+    output_dir = Path(args.output_dir or "")
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+    if args.local_process_index > 0 or (args.process_index > 0 and find_output(output_dir) is not None):
+        return  # the first process of the machine, or of the run, checks the same folder
     run_files = list_run_files(output_dir)
-    if resume.lower() == "true":
-        checkpoint = find_newest_checkpoint(output_dir)
-        if checkpoint is not None:
-            return checkpoint
+    resumes_here = bool(checkpoint) and Path(resume).resolve().parent == output_dir.resolve()
+    if resume.lower() != "true":
+        if run_files and not resumes_here and not overwrite:
+            raise InputError(
+                f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
+                "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
+            )
+    elif checkpoint is None:
         if not (overwrite or all(path.name.startswith("checkpoint-") for path in run_files)):
             raise InputError(
                 f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no whole checkpoint. "
@@ -108,15 +115,6 @@ def _choose_checkpoint(output_dir: Path, resume: str, overwrite: bool) -> Path |
         if run_files or (output_dir / UNFINISHED).exists():
             advice = "" if overwrite else _describe_weights(output_dir)
             logger.warning("%s contains no whole checkpoint. Training starts again from step 0.%s", output_dir, advice)
-        return None
-    checkpoint = _check_explicit(resume) if resume else None
-    resumes_here = checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
-    if run_files and not resumes_here and not overwrite:
-        raise InputError(
-            f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
-            "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
-        )
-    return checkpoint
 
 
 def _describe_weights(output_dir: Path) -> str:
@@ -144,43 +142,6 @@ def _check_explicit(checkpoint: str) -> Path:
     except InputError as error:
         raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
     return Path(checkpoint)
-
-
-def _agree(args: TrainingArguments, resume: str, choose: Callable[[], Path | None]) -> str | None:
-    """Calls `choose` in the first process. All other processes use its checkpoint, or raise its error."""
-    chosen = raise_together(lambda: choose() if args.process_index == 0 else None)
-    (name,) = broadcast_object_list([chosen and chosen.name])
-    if name is None:
-        return None
-    # Machines may have different output folders.
-    checkpoint = (Path(args.output_dir or "") if resume.lower() == "true" else Path(resume).parent) / name
-    share_checkpoint(args, checkpoint)
-    problem = None
-    if args.process_index > 0:
-        try:
-            check_checkpoint(checkpoint, checksums=False)
-        except InputError as damage:
-            problem = str(damage)
-    _stop_together(problem, f"The first process resumes from {name}.")
-    return str(checkpoint)
-
-
-def _compare_machines(output_dir: Path) -> None:
-    """If the first process found no run, as on a replaced machine, checks that no other machine has one."""
-    found = f"{output_dir} contains a run." if list_run_files(output_dir) else None
-    (first,) = broadcast_object_list([found])
-    _stop_together(None if first else found, "The first process found no run to resume.")
-
-
-def _stop_together(problem: str | None, context: str) -> None:
-    """Raises an error in all processes if any has a problem."""
-    problems = gather_object([problem and f"Process {PartialState().process_index} on {platform.node()}: {problem}"])
-    problems = [problem for problem in problems if problem]
-    if problems:
-        raise InputError(
-            f"--output_dir: machines have different checkpoints. {context} {problems[0]} Use a folder that all "
-            "machines share, or copy the newest checkpoint to each."
-        )
 
 
 def clear_output_dir(training_args: TrainingArguments) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.errors import InputError
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
+from snugbert.trainers.lost_processes import show_signs_of_life, wait_patiently
 
 T = TypeVar("T")
 
@@ -32,6 +34,13 @@ def set_up(training_args: DeviceArguments) -> None:
     # Our log lines replace Trainer's INFO lines. Its warnings stay.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
+    if training_args.world_size > 1:
+        show_signs_of_life()
+        logging.getLogger(__name__).info(
+            "%d processes. If one does not answer for %d seconds, all stop (--ddp_timeout).",
+            training_args.world_size,
+            training_args.ddp_timeout,
+        )
     use_one_gpu(training_args)
     share_cores()
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
@@ -78,30 +87,35 @@ def _check_hub(token: bool | str | None) -> None:
 
 
 def wait_for_all() -> None:
-    """Waits until every process is here.
+    """Waits until every process is here, however long the others take. Every process must call this.
 
-    accelerate's `wait_for_everyone` asks torch for a GPU per process, even if the processes run on the CPU. That fails
-    on a machine with fewer GPUs than processes.
+    accelerate's `wait_for_everyone` fails after `--ddp_timeout`. It also asks torch for a GPU per process, even if the
+    processes run on the CPU.
+
+    Raises:
+        ProcessLost: a process does not answer.
     """
-    from accelerate.utils import gather_object  # only here, because `--help` works without it
-
-    gather_object([None])
+    wait_patiently()
 
 
 def raise_together(function: Callable[[], T]) -> T:
     """Calls `function` in every process. If one raises an InputError, all do. Otherwise, the others would wait for it.
 
+    `function` may take any time, and must not communicate.
+
     Raises:
-        InputError: the error of this process, or of the first process that has one.
+        InputError: the error of this process, or of the first process that has one. It names the machine of the other.
     """
     from accelerate.utils import gather_object  # only here, because `--help` works without it
 
+    show_signs_of_life()
     error: InputError | None = None
     try:
         result = function()
     except InputError as raised:
         error = raised
-    messages = [message for message in gather_object([None if error is None else str(error)]) if message is not None]
-    if messages:
-        raise error or InputError(messages[0])
+    wait_for_all()
+    answers = gather_object([None if error is None else (platform.node(), str(error))])
+    for host, message in filter(None, answers):
+        raise error or InputError(message if host == platform.node() else f"{host}: {message}")
     return result

@@ -31,6 +31,7 @@ from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically, writing
 from snugbert.remote_requests import hide_credentials, is_url
 from snugbert.trainers.checkpoint_copies import CheckpointUploads
+from snugbert.trainers.checkpoint_files import RESUME, step_of
 from snugbert.trainers.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -43,14 +44,7 @@ from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.output_folder import find_checkpoint
 from snugbert.trainers.processes import move_hub_token
 from snugbert.trainers.reporting import Reports
-from snugbert.trainers.run_checkpoints import (
-    RESUME,
-    RunCheckpoints,
-    check_optimizer,
-    ignoring_tied_weights,
-    resuming_from,
-    step_of,
-)
+from snugbert.trainers.run_checkpoints import RunCheckpoints, check_optimizer, ignoring_tied_weights, resuming_from
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import (
     BEST_MODEL_SETTINGS,

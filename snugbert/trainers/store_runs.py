@@ -6,19 +6,10 @@ the last to write there. Then it may be newer. Checkpoints are uploaded during t
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-
-from transformers import TrainingArguments
 
 from snugbert.files import MANIFEST_NAME
-from snugbert.remote_outputs import RemoteOutput, find_output, hold_store_lock, is_checkpoint_manifest
-from snugbert.trainers.checkpoint_copies import (
-    WAITING,
-    download_checkpoint,
-    upload_checkpoint,
-    upload_waiting,
-)
-from snugbert.trainers.processes import raise_together, wait_for_all
+from snugbert.remote_outputs import RemoteOutput, hold_store_lock, is_checkpoint_manifest
+from snugbert.trainers.checkpoint_copies import WAITING, upload_waiting
 
 
 @contextmanager
@@ -68,26 +59,3 @@ def upload_run(output: RemoteOutput) -> None:
     for folder in {output.folder, *waiting, *listed}:
         upload_waiting(folder, output)
     output.upload()
-
-
-def share_checkpoint(args: TrainingArguments, checkpoint: Path) -> None:
-    """Gives every machine the checkpoint that the first process resumes from. Every process must call this.
-
-    Raises:
-        InputError: in all processes: the store does not answer, or refuses access.
-    """
-    output = find_output(checkpoint)
-    if output is None or args.world_size == 1:
-        return
-
-    def put() -> None:
-        if args.process_index == 0 and (checkpoint / MANIFEST_NAME).exists():
-            upload_checkpoint(checkpoint, output, output.url_of(checkpoint))
-
-    def get() -> None:
-        if args.process_index > 0 and args.local_process_index == 0:
-            download_checkpoint(checkpoint, replace=True)
-
-    raise_together(put)
-    raise_together(get)
-    wait_for_all()

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -13,13 +12,19 @@ from types import SimpleNamespace
 import forked
 import pytest
 import torch
-from accelerate import PartialState
 from damage import damage
 from synthetic import make_trainer
 from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
+from snugbert.trainers.checkpoint_files import (
+    UNFINISHED,
+    find_newest_checkpoint,
+    list_checkpoints,
+    publish,
+    write_manifest,
+)
 from snugbert.trainers.output_folder import (
     check_disk_space,
     check_output_dir,
@@ -27,7 +32,7 @@ from snugbert.trainers.output_folder import (
     list_run_files,
     remove_run,
 )
-from snugbert.trainers.run_checkpoints import UNFINISHED, find_newest_checkpoint, list_checkpoints, publish
+from snugbert.trainers.processes import wait_for_all
 
 
 def write_checkpoint(folder: Path, step: int) -> str:
@@ -239,43 +244,59 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
 
 
 def train_on_a_machine(folder: Path) -> None:
-    """One of two machines without a shared disk. Resumes from a copy, then with checkpoints missing on one machine."""
+    """One of two machines without a shared disk. Their checkpoints are lost or moved, as if ranks had moved."""
     os.environ["LOCAL_RANK"] = "0"
     rank = int(os.environ["RANK"])
-    mine, options = folder / f"machine-{rank}", {"dropout": 0.1, "save_steps": 1}
-    straight = make_trainer(mine, max_steps=2, **options)
-    straight.train()
-    if rank == 1:
-        assert not mine.exists() or list(mine.iterdir()) == []
-        shutil.copytree(folder / "machine-0/checkpoint-1", mine / "checkpoint-1")
-    PartialState().wait_for_everyone()
+    mine, other = (folder / f"machine-{number}" for number in (rank, 1 - rank))
+    written = ["checkpoint-1", "checkpoint-2", "checkpoint-3"] if rank == 0 else []
+
+    def train(checkpoint: str | None) -> list[torch.Tensor]:
+        trainer = make_trainer(mine, max_steps=3, dropout=0.1, save_steps=1)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return list(trainer.model.parameters())
+
+    def resume(kept: list[str]) -> None:
+        wait_for_all()
+        checkpoint = Path(check_output_dir(arguments(mine, "true"), overwrite=False))
+        assert checkpoint.name == "checkpoint-2"
+        assert all(map(torch.equal, train(str(checkpoint)), weights))
+        assert [path.name for path in list_checkpoints(mine)] == kept
+        assert not (mine / UNFINISHED).exists()  # where the second machine had its copy
+
+    weights = train(None)
     if rank == 0:
-        shutil.rmtree(mine / "checkpoint-2")
-    checkpoint = check_output_dir(arguments(mine, "true"), overwrite=False)
-    resumed = make_trainer(mine, max_steps=2, **options)
-    resumed.train(resume_from_checkpoint=checkpoint)
-    messages = []
-    for case in ("lacks the newest checkpoint", "is replaced by an empty machine"):
-        if rank == 0 and case == "is replaced by an empty machine":
-            shutil.rmtree(mine)
-        try:
-            check_output_dir(arguments(mine, "true"), overwrite=False)
-        except InputError as error:
-            messages.append(str(error))
-    weights = zip(straight.model.parameters(), resumed.model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in weights)
-    (folder / f"messages-{rank}.json").write_text(json.dumps(messages))
+        shutil.rmtree(mine / "checkpoint-3")
+    resume(written)
+    if rank == 0:
+        shutil.rmtree(mine / "checkpoint-3")
+        shutil.move(mine / "checkpoint-2", other / "checkpoint-2")
+    resume(written or ["checkpoint-2"])
+    if rank == 0:  # the same step, written twice
+        shutil.rmtree(mine / "checkpoint-3")
+        damage(other / "checkpoint-2/model.safetensors", "six bytes")
+        write_manifest(other / "checkpoint-2")
+    resume(written or ["checkpoint-2"])
+    if rank == 1:
+        shutil.rmtree(mine)
+        mine.write_text("a disk that cannot be written")
+    wait_for_all()
+    for resumed in ("true", str(mine / "checkpoint-3"), str(mine / "checkpoint-4"), None):
+        with pytest.raises(InputError) as error:
+            check_output_dir(arguments(mine, resumed), overwrite=False)
+        with (folder / f"messages-{rank}").open("a") as stream:
+            print(error.value, file=stream)
 
 
-def test_a_machine_without_the_checkpoint_stops_all(tmp_path):
-    """The first process writes a checkpoint for all. It can be copied to other machines."""
+def test_machines_resume_the_newest_checkpoint_of_any_of_them(tmp_path):
     process = forked.run(train_on_a_machine, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr
-    other = f"Process 1 on {platform.node()}: {tmp_path / 'machine-1'}"
     for rank in (0, 1):
-        messages = json.loads((tmp_path / f"messages-{rank}.json").read_text())
-        assert f"The first process resumes from checkpoint-2. {other}/checkpoint-2 contains no" in messages[0]
-        assert f"The first process found no run to resume. {other} contains a run." in messages[1]
+        unwritten, also_explicit, missing, other_run = (tmp_path / f"messages-{rank}").read_text().splitlines()
+        assert (
+            unwritten == also_explicit and f"{tmp_path}/machine-1/{UNFINISHED}/1/checkpoint-3 could not" in unwritten
+        )
+        assert "/checkpoint-4 contains no trainer_state.json. Resume from another checkpoint." in missing
+        assert ("machine-0 already contains a run" if rank == 0 else "machine-1 is a file") in other_run
 
 
 # --- free space for checkpoints -----------------------------------------------------------------------------------

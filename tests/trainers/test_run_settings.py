@@ -10,7 +10,7 @@ import synthetic
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.run_checkpoints import write_manifest
+from snugbert.trainers.checkpoint_files import write_manifest
 from snugbert.trainers.run_settings import describe_change, read_settings
 
 RUN = {"max_steps": 4, "save_steps": 2, "dropout": 0.1}

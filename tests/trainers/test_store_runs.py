@@ -18,7 +18,7 @@ from snugbert.errors import InputError
 from snugbert.remote_outputs import RemoteOutput, choose_output, find_output, hold_store_lock
 from snugbert.staging import show_urls
 from snugbert.trainers import checkpoint_copies
-from snugbert.trainers.run_checkpoints import find_newest_checkpoint, write_manifest
+from snugbert.trainers.checkpoint_files import find_newest_checkpoint, write_manifest
 from snugbert.trainers.store_runs import run_in_store
 from snugbert_cli import main as snugbert_command
 
@@ -102,13 +102,11 @@ def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_pa
     """They share no disk, and both are empty (litData#248)."""
     assert run(in_bucket, max_steps=4) == 0
     stored = bucket.folder / "runs/run"
-    expected = (stored / "checkpoint-4/optimizer.pt").read_bytes()
     both = in_bucket | {"per_device_train_batch_size": 8, "save_total_limit": 0}
     done = forked.run(pretrain, both, tmp_path / "node", False, 2, processes=2)
     assert done.returncode == 0, done.stderr
     assert "after checkpoint-4" in done.stdout
-    (copy,) = (tmp_path / "node-1").rglob("checkpoint-4/optimizer.pt")
-    assert copy.read_bytes() == expected
+    assert not [*(tmp_path / "node-1").rglob("optimizer.pt")]  # its copy was temporary
     assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
 
 

@@ -18,6 +18,7 @@ from snugbert.reports.results import RunResults, contains_model, write_results
 from snugbert.reports.score_plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.score_tables import set_title
 from snugbert.tasks.evaluation_set import EvaluationSet
+from snugbert.trainers.checkpoint_files import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import (
@@ -31,7 +32,6 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finishe
 from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings, digest_features
 from snugbert.trainers.output_folder import check_output_dir
 from snugbert.trainers.processes import raise_together
-from snugbert.trainers.run_checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.stopping import raise_if_interrupted
 from snugbert.trainers.store_runs import upload_run
 

@@ -32,6 +32,7 @@ from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts
 from snugbert.tasks.base import Sources, Task
 from snugbert.tasks.evaluation_set import EvaluationSet
+from snugbert.trainers.checkpoint_files import list_checkpoints
 from snugbert.trainers.finetuning.finetuning_arguments import (
     COMPARED_SETTINGS,
     FineTunedModelArguments,
@@ -41,7 +42,6 @@ from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
 from snugbert.trainers.output_folder import check_output_dir
 from snugbert.trainers.processes import raise_together
-from snugbert.trainers.run_checkpoints import list_checkpoints
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 
 Compare = Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]]

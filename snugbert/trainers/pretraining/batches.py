@@ -28,6 +28,7 @@ from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
+from snugbert.trainers.processes import wait_for_all
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
@@ -174,6 +175,7 @@ def check_processes(phases: Sequence[Phase]) -> None:
         InputError: they differ.
     """
     examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
+    wait_for_all()  # machines may take different times for their tables
     everywhere = gather_object([examples])
     for rank, others in enumerate(everywhere):
         if others != everywhere[0]:

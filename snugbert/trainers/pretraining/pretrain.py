@@ -57,7 +57,7 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.processes import set_up
+from snugbert.trainers.processes import raise_together, set_up
 from snugbert.trainers.run_lock import lock_output_dir
 from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
 from snugbert.trainers.stopping import raise_if_interrupted
@@ -350,10 +350,10 @@ def _prepare_data(
     checkpoint: str | None,
 ) -> _Data:
     """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
-    train_corpus, validation_corpus = load_corpora(
-        data_args, training_args.do_train, training_args.do_eval, cache_dir, tokenizer, epochs_dir / "blocks"
+    do_train, do_eval, blocks_dir = training_args.do_train, training_args.do_eval, epochs_dir / "blocks"
+    train_corpus, validation_corpus = raise_together(  # machines may prepare the text for hours
+        lambda: load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, blocks_dir)
     )
-
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus, [], {}, None)
     if training_args.do_train and train_corpus is not None:

@@ -11,6 +11,7 @@ from torch.utils.data import Subset
 
 from snugbert.data.corpus import Corpus
 from snugbert.errors import format_count
+from snugbert.trainers.checkpoint_files import step_of
 from snugbert.trainers.dry_run import (
     EVALUATED_BATCHES,
     as_dry_run,
@@ -25,7 +26,6 @@ from snugbert.trainers.dry_run import (
 from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run_checkpoints import step_of
 
 
 def run_dry_pretraining(

@@ -8,7 +8,7 @@ import torch
 from synthetic import make_trainer, tiny_model
 
 from snugbert.errors import InputError
-from snugbert.trainers.run_checkpoints import UNFINISHED, find_newest_checkpoint, write_manifest
+from snugbert.trainers.checkpoint_files import UNFINISHED, find_newest_checkpoint, write_manifest
 
 
 def test_an_optimizer_state_of_trainer_is_refused(tmp_path):

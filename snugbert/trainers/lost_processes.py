@@ -1,0 +1,118 @@
+"""Notices that another process of a run is lost: it was killed, or its machine does not answer.
+
+A collective operation of torch fails if a process ends, or comes more than `--ddp_timeout` seconds late. But a process
+may work alone for longer, for example while it prepares text or writes a checkpoint. [`wait_patiently`] has no limit
+while all processes are alive: each of them counts up in the store of the process group. A process whose count has not
+changed for `--ddp_timeout` seconds is lost.
+"""
+
+import functools
+import os
+import platform
+import re
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from snugbert.errors import ProcessLost
+
+SIGN_SECONDS = 5.0  # between two signs of life
+LONGEST_PAUSE = 0.5  # seconds between two looks at the store
+# gloo raises a RuntimeError with the name of its source file, such as "[/src/gloo/transport/tcp/pair.cc:538] ...".
+GLOO_PLACE = re.compile(r"\[\S*/gloo/\S+:\d+\]\s*")
+ADVICE = "Start all processes again with --resume_from_checkpoint true."
+
+
+class SignsOfLife:
+    """Shows the other processes that this one is alive, and waits for them.
+
+    Args:
+        store: the store of the process group. Its timeout is `--ddp_timeout`.
+    """
+
+    def __init__(self, store: Any):
+        self.store, self.limit = store, store.timeout.total_seconds()
+        self.interval = min(SIGN_SECONDS, self.limit / 4)
+        self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
+        self.meetings = 0
+        # A store serves one thread at a time.
+        threading.Thread(target=self._count_up, args=(store.clone(),), daemon=True).start()
+
+    def _count_up(self, store: Any) -> None:
+        with suppress(dist.DistError):  # the store is gone
+            while True:
+                store.add(f"signs/{self.rank}", 1)
+                time.sleep(self.interval)
+
+    def meet(self) -> None:
+        """Waits until every process has called this as often as this one.
+
+        Raises:
+            ProcessLost: a process shows no sign of life.
+            DistError: the store is gone.
+        """
+        self.meetings += 1
+        place, pause, next_look = f"meeting/{self.meetings}", 0.001, time.monotonic() + self.interval
+        seen: dict[int, tuple[int, float]] = {}  # the count of each process, and when it changed
+        self.store.add(place, 1)
+        while self.store.add(place, 0) < len(self.ranks):
+            if time.monotonic() > next_look:
+                self._look(seen)
+                next_look = time.monotonic() + self.interval
+            time.sleep(pause)
+            pause = min(1.5 * pause, LONGEST_PAUSE)
+
+    def _look(self, seen: dict[int, tuple[int, float]]) -> None:
+        now = time.monotonic()
+        for rank in self.ranks:
+            count = self.store.add(f"signs/{rank}", 0)
+            before, since = seen.setdefault(rank, (count, now))
+            if count != before:
+                seen[rank] = count, now
+            elif now - since > self.limit:
+                raise ProcessLost(
+                    f"process {rank} has given no sign of life for {self.limit:.0f} seconds (--ddp_timeout). {ADVICE}"
+                )
+
+
+def show_signs_of_life() -> None:
+    """Lets the other processes of the run see that this one is alive, from now on."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        _signs_in(_get_default_store())
+
+
+def wait_patiently() -> None:
+    """Waits until all processes are here, however long they take. Every process must call this.
+
+    They must have called [`show_signs_of_life`] before their long work.
+
+    Raises:
+        ProcessLost: a process has given no sign of life for `--ddp_timeout` seconds.
+        DistError: the store of the process group is gone.
+    """
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        _signs_in(_get_default_store()).meet()
+
+
+@functools.lru_cache(maxsize=1)
+def _signs_in(store: Any) -> SignsOfLife:
+    return SignsOfLife(store)
+
+
+def explain_lost_process(error: RuntimeError) -> str | None:
+    """Returns a sentence about an error of torch.distributed that another process caused. None: another error."""
+    if isinstance(error, ProcessLost):
+        return str(error)
+    text = str(error)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not (isinstance(error, dist.DistError) or "/gloo/" in text):
+        return None
+    reason = GLOO_PLACE.sub("", text.splitlines()[0]).partition(". ")[0].rstrip(".")
+    rank = os.environ.get("RANK", "?")
+    return (
+        f"process {rank} on {platform.node()} lost another process ({reason}). It ended, or its machine does not "
+        f"answer. Its own log may say why. {ADVICE}"
+    )

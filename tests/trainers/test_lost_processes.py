@@ -1,0 +1,71 @@
+"""A process that works for long is waited for, and a lost one is noticed."""
+
+import os
+import platform
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import forked
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+
+from snugbert.errors import InputError
+from snugbert.trainers.lost_processes import explain_lost_process, wait_patiently
+from snugbert.trainers.processes import raise_together
+
+LIMIT = 1.0  # seconds
+
+
+def lose_a_process(is_frozen: bool, is_patient: bool) -> None:
+    """The second process is late, and later it is lost."""
+    PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=LIMIT))
+    rank = dist.get_rank()
+    raise_together(lambda: time.sleep(2 * LIMIT * rank))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP) if is_frozen else os._exit(0)
+    with pytest.raises(RuntimeError) as error:
+        wait_patiently() if is_patient else dist.all_reduce(torch.zeros(1))
+    print(explain_lost_process(error.value))
+    sys.exit(3)  # ends the frozen process, too
+
+
+@pytest.mark.parametrize(
+    ("is_frozen", "is_patient", "message"),
+    [
+        (True, True, "process 1 has given no sign of life for 1 seconds (--ddp_timeout). Start all"),
+        (True, False, "lost another process (Timed out waiting 1000ms"),
+        (False, False, "by peer). It ended, or its machine does not answer."),
+    ],
+)
+def test_a_late_process_is_waited_for_and_a_lost_one_is_noticed(is_frozen, is_patient, message):
+    start = time.monotonic()
+    process = forked.run(lose_a_process, is_frozen, is_patient, processes=2)
+    assert message in process.stdout, process.stderr
+    assert 2 * LIMIT < time.monotonic() - start < 10
+
+
+def fail_on_one_machine() -> None:
+    PartialState(cpu=True, backend="gloo")
+    rank = dist.get_rank()
+    platform.node = lambda: f"node-{rank}"
+
+    def fail() -> None:
+        if rank == 1:
+            raise InputError("--train_file: there is no file.")
+
+    with pytest.raises(InputError, match=("^node-1: " if rank == 0 else "^") + "--train_file: there is no file.$"):
+        raise_together(fail)
+
+
+def test_an_error_names_its_machine():
+    process = forked.run(fail_on_one_machine, processes=2)
+    assert process.returncode == 0, process.stderr
+
+
+def test_other_errors_are_not_explained(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert explain_lost_process(RuntimeError("shape [2, 3] is invalid")) is None
