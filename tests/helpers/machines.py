@@ -64,7 +64,10 @@ class Machine:
     Attributes:
         name: its host name, such as "node0".
         disk: its files, as this process sees them.
+        is_on: whether it runs.
     """
+
+    is_on = False
 
     def __init__(self, cluster: "Cluster", number: int):
         self.name, self.address = f"node{number}", f"10.77.0.{number + 2}"
@@ -75,6 +78,7 @@ class Machine:
 
     def boot(self) -> None:
         """Turns the machine on."""
+        self.is_on = True
         cluster = self._cluster.namespaces
         self._namespaces = Namespaces([*cluster.enter, "unshare", "--net", "--uts", "--mount"])
         cluster.run(
@@ -128,12 +132,12 @@ class Machine:
         Args:
             empties_disk: whether the replacement has an empty disk.
         """
-        self.cut_off()
+        self._cluster.namespaces.run(f"ip link delete {self.name}")  # first, so that dying processes send nothing
         while self.list_processes():
             self.send(signal.SIGKILL)
             time.sleep(0.01)
         self._namespaces.close()
-        self._cluster.namespaces.run(f"ip link delete {self.name}")
+        self.is_on = False
         if empties_disk:
             self.empty_disk()
 
@@ -224,7 +228,8 @@ class Cluster:
 
     def close(self) -> None:
         for machine in self.machines:
-            machine.lose()
+            if machine.is_on:
+                machine.lose()
         self.namespaces.close()
 
 
