@@ -2,28 +2,38 @@
 
     python tests/helpers/cluster_faults.py --faults 30 --seed 1
 
-The machines are namespaces of this computer, see machines.py. Each runs the same loop around torchrun. The first half
-of the faults hits a run whose output is on the disk of each machine, the second half one whose output is in a bucket.
-The script prints a row for each fault, and stops at the first one after which the run does not go on.
+The machines are namespaces of this computer, see machines.py. They run the job of examples/pretrain_kubernetes.yaml.
+The first half of the faults hits a run whose output is on the disks of the machines, the second half one whose output
+is in a bucket. The script prints a row for each fault, and stops at the first one after which the run does not go on.
 """
 
+import argparse
 import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from itertools import cycle, islice
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
-from machines import Machine, Output
+from bucket import serve_folder, use_address
+from machines import HOST, Machine, Output, start_cluster
+from torture import make_material
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples/pretrain_kubernetes.yaml"
 PATIENCE = 600  # seconds until a run that makes no step hangs
+SAVE_STEPS = 20
+MOST_STEPS = 40  # between two faults, see [`inflict`]
+TOLERANCE = 1e-3  # of a loss, after gradients were added up in another order
 GRACE = 90  # seconds from SIGTERM to SIGKILL, as in the job
 
 
@@ -177,7 +187,7 @@ def make_arguments(material: Path, output_dir: str, steps: int) -> list[str]:
         "learning_rate": 1e-4,
         "max_steps": steps,
         "logging_steps": 1,
-        "save_steps": 20,
+        "save_steps": SAVE_STEPS,
         "use_cpu": "true",
         "disable_tqdm": "true",
         "preprocessing_num_workers": 1,
@@ -290,53 +300,156 @@ def terminate_one(run: Run, rng: random.Random) -> None:
 
 
 Fault = Callable[[Run, random.Random], None]
-ANYWHERE: list[Fault] = [kill_worker, replace_machine, continue_alone, disconnect, terminate_one, fill_disk]
+ANYWHERE: list[Fault] = [kill_worker, replace_machine, disconnect, terminate_one, fill_disk, continue_alone]
 ON_DISKS: list[Fault] = [*ANYWHERE, reboot_first, slow_down, disconnect_briefly, forget_others, kill_worker_twice]
 IN_BUCKET: list[Fault] = [*ANYWHERE, replace_first, forget_all]
 
 
+def plan_faults(kinds: list[Fault], number: int, rng: random.Random) -> list[Fault]:
+    """Chooses each kind equally often, in random order.
+
+    Those that change the number of processes come last, because gradients are then added up in another order. Until
+    then, every loss must be equal bit for bit.
+    """
+    faults = list(islice(cycle(rng.sample(kinds, len(kinds))), number))
+    rng.shuffle(faults)
+    return sorted(faults, key=lambda fault: fault is continue_alone)
+
+
 # --- the table ----------------------------------------------------------------------------------------------------
 
-
-@dataclass
-class Row:
-    """What happened, see [`HEAD`]."""
-
-    fault: str
-    step: int
-    to_any: float
-    to_new: float
-    lost: int
-    first_step: int
-    messages: list[str] = field(default_factory=list)
-
-
-def inflict(run: Run, fault: Fault, rng: random.Random) -> Row:
-    """Waits until training goes on, inflicts a fault at a random moment, and waits until training goes on again."""
-    run.wait_for_step(run.last_step, "before the fault")
-    run.sleep(rng.uniform(0.5, 5))
-    begin, before = time.monotonic(), run.last_step
-    print(f"    step {before}: {fault.__doc__}", flush=True)
-    fault(run, rng)
-    # A process that has not noticed the fault may log a step more.
-    run.wait_for_step(run.last_step + 10, str(fault.__doc__))
-    steps = [(when, step) for when, step in run.list_steps() if when > begin - 1]
-    gap = max(range(1, len(steps)), key=lambda index: steps[index][0] - steps[index - 1][0])
-    last = max(step for _, step in steps[:gap])
-    again, first_step = steps[gap]
-    new = next(when for when, step in steps[gap:] if step > last)
-    lost = last + 1 - first_step
-    return Row(str(fault.__doc__), before, again - begin, new - begin, lost, first_step, run.list_messages(begin))
-
-
-HEAD = """| fault | at step | seconds to the next step | to a new step | steps lost | loss of that step | undisturbed |
+HEAD = """| fault | after step | seconds to a step | to a new step | steps lost | loss of the new step | undisturbed |
 | --- | --- | --- | --- | --- | --- | --- |"""
 
 
+class Row(NamedTuple):
+    """What followed a fault.
+
+    Attributes:
+        fault: its name.
+        step: the last step before.
+        seconds: until the next step.
+        seconds_to_new: until a step that had not been taken before.
+        lost: steps that were taken again.
+        new_step: the first step that had not been taken before.
+    """
+
+    fault: str
+    step: int
+    seconds: float
+    seconds_to_new: float
+    lost: int
+    new_step: int
+
+    def format(self, losses: dict[int, float], expected: dict[int, float]) -> str:
+        """Returns a line of the table."""
+        values = [self.fault, self.step, f"{self.seconds:.1f}", f"{self.seconds_to_new:.1f}", self.lost]
+        values += [f"{each[self.new_step]:.6f}" for each in (losses, expected)]
+        return f"| {' | '.join(map(str, values))} |"
+
+
+def inflict(run: Run, fault: Fault, rng: random.Random) -> Row:
+    """Inflicts a fault at a random moment, and waits until training goes on.
+
+    Raises:
+        AssertionError: it does not go on, or a process of SnugBERT ended with a traceback.
+    """
+    name = str(fault.__doc__)
+    run.wait_for_step(run.last_step + rng.randint(1, MOST_STEPS), "before the fault")
+    run.sleep(rng.uniform(0, 0.2))
+    assert not run.is_done, "the run ended before all faults"
+    begin, step = time.monotonic(), run.last_step
+    fault(run, rng)
+    # A process that has not noticed the fault may log a step more.
+    run.wait_for_step(run.last_step + 10, name)
+    steps = [(when, step) for when, step in run.list_steps() if when > begin - 1]
+    gap = max(range(1, len(steps)), key=lambda index: steps[index][0] - steps[index - 1][0])
+    last = max(step for _, step in steps[:gap])
+    again, first = steps[gap]
+    new, new_step = next((when, step) for when, step in steps[gap:] if step > last)
+    row = Row(name, step, again - begin, new - begin, last + 1 - first, new_step)
+    messages = run.list_messages(begin)
+    print(f"step {step}, {row.seconds:5.1f} s, {row.seconds_to_new:5.1f} s, {row.lost} steps lost: {name}", flush=True)
+    for message in messages:
+        print(f"    {message}", flush=True)
+    assert not any("traceback" in message for message in messages), run.describe()
+    return row
+
+
+# --- thirty faults ------------------------------------------------------------------------------------------------
+
+
 def read_losses(output_dir: Path) -> dict[int, float]:
+    """Returns the loss of each step of a finished run."""
     log = json.loads((output_dir / "trainer_state.json").read_text())["log_history"]
     return {line["step"]: line["loss"] for line in log if "loss" in line}
 
 
-def find_output(run: Run) -> Path:
-    return next(machine.disk / "run" for machine in run.all if (machine.disk / "run/trainer_state.json").exists())
+def train(folder: Path, faults: list[Fault], steps: int, rng: random.Random, bucket: bool) -> tuple[list[Row], dict]:
+    """Trains on new machines while the faults happen. Returns what followed them, and the loss of each step."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(start_cluster(folder / "cluster"))
+        (folder / "served/bucket").mkdir(parents=True)
+        if bucket:
+            address = stack.enter_context(serve_folder(folder / "served", True, HOST, cluster.namespaces.enter))
+            stack.enter_context(use_address(address))
+        run = Run(cluster.machines, make_arguments(folder.parent, "s3://bucket/run" if bucket else "run", steps), rng)
+        run.start()
+        rows = [inflict(run, fault, rng) for fault in faults]
+        run.wait_for_end()
+        return rows, read_losses(folder / "served/bucket/run" if bucket else run.machines[0].disk / "run")
+
+
+def assert_same_losses(losses: dict[int, float], expected: dict[int, float], alone: int) -> float:
+    """Compares a run with the undisturbed run. Returns the largest difference.
+
+    Args:
+        losses, expected: of each step.
+        alone: the first step after which a step may have been taken by one machine. Until then, losses are identical.
+    """
+    assert losses.keys() == expected.keys()
+    differences = {step: abs(losses[step] - expected[step]) for step in losses}
+    assert not [step for step, difference in differences.items() if step <= alone and difference]
+    assert max(differences.values()) < TOLERANCE
+    return max(differences.values())
+
+
+def break_machines(folder: Path, number: int, seed: int) -> None:
+    """Inflicts the faults, compares the ends of the runs with an undisturbed run, and prints the table.
+
+    Raises:
+        AssertionError: a run did not go on, or a loss differs.
+    """
+    rng = random.Random(seed)
+    make_material(folder, documents=60)
+    numbers = {"on the disks": number - number // 2, "in a bucket": number // 2}
+    steps = 2 * MOST_STEPS * max(numbers.values())
+    _, expected = train(folder / "undisturbed", [], steps, rng, False)
+    print(f"undisturbed: {steps} steps, the last loss is {expected[steps]:.6f}", flush=True)
+    for place, count in numbers.items():
+        bucket = place == "in a bucket"
+        faults = plan_faults(IN_BUCKET if bucket else ON_DISKS, count, rng)
+        rows, losses = train(folder / place.replace(" ", "-"), faults, steps, rng, bucket)
+        alone = min((row.step for row in rows if row.fault == continue_alone.__doc__), default=steps)
+        largest = assert_same_losses(losses, expected, alone - SAVE_STEPS)
+        print(f"\nThe output is {place}.\n\n{HEAD}")
+        for row in rows:
+            print(row.format(losses, expected))
+        print(f"| the end | {steps} |  |  |  | {losses[steps]:.6f} | {expected[steps]:.6f} |")
+        print(f"\nLosses are identical until step {alone - SAVE_STEPS}. Later ones differ by at most {largest:.1e}.\n")
+
+
+def main() -> None:
+    """Parses the arguments and runs [`break_machines`] in a temporary folder, which stays if it fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="machines-"))
+    print(f"{arguments.faults} faults, seed {arguments.seed}, in {folder}")
+    break_machines(folder, arguments.faults, arguments.seed)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
