@@ -3,10 +3,10 @@
 #
 #   sbatch examples/pretrain_slurm.sh
 #
-# If a process fails, all of them start again from the newest checkpoint, on the same machines. If a machine is lost, or
-# shortly before --time ends, the job goes back to the queue. It may continue on another number of machines, with the
-# same examples in every step. A new job that fails three times within ten minutes ends, because an argument is probably
-# wrong. `scancel JOB` stops the run. It writes a checkpoint if Slurm gives it the time (KillWait, 30 seconds by default).
+# If a process fails, all start again from the newest checkpoint, on the same machines. If a machine is lost, or
+# shortly before --time ends, the job returns to the queue. It may continue on another number of machines, with the
+# same examples in every step. A new job that fails three times within ten minutes ends: an argument is probably wrong.
+# `scancel JOB` stops the run. The step and the checkpoint then have 30 seconds, or Slurm's KillWait.
 #
 #SBATCH --job-name=pretrain
 #SBATCH --nodes=1-2
@@ -26,18 +26,19 @@ if ((GLOBAL_BATCH % in_parallel)); then
 fi
 first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-# The scheduler knows the machines, so the rendezvous is static. Each try has a new store, without dead machines.
-# --max-restarts does not survive a lost machine, so the loop restarts after all faults. srun lets the other machines
-# end on their own: after SIGTERM, the first one may still upload the checkpoint. A machine waits 300 seconds for the
-# others to start. After SIGTERM, processes have 60 seconds for the step and the checkpoint.
+# Slurm knows the machines, so the rendezvous is static. torchrun's --max-restarts does not survive a lost machine, so
+# the loop restarts after all faults. After one machine has ended, the others have 120 seconds (--wait), because one
+# may still upload a checkpoint. A machine waits 300 seconds for the others to start. After SIGTERM, processes have 60
+# seconds for the step and the checkpoint. A large model on a slow disk needs more.
 for _ in 1 2 3; do
   srun --nodes "$SLURM_JOB_NUM_NODES" --ntasks "$SLURM_JOB_NUM_NODES" --cpus-per-task "$SLURM_CPUS_PER_TASK" \
-    --kill-on-bad-exit=0 --wait=600 bash -c 'exec torchrun --node-rank "$SLURM_NODEID" "$@"' torchrun \
+    --kill-on-bad-exit=0 --wait=120 bash -c 'exec torchrun --node-rank "$SLURM_NODEID" "$@"' torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "$GPUS" --master-addr "$first_machine" --master-port 29500 \
     --rdzv-conf timeout=300 --shutdown-timeout 60 \
     -m snugbert pretrain --config examples/pretrain_base_8_gpus.yaml --resume_from_checkpoint true \
     --per_device_train_batch_size "$PER_GPU" --gradient_accumulation_steps $((GLOBAL_BATCH / in_parallel)) "$@" && exit
-  ((SLURM_JOB_END_TIME - $(date +%s) < 600)) && break # the time is over
+  time_left=$(squeue --noheader --job "$SLURM_JOB_ID" --format %L)
+  [[ $time_left == [0-9]:[0-9][0-9] ]] && break # less than ten minutes: Slurm sent SIGTERM
 done
 
 restarts=${SLURM_RESTART_COUNT:-0}

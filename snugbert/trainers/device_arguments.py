@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
@@ -107,7 +108,13 @@ class DeviceArguments(TrainingArguments):
             self.dataloader_num_workers = choose_workers(self.uses_cuda)
         if not (self.uses_cuda or torch.accelerator.is_available()):
             self.dataloader_pin_memory = False  # without a device, torch would warn in every epoch
+        started = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1  # by a launcher
+        if started > 1 and self.is_on_cpu and not dist.is_initialized():
+            # transformers (5.23) connects processes on a CPU without `ddp_timeout`.
+            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
         super().__post_init__()
+        if self.world_size < started:  # accelerate lets each one train alone
+            raise InputError(f"{started} processes were started without a GPU for each. Add --use_cpu true.")
         if self.uses_cuda and self.dataloader_pin_memory:
             self.accelerator_config.non_blocking = True  # type: ignore[union-attr]
         # Trainer would use the precision of the launcher even with `--bf16 false`.
@@ -116,8 +123,12 @@ class DeviceArguments(TrainingArguments):
     @property
     def uses_cuda(self) -> bool:
         """Whether the run uses a CUDA GPU. Unlike `device`, this does not set up the device."""
-        on_cpu = self.use_cpu or strtobool(os.environ.get("ACCELERATE_USE_CPU", "false"))
-        return torch.cuda.is_available() and not on_cpu
+        return torch.cuda.is_available() and not self.is_on_cpu
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the user chose the CPU, in the arguments or in the launcher."""
+        return self.use_cpu or bool(strtobool(os.environ.get("ACCELERATE_USE_CPU", "false")))
 
     @property
     def precision(self) -> str:

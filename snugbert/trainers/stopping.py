@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
 from snugbert.errors import InputError, RunStopped
 from snugbert.kernels_snugbert import has_own_kernels
+from snugbert.trainers.processes import wait_for_all
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +255,10 @@ class StepReport:
 
 
 def raise_if_interrupted(trainer: Any) -> None:
-    """Ends a command whose training was interrupted.
+    """Ends a command whose training was interrupted. Every process must call this.
+
+    They end together, because a launcher kills the others soon after the first one. The first process may still upload
+    its checkpoint.
 
     Raises:
         RunStopped: a signal ended the training.
@@ -264,6 +268,7 @@ def raise_if_interrupted(trainer: Any) -> None:
         logger.warning(
             "To continue, run the same command again%s.", "" if resumes else " with --resume_from_checkpoint true"
         )
+        wait_for_all()
         raise RunStopped(trainer.interrupted)
 
 

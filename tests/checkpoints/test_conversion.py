@@ -221,13 +221,10 @@ def test_a_real_bert_on_real_text(table, tmp_path, minilm, data_dir):
 
 
 def test_the_table_of_conversions(bert_folders, table):
-    """`pytest -s` prints what was measured; it is the table of docs/how-to/convert.md."""
+    """`pytest -s` prints what was measured."""
     print(f"\n{table}")
-    shown = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (\d[\d.e-]*) \| (\d[\d.e-]*) \|$", PAGE, flags=re.MULTILINE)
-    assert len(shown) == 8
-    found = [(*row, *values) for row, values in table.rows.items()]
-    for *row, exact, rounded in found + [(*row[:3], *map(float, row[3:])) for row in shown]:
-        assert tuple(row) in {row[:3] for row in shown}  # tests of the others may have been skipped
+    assert table.rows  # tests of some rows may have been skipped
+    for row, (_, exact, rounded) in table.rows.items():
         assert exact <= 1e-12 and rounded <= 1e-6, row
 
 

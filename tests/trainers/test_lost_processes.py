@@ -12,8 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
+from torch.distributed.distributed_c10d import _get_default_store
 
 from snugbert.errors import InputError
+from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.lost_processes import explain_lost_process, wait_patiently
 from snugbert.trainers.processes import raise_together
 
@@ -63,6 +65,22 @@ def fail_on_one_machine() -> None:
 
 def test_an_error_names_its_machine():
     process = forked.run(fail_on_one_machine, processes=2)
+    assert process.returncode == 0, process.stderr
+
+
+def start_on_a_cpu(folder: str, use_cpu: bool) -> None:
+    if use_cpu:
+        args = DeviceArguments(folder, use_cpu=True, ddp_timeout=7)
+        assert args.world_size == 2 and _get_default_store().timeout.total_seconds() == 7
+    else:
+        with pytest.raises(InputError, match="2 processes were started without a GPU for each"):
+            DeviceArguments(folder)
+
+
+@pytest.mark.parametrize("use_cpu", [True, False])
+def test_the_limit_also_holds_on_a_cpu(use_cpu, tmp_path):
+    """And processes without a GPU do not train alone."""
+    process = forked.run(start_on_a_cpu, str(tmp_path), use_cpu, processes=2)
     assert process.returncode == 0, process.stderr
 
 

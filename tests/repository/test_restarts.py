@@ -1,0 +1,143 @@
+"""The scripts of Slurm and Kubernetes start torchrun on each machine, and start it again after a fault."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from snugbert.command_line import parse_arguments
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    PretrainingArguments,
+    PretrainingDataArguments,
+    PretrainingModelArguments,
+)
+from snugbert_cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = {
+    # Runs the command on each machine, as `srun` does. The files of tries contain the exit statuses.
+    "srun": """
+        status=$(head -n 1 statuses) && sed -i 1d statuses
+        machines=$2 && while [ "$1" != bash ]; do shift; done
+        for ((i = 0; i < machines; i++)); do SLURM_NODEID=$i "$@"; done
+        exit "$status"
+    """,
+    "scontrol": 'if [ "$1" = show ]; then printf "first\\nsecond\\n"; else echo "$*" > requeued; fi',
+    "squeue": "cat time_left",
+    "torchrun": "printf '%q ' \"$@\" >> commands; echo >> commands",
+}
+
+
+def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
+    """Runs a script with programs that note their arguments.
+
+    Args:
+        statuses: the exit status of each try.
+        time_left: the time that Slurm still gives the job.
+
+    Returns:
+        The exit status, the arguments of each torchrun, and whether the job was requeued.
+    """
+    for name, text in PROGRAMS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}")
+        (folder / name).chmod(0o755)
+    (folder / "statuses").write_text("\n".join(map(str, statuses)))
+    (folder / "time_left").write_text(time_left)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"} | {name: str(value) for name, value in variables.items()}
+    status = subprocess.run(command, cwd=folder, env=environment).returncode
+    commands = folder / "commands"
+    lines = commands.read_text().splitlines() if commands.exists() else []
+    assert not (folder / "requeued").exists() or (folder / "requeued").read_text() == "requeue 7\n"
+    return status, [shlex.split(line) for line in lines], (folder / "requeued").exists()
+
+
+def run_slurm_job(folder, machines=2, restarts=0, seconds=0, **more):
+    variables = {"SLURM_JOB_ID": 7, "SLURM_JOB_NODELIST": "x", "SLURM_JOB_NUM_NODES": machines}
+    variables |= {"SLURM_CPUS_PER_TASK": 64, "SECONDS": seconds}  # bash counts from this value
+    if restarts:
+        variables["SLURM_RESTART_COUNT"] = restarts
+    return run(folder, ["bash", ROOT / "examples/pretrain_slurm.sh", "--max_steps", "9"], variables, **more)
+
+
+def read_job_set():
+    job_set = yaml.safe_load((ROOT / "examples/pretrain_kubernetes.yaml").read_text())
+    (jobs,) = job_set["spec"]["replicatedJobs"]
+    pod = jobs["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    return job_set, jobs, pod, container
+
+
+def read_command(arguments, monkeypatch):
+    """Returns torchrun's own arguments, and those of `snugbert pretrain`, as each program reads them."""
+    launch = get_args_parser().parse_args(arguments)
+    assert launch.module and launch.training_script == "snugbert"
+    name, *flags = launch.training_script_args
+    assert name == "pretrain"
+    monkeypatch.chdir(ROOT)
+    types = (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments)
+    flags = [flag.removeprefix("s3://") for flag in flags]  # otherwise, they would be downloaded
+    flags += ["--use_cpu", "true"]  # parsing must work without a GPU
+    *_, training = parse_arguments(types, flags, "snugbert pretrain", "", opens=COMMANDS["pretrain"].opens)
+    assert str(training.resume_from_checkpoint).lower() == "true"
+    processes = int(launch.nnodes) * int(launch.nproc_per_node)
+    batch = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
+    assert batch == 1024  # with any number of machines
+    return launch, training
+
+
+@pytest.mark.parametrize(("machines", "accumulation"), [(1, 2), (2, 1)])
+def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines, accumulation):
+    status, commands, requeued = run_slurm_job(tmp_path, machines)
+    assert (status, len(commands), requeued) == (0, machines, False)
+    for index, arguments in enumerate(commands):
+        launch, training = read_command(arguments, monkeypatch)
+        assert (launch.nnodes, launch.node_rank, launch.master_addr) == (str(machines), index, "first")
+        assert training.gradient_accumulation_steps == accumulation and training.max_steps == 9
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        pytest.param({"statuses": (1, 0)}, (0, 2, False), id="a process fails once"),
+        pytest.param({"statuses": (1, 1, 1)}, (1, 3, False), id="a wrong argument"),
+        pytest.param({"statuses": (1, 1, 1), "seconds": 600}, (0, 3, True), id="a machine that always fails"),
+        pytest.param({"statuses": (1, 1, 1), "restarts": 1}, (0, 3, True), id="the same after a restart"),
+        pytest.param({"statuses": (1, 1, 1), "restarts": 20}, (1, 3, False), id="after many restarts"),
+        pytest.param({"statuses": (1,), "seconds": 600, "time_left": "4:59"}, (0, 1, True), id="the time is over"),
+        pytest.param({"machines": 3}, (2, 0, False), id="a batch that cannot be divided"),
+    ],
+)
+def test_slurm_tries_again(tmp_path, job, expected):
+    status, commands, requeued = run_slurm_job(tmp_path, **job)
+    tries = len([arguments for arguments in commands if arguments[:2] == ["--node-rank", "0"]])
+    assert (status, tries, requeued) == expected
+
+
+@pytest.mark.parametrize(("machines", "accumulation"), [(1, 2), (2, 1)])
+def test_kubernetes_starts_each_machine(tmp_path, monkeypatch, machines, accumulation):
+    job_set, jobs, pod, container = read_job_set()
+    name = job_set["metadata"]["name"]
+    for index in range(machines):
+        variables = {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
+        status, commands, _ = run(tmp_path, [*container["command"], *container["args"]], variables)
+        assert status == 0
+        launch, training = read_command(commands[-1], monkeypatch)
+        assert (launch.nnodes, launch.node_rank) == (str(machines), index)
+        assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"  # the name that JobSet gives to the first pod
+        assert launch.shutdown_timeout < pod["terminationGracePeriodSeconds"]
+        assert training.gradient_accumulation_steps == accumulation
+        assert {"s3://bucket/prepared", "s3://bucket/base"} < set(launch.training_script_args)
+
+
+def test_kubernetes_restarts_all_machines_together():
+    job_set, jobs, pod, container = read_job_set()
+    job = jobs["template"]["spec"]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert job["completions"] == job["parallelism"] == int(variables["MACHINES"]) == 2
+    assert job["completionMode"] == "Indexed"
+    assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
+    assert job_set["spec"]["failurePolicy"]["maxRestarts"] > 0
