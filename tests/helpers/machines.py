@@ -71,6 +71,8 @@ class Machine:
 
     def __init__(self, cluster: "Cluster", number: int):
         self.name, self.address = f"node{number}", f"10.77.0.{number + 2}"
+        # The others remember which hardware has the address. So a replacement must have the same.
+        self._hardware = f"02:00:00:00:00:{number + 2:02x}"
         self._cluster, self._mount = cluster, cluster.folder / "disks" / self.name
         self.disk = Path(f"/proc/{cluster.namespaces.pid}/root{self._mount}")
         self._mount.mkdir()
@@ -82,7 +84,7 @@ class Machine:
         cluster = self._cluster.namespaces
         self._namespaces = Namespaces([*cluster.enter, "unshare", "--net", "--uts", "--mount"])
         cluster.run(
-            f"ip link add {self.name} type veth peer name eth0 netns {self._namespaces.pid}\n"
+            f"ip link add {self.name} type veth peer address {self._hardware} name eth0 netns {self._namespaces.pid}\n"
             f"ip link set {self.name} master bridge up"
         )
         self._namespaces.run(
