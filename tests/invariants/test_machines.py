@@ -26,7 +26,7 @@ class Job:
         arguments = make_arguments(material, Path(), STEPS)
         self.arguments = [*arguments, "--per_device_train_batch_size", "4", "--logging_steps", "1"]
         self.machines = cluster.machines
-        self.moments = random.Random()
+        self.moments = random.Random(1)
 
     def start(self, silence: int = 60) -> None:
         """Starts a process on each machine. Each waits for `silence` seconds for the other."""
