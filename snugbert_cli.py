@@ -4,6 +4,7 @@ This module is not part of the package, because importing the package imports to
 seconds. So `snugbert --help`, mistyped commands and flags, and shell completion answer at once.
 """
 
+import errno
 import functools
 import gc
 import os
@@ -344,7 +345,10 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
-        return _fail(program, show_urls(" ".join(str(error).split())))  # Hub errors have several lines
+        message = " ".join(str(error).split())  # Hub errors have several lines
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            message = "a disk is full. Free some space, and run the same command again."
+        return _fail(program, show_urls(message))
     except RuntimeError as error:
         if (message := _explain_lost_process(error)) is None:
             raise

@@ -1,15 +1,17 @@
 """The command `snugbert`: its help, its exit status, and output that nobody reads."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 import snugbert
 import snugbert_cli
-from snugbert.errors import RunStopped
+from snugbert.errors import ProcessLost, RunStopped
 
 # Commands that do not need the package. The last line prints the imported modules.
 FAST = """
@@ -81,6 +83,19 @@ def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):
         snugbert_cli.main(["ner"])
     assert snugbert_cli.main(["glue"]) == 2
     assert "the package datasets.x is not installed. Run: pip install 'snugbert[train]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 2, "a disk is full. Free some space, and run the same"),
+        (ProcessLost("process 3 does not answer."), 1, "process 3 does not answer.\n"),
+    ],
+)
+def test_what_has_no_message_gets_a_sentence(error, status, message, monkeypatch, capsys):
+    monkeypatch.setattr(snugbert_cli, "run_command", mock.Mock(side_effect=error))
+    assert snugbert_cli.main(["pretrain"]) == status
+    assert capsys.readouterr().err.startswith(f"snugbert pretrain: error: {message}")
 
 
 def test_a_process_imports_the_models_after_the_arguments(tmp_path):
