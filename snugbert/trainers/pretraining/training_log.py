@@ -27,7 +27,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
+from snugbert.files import writing
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.trainers.checkpoint_files import RESUME
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
     DISCRIMINATOR_WEIGHT,
@@ -281,12 +283,17 @@ class MetricsFile:
         self._lines_before: str | None = "".join(map(_to_json_line, log_history))
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Writes a line."""
-        if self._lines_before is not None:
-            self._file.write_text(self._lines_before)
-            self._lines_before = None
-        with self._file.open("a") as file:
-            file.write(_to_json_line(line))
+        """Writes a line.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        with writing(self._file, RESUME):
+            if self._lines_before is not None:
+                self._file.write_text(self._lines_before)
+                self._lines_before = None
+            with self._file.open("a") as file:
+                file.write(_to_json_line(line))
 
 
 def _to_json_line(line: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The counts of the log, their state, its FLOPs, and `metrics.jsonl`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.data.packed_batches import pack
+from snugbert.errors import InputError
 from snugbert.trainers.pretraining.training_log import (
     MetricsFile,
     TrainingLog,
@@ -94,6 +96,11 @@ def test_metrics_after_the_checkpoint_are_dropped_with_the_first_new_line(tmp_pa
         {"step": 2, "loss": 3.0},
         {"step": 3},
     ]
+
+
+def test_a_full_disk_is_one_error():
+    with pytest.raises(InputError, match=r"^/dev/full could not be written: .*The disk is probably full"):
+        MetricsFile(Path("/dev/full"), []).append({"step": 1})
 
 
 def test_flops_of_a_batch_equal_what_torch_counts():
