@@ -421,7 +421,7 @@ def break_machines(folder: Path, number: int, seed: int) -> None:
         AssertionError: a run did not go on, or a loss differs.
     """
     rng = random.Random(seed)
-    make_material(folder, documents=60)
+    make_material(folder, documents=1000)
     numbers = {"on the disks": number - number // 2, "in a bucket": number // 2}
     steps = 2 * MOST_STEPS * max(numbers.values())
     _, expected = train(folder / "undisturbed", [], steps, rng, False)
