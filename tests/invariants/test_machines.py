@@ -13,7 +13,7 @@ import pytest
 from cluster_faults import break_machines
 from forked import ForkedProcess
 from machines import Cluster, Machine, start_cluster
-from torture import make_arguments, make_material, pretrain
+from torture import SAVE_STEPS, make_arguments, make_material, pretrain
 
 pytestmark = pytest.mark.slow
 
@@ -23,11 +23,11 @@ STEPS = 24
 class Job:
     """A run with a process on each machine. The machines change their ranks at each start."""
 
-    def __init__(self, cluster: Cluster, material: Path):
+    def __init__(self, cluster: Cluster, material: Path, seed: str = ""):
         arguments = make_arguments(material, Path(), STEPS)
         self.arguments = [*arguments, "--per_device_train_batch_size", "4", "--logging_steps", "1"]
         self.machines = cluster.machines
-        self.moments = random.Random(1)
+        self.moments = random.Random(seed)
 
     def start(self, silence: int = 60) -> None:
         """Starts a process on each machine. Each waits for `silence` seconds for the other."""
@@ -42,8 +42,8 @@ class Job:
 
     def wait_for_moment(self) -> None:
         """Waits for a random moment after the first checkpoint of this start."""
-        step, deadline = self.moments.randint(8, 14), time.monotonic() + 60
-        while not re.search(rf"^step +{step}/", self.processes[0].stderr, re.MULTILINE):
+        self.step, deadline = self.moments.randint(8, 14), time.monotonic() + 60
+        while not re.search(rf"^step +{self.step}/", self.processes[0].stderr, re.MULTILINE):
             assert time.monotonic() < deadline, self.processes[0].stderr
             time.sleep(0.01)
         time.sleep(self.moments.uniform(0, 0.1))
@@ -52,10 +52,17 @@ class Job:
         return tuple(self.processes[rank].wait() for rank in ranks)
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Starts again, without a fault. Returns the files of the last checkpoint that do not depend on times."""
+        """Starts, without a fault. Returns the files of the last checkpoint that do not depend on times."""
         self.start()
         assert self.wait(0, 1) == (0, 0), self.processes[0].stderr + self.processes[1].stderr
         return read_end(self.machines[0])
+
+    def resume(self) -> tuple[bytes, bytes]:
+        """As [`finish`]. Fails if the run does not resume from one of the last two checkpoints before the fault."""
+        end, log = self.finish(), self.processes[0].stderr
+        resumed, first = (int(re.search(line, log, re.M)[1]) for line in (r"from checkpoint-(\d+)", r"^step +(\d+)/"))
+        assert first == resumed + 1 and resumed > max(0, self.step - 2 * SAVE_STEPS), log
+        return end
 
 
 def read_end(machine: Machine) -> tuple[bytes, bytes]:
@@ -70,11 +77,12 @@ def assert_one_sentence(errors: str) -> None:
 
 
 @pytest.fixture
-def job(tmp_path_factory) -> Job:
+def job(tmp_path_factory, request) -> Job:
+    """Its moments differ in each test."""
     folder = tmp_path_factory.mktemp("machines")
     make_material(folder, documents=10)
     with start_cluster(folder / "cluster") as cluster:
-        yield Job(cluster, folder)
+        yield Job(cluster, folder, request.node.name)
 
 
 @pytest.fixture(scope="module")
@@ -85,43 +93,47 @@ def undisturbed(tmp_path_factory) -> tuple[bytes, bytes]:
         return Job(cluster, folder).finish()
 
 
-def test_a_killed_worker(job, undisturbed):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker(job, undisturbed, rank):
     """The other one notices it at once. Each rank has moved to the other machine at the next start."""
     job.start()
     job.wait_for_moment()
-    killed = job.moments.randrange(2)
-    job.machines[killed].send(signal.SIGKILL)
+    job.machines[rank].send(signal.SIGKILL)
     begin = time.monotonic()
-    assert job.wait(1 - killed) == (1,), job.processes[1 - killed].stderr
+    assert job.wait(1 - rank) == (1,), job.processes[1 - rank].stderr
     assert time.monotonic() - begin < 10
-    assert_one_sentence(job.processes[1 - killed].stderr)
-    assert job.finish() == undisturbed
+    assert_one_sentence(job.processes[1 - rank].stderr)
+    assert job.resume() == undisturbed
 
 
 def test_a_lost_machine_is_replaced_by_an_empty_one(job, undisturbed):
     """The other one hears nothing until the limit. The empty machine then has the first rank."""
-    job.start(silence=5)
+    job.start(silence=10)  # a busy computer takes seconds to start
     job.wait_for_moment()
     lost = job.machines[1]
     lost.lose(empties_disk=True)
     assert job.wait(0) == (1,), job.processes[0].stderr
     assert_one_sentence(job.processes[0].stderr)
     lost.boot()
-    assert job.finish() == undisturbed
-    assert "resuming from checkpoint-" in job.processes[0].stderr
+    assert job.resume() == undisturbed
 
 
-def test_sigterm_to_one_machine(job, undisturbed):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_to_one_machine(job, undisturbed, rank):
     """Both stop after the same step, and a checkpoint has been written."""
     job.start()
     job.wait_for_moment()
-    job.machines[job.moments.randrange(2)].send(signal.SIGTERM)
+    job.machines[rank].send(signal.SIGTERM)
     assert job.wait(0, 1) == (143, 143)
-    assert "SIGTERM: stopped after step" in job.processes[0].stderr
-    assert job.finish() == undisturbed
+    stopped = re.search(r"SIGTERM: stopped after step (\d+)", job.processes[0].stderr)[1]
+    assert job.resume() == undisturbed
+    assert f"resuming from checkpoint-{stopped} " in job.processes[0].stderr
 
 
 @pytest.mark.long
 def test_thirty_faults(tmp_path):
-    """Of all kinds, at random moments, with torchrun. Prints what followed each."""
+    """Of all kinds, at random moments, with torchrun. Prints what followed each. Takes half an hour.
+
+    Run it with `pytest tests/invariants/test_machines.py -m long -s`.
+    """
     break_machines(tmp_path, number=30, seed=1)
