@@ -4,7 +4,8 @@
 
 The machines are namespaces of this computer, see machines.py. They run the job of examples/pretrain_kubernetes.yaml.
 The first half of the faults hits a run whose output is on the disks of the machines, the second half one whose output
-is in a bucket. The script prints a row for each fault, and stops at the first one after which the run does not go on.
+is in a bucket. The script prints a row for each fault. It stops at the first one after which the run does not go on,
+goes on too late, or takes too many steps again.
 """
 
 import argparse
@@ -32,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples/pretrain_kubernetes.yaml"
 PATIENCE = 600  # seconds until a run that makes no step hangs
 SAVE_STEPS = 20
+MOST_LOST = 2 * SAVE_STEPS  # a fault may hit while a checkpoint is written
 MOST_STEPS = 40  # between two faults, see [`inflict`]
 TOLERANCE = 1e-3  # of a loss, after gradients were added up in another order
 GRACE = 90  # seconds from SIGTERM to SIGKILL, as in the job
@@ -305,6 +307,22 @@ ON_DISKS: list[Fault] = [*ANYWHERE, reboot_first, slow_down, disconnect_briefly,
 IN_BUCKET: list[Fault] = [*ANYWHERE, replace_first, forget_all]
 
 
+# The most seconds to a new step on a busy computer. All include the start of torchrun and of the workers, which takes
+# up to 20. A killed worker leaves its lock in the bucket, for which others wait for 90.
+LIMITS: dict[Fault, int] = {
+    kill_worker: 150,
+    kill_worker_twice: 150,
+    terminate_one: 60,
+    slow_down: 60,
+    disconnect_briefly: 60,
+    forget_others: 60,
+    forget_all: 60,
+}
+# The others: torchrun also waits for 60 until it kills a worker that hangs, TCP tries again after up to twice the
+# interruption, and the disk is full for 20.
+LONGEST = 240
+
+
 def plan_faults(kinds: list[Fault], number: int, rng: random.Random) -> list[Fault]:
     """Chooses each kind equally often, in random order.
 
@@ -352,7 +370,8 @@ def inflict(run: Run, fault: Fault, rng: random.Random) -> Row:
     """Inflicts a fault at a random moment, and waits until training goes on.
 
     Raises:
-        AssertionError: it does not go on, or a process of SnugBERT ended with a traceback.
+        AssertionError: it does not go on within the limit of the fault, too many steps are lost, or a process of
+            SnugBERT ended with a traceback.
     """
     name = str(fault.__doc__)
     run.wait_for_step(run.last_step + rng.randint(1, MOST_STEPS), "before the fault")
@@ -373,6 +392,7 @@ def inflict(run: Run, fault: Fault, rng: random.Random) -> Row:
     for message in messages:
         print(f"    {message}", flush=True)
     assert not any("traceback" in message for message in messages), run.describe()
+    assert row.seconds_to_new <= LIMITS.get(fault, LONGEST) and row.lost <= MOST_LOST, run.describe()
     return row
 
 
