@@ -368,8 +368,12 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
-    def describe_truncation(self) -> str | None:
-        """Returns a sentence about the texts that were longer than `max_length`. None: there were none."""
+    def describe_truncation(self, columns: Sequence[str]) -> str | None:
+        """Returns a sentence about the texts that were longer than `max_length`. None: there were none.
+
+        Args:
+            columns: the columns of the texts.
+        """
         return None
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:

@@ -293,7 +293,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """
         number, stride = split.num_examples, self.args.doc_stride
         texts = [column[:number] for column in split.texts]
-        self.text_pairs = len(texts) == 2
         columns: dict[str, Any]
         if stride is None:
             columns, cut = tokenize_texts(self.tokenizer, texts, self.max_length, split.source)
@@ -301,7 +300,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             lengths = np.array([number, (cut > 0).sum(), (kept + cut)[cut > 0].sum(), cut.sum()])
             self.lengths += lengths
             if split.source:  # not for rows to predict, which are encoded in many calls
-                logger.info("%s: %s", split.name, self._describe_lengths(lengths))
+                logger.info("%s: %s", split.name, self._describe_lengths(lengths, len(texts) > 1))
         elif len(texts) > 1:
             raise InputError(
                 "--doc_stride: pairs of texts cannot be cut into windows. Join the texts of each pair, or choose one "
@@ -324,19 +323,19 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             columns["label"] = pa.chunked_array([pa.array(split.references.tolist())])
         return Features(Dataset(pa.table(columns)))
 
-    def describe_truncation(self) -> str | None:
+    def describe_truncation(self, columns: Sequence[str]) -> str | None:
         """As in [`Task`]."""
-        return self._describe_lengths(self.lengths) if self.lengths[1] else None
+        return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
 
-    def _describe_lengths(self, lengths: np.ndarray) -> str:
-        """Describes how much of the texts was cut. `lengths` is as in [`Task`]."""
+    def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
+        """Describes how much of the texts, or pairs of texts, was cut. `lengths` is as in [`Task`]."""
         texts, long, tokens, cut = lengths.tolist()
         if not long:
             return f"no text has more than {self.max_length} tokens (--max_seq_length)"
         remedies = []
         if self.max_length < self.tokenizer.model_max_length:
             remedies.append("increase --max_seq_length up to the model's limit")
-        if not self.text_pairs:
+        if not are_pairs:
             remedies.append("train with --doc_stride, which reads whole texts")
         return (
             f"{long:,} of {format_count(texts, 'text')} ({long / texts:.1%}) are longer than {self.max_length} tokens "
@@ -583,7 +582,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
         """Returns the text or the pair."""
-        self.text_pairs = len(columns) == 2
         return [read_text(values, column) for column in columns]
 
     def make_split(self, examples: list[Any]) -> TextSplit:
