@@ -130,8 +130,9 @@ class PredictionArguments:
             raise InputError(
                 "--num_processes: snugbert predict starts its own processes. Run it without torchrun or accelerate."
             )
-        if self.num_processes is None:
-            self.num_processes = 1 if self.use_cpu else max(1, torch.accelerator.device_count())
+        if self.num_processes is None:  # launched processes, one per shard, share the GPUs
+            alone = self.use_cpu or is_launched
+            self.num_processes = 1 if alone else max(1, torch.accelerator.device_count())
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
 
     @property

@@ -1,10 +1,11 @@
 """Predicts in several processes: one for each GPU, or several on a CPU.
 
 The main process reads the rows, hands windows of them to the processes, and gets the predictions back. So the output
-is written in one place, and does not depend on how many processes there are.
+is written in one place. The bytes are the same if each process has as many threads.
 """
 
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -168,10 +169,14 @@ class Worker:
     def _describe_end(self) -> str:
         self.process.join(SECONDS_TO_EXIT)
         code = self.process.exitcode or 0
-        end = f"was killed by signal {-code}" if code < 0 else f"failed with exit status {code}"
         if code == -9:
-            end += ", probably because memory ran out"
-        return f"--num_processes: a process {end}. To continue, run the same command again with fewer processes."
+            end = "was killed by signal 9, probably because memory ran out"
+            advice = "To continue, run the same command again with fewer processes."
+        elif code < 0:
+            end, advice = f"was killed by signal {-code}", "To continue, run the same command again."
+        else:
+            end, advice = f"failed with exit status {code}", "Its error is above."
+        return f"--num_processes: a process {end}. {advice}"
 
 
 @contextmanager
@@ -203,7 +208,7 @@ def _serve(
         torch.accelerator.set_device_index(index % torch.accelerator.device_count())
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
-    set_up_process()
+    set_up_process(logging.INFO if index == 0 else logging.ERROR)  # otherwise each process prints the same lines
     try:
         predictor = make_predictor(folder, args, first_rows)
         gc.freeze()
@@ -225,9 +230,9 @@ def _send(connection: Connection, reply: Any) -> None:
         connection.send(reply)
 
 
-def set_up_process() -> None:
-    """Sets how a process that predicts logs, and how its threads wait."""
-    set_up_logging()
+def set_up_process(level: int = logging.INFO) -> None:
+    """Sets how a process that predicts logs, from `level` on, and how its threads wait."""
+    set_up_logging(level)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()

@@ -1,5 +1,6 @@
 """`snugbert predict --num_processes`: the same bytes as one process, also after kills, and no process is left."""
 
+import functools
 import json
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import forked
 import psutil
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 import snugbert.prediction.predict_file as run
@@ -86,7 +87,7 @@ def write_sentence_encoder(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", ["pairs", "entities", "questions", "embeddings"])
+@pytest.mark.parametrize("kind", ["pairs", "entities", "questions", "embeddings", "means", "scores"])
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path, monkeypatch, caplog, kind):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "WINDOW_ROWS", 8)
@@ -103,8 +104,14 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path, monkeypatch, ca
     elif kind == "questions":
         model = write_model(tmp_path / "model", "ForQuestionAnswering")
         rows = [{"question": "who was it?", "context": text} for text in [*texts, " ".join(WORDS * 20)]]
+    elif kind == "scores":
+        model = tmp_path / "model"
+        bert = write_model(tmp_path / "bert", "ForSequenceClassification", num_labels=1)
+        CrossEncoder(str(bert)).save_pretrained(str(model))
+        rows = [{"query": "who was it?", "text": text} for text in texts]
     else:
-        model = write_sentence_encoder(tmp_path / "model")
+        write = write_sentence_encoder if kind == "embeddings" else functools.partial(write_model, head="Model")
+        model = write(tmp_path / "model")
         rows = [{"text": text} for text in texts]
     write_rows(rows)
     assert main(list_arguments(model, "1.jsonl", *options)) == 0
@@ -169,7 +176,10 @@ def test_signals_end_all_processes_and_the_run_continues(tmp_path, monkeypatch):
         process = forked.start(predict_and_stall, list_arguments(model, "out.jsonl", "--num_processes", 2))
         wait_until(lambda: len(list(tmp_path.glob("stalled-*"))) == 2 and count_rows() == 24)
         workers = [psutil.Process(int(file.name.partition("-")[2])) for file in tmp_path.glob("stalled-*")]
-        os.kill(workers[0].pid if to_worker else process.pid, number)
+        if number == signal.SIGINT:  # a terminal sends it to all processes
+            os.killpg(process.pid, number)
+        else:
+            os.kill(workers[0].pid if to_worker else process.pid, number)
         start = time.monotonic()
         assert process.wait() == status, process.stderr
         wait_until(lambda workers=workers: not any(map(is_running, workers)))
