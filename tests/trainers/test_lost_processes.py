@@ -76,7 +76,7 @@ def start_on_a_cpu(folder: str, use_cpu: bool) -> None:
         args = DeviceArguments(folder, use_cpu=True, ddp_timeout=7)
         assert args.world_size == 2 and _get_default_store().timeout.total_seconds() == 7
     else:
-        with pytest.raises(InputError, match="2 processes were started without a GPU for each"):
+        with pytest.raises(InputError, match="2 processes were started, but there is no GPU"):
             DeviceArguments(folder)
 
 
