@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cluster_faults import break_machines, read_job
 from forked import ForkedProcess
 from machines import Cluster, Machine, start_cluster
 from torture import make_arguments, make_material, pretrain
@@ -118,3 +119,14 @@ def test_sigterm_to_one_machine(job, undisturbed):
     assert job.wait(0, 1) == (143, 143)
     assert "SIGTERM: stopped after step" in job.processes[0].stderr
     assert job.finish() == undisturbed
+
+
+def test_the_job_of_the_example_fits_these_machines():
+    """Parts of its command are replaced."""
+    assert read_job().startswith("exec torchrun --nnodes")
+
+
+@pytest.mark.long
+def test_thirty_faults(tmp_path):
+    """Of all kinds, at random moments, with torchrun. Prints what followed each."""
+    break_machines(tmp_path, number=30, seed=1)
