@@ -246,7 +246,8 @@ def main(argv: list[str] | None = None) -> int:
         status = 1
     if status and _is_one_of_several():
         # At exit, gloo could wait forever for the others, and they for this process.
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os._exit(status)
     return status
 
@@ -350,9 +351,9 @@ def _run_command(name: str, arguments: list[str]) -> int:
             message = "a disk is full. Free some space, and run the same command again."
         return _fail(program, show_urls(message))
     except RuntimeError as error:
-        if (message := _explain_lost_process(error)) is None:
+        if (explanation := _explain_lost_process(error)) is None:
             raise
-        return _fail(program, message, status=1)
+        return _fail(program, explanation, status=1)
     except RunStopped as stop:
         _leave_process_group()
         return 128 + stop.number

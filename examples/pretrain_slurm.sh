@@ -38,11 +38,11 @@ for _ in 1 2 3; do
     -m snugbert pretrain --config examples/pretrain_base_8_gpus.yaml --resume_from_checkpoint true \
     --per_device_train_batch_size "$PER_GPU" --gradient_accumulation_steps $((GLOBAL_BATCH / in_parallel)) "$@" && exit
   time_left=$(squeue --noheader --job "$SLURM_JOB_ID" --format %L)
-  [[ $time_left == [0-9]:[0-9][0-9] ]] && break # less than ten minutes: Slurm sent SIGTERM
+  [[ $time_left == [0-9]:[0-9][0-9] ]] && exec scontrol requeue "$SLURM_JOB_ID" # Slurm sent SIGTERM
 done
 
 restarts=${SLURM_RESTART_COUNT:-0}
-if ((restarts == 0 && SECONDS < 600 || restarts >= 20)); then
+if ((restarts == 0 && SECONDS < 600 || restarts >= 100)); then
   exit 1
 fi
 scontrol requeue "$SLURM_JOB_ID"

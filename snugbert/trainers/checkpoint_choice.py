@@ -31,6 +31,10 @@ CHUNK = 2**26  # bytes of a file in one message
 logger = logging.getLogger(__name__)
 
 
+class NoCheckpointError(InputError):
+    """No machine has a whole checkpoint."""
+
+
 class Offer(NamedTuple):
     """A whole checkpoint on a machine. The largest offer is chosen.
 
@@ -55,57 +59,67 @@ class Offer(NamedTuple):
 
 
 def agree_on_checkpoint(
-    args: TrainingArguments, output_dir: Path, find: Callable[[], Path | None], keeps: bool = True
+    args: TrainingArguments,
+    output_dir: Path,
+    find: Callable[[], Path | None],
+    keeps: bool = True,
+    only_first: bool = False,
 ) -> Path | None:
     """Finds the newest checkpoint of all machines, and copies it to those that lack it. Every process must call this.
 
     If the output folder belongs to a store, the first process offers what the store has. Another machine only offers
-    checkpoints if it was the last to write there. Otherwise its folder may belong to an earlier run.
+    what its local folder contains if it was the last to write to the store. Otherwise it may be of an earlier run.
 
     Args:
         args: the arguments of the run.
         output_dir: the output folder on this machine.
         find: returns a whole checkpoint on this machine. The first process of each machine calls it.
-        keeps: whether a copy for the first process stays in `output_dir`. Other copies are temporary: the next
-            checkpoint removes them.
+        keeps: whether the checkpoint belongs to `output_dir`, so that a copy for the first process stays there. Other
+            copies are temporary: the next checkpoint removes them.
+        only_first: whether only the first process needs it.
 
     Returns:
         The checkpoint on this machine. None: no machine has one.
 
     Raises:
-        InputError: in all processes: no machine has a checkpoint, and `find` raised this error; or a copy cannot be
-            written.
+        NoCheckpointError: in all processes: no machine has a checkpoint, and `find` raised this error.
+        InputError: in all processes: a copy cannot be written.
     """
     offer, problem = None, None
     is_first = args.local_process_index == 0  # of the processes on this machine
     try:
         if is_first:
-            offer = _make_offer(args, output_dir, find)
-    except InputError as error:
+            offer = _make_offer(args, output_dir, find, keeps)
+    except (InputError, OSError) as error:
         problem = str(error)
     wait_for_all()
     answers: list[tuple[bool, Offer | None, str | None]] = gather_object([(is_first, offer, problem)])
     chosen = max((each for _, each, _ in answers if each is not None), default=None)
     if chosen is None:
         if problems := [each for _, _, each in answers if each is not None]:
-            raise InputError(problems[0])
+            raise NoCheckpointError(problems[0])
         return None
     machine = args.process_index - args.local_process_index
     _, own, _ = answers[machine]
-    lacking = [first and (each is None or each.content != chosen.content) for first, each, _ in answers]
+    lacking = [
+        first and (rank == 0 or not only_first) and (each is None or each.content != chosen.content)
+        for rank, (first, each, _) in enumerate(answers)
+    ]
     if not any(lacking):
         return own and own.folder
-    logger.info("resuming from %s of %s. Other machines get a copy.", chosen.folder.name, chosen.host)
+    logger.info("copying %s from %s to machines that lack it", chosen.folder.name, chosen.host)
     keeps &= machine == 0
-    copy = output_dir / UNFINISHED / str(machine) / chosen.folder.name
+    copy = output_dir / UNFINISHED / ("kept" if keeps else str(machine)) / chosen.folder.name
     failure = _copy(chosen, copy if lacking[args.process_index] else None)
     target = output_dir / chosen.folder.name if keeps else copy
     raise_together(lambda: _accept(copy, target, failure) if lacking[args.process_index] else None)
     return target if lacking[machine] or own is None else own.folder
 
 
-def _make_offer(args: TrainingArguments, output_dir: Path, find: Callable[[], Path | None]) -> Offer | None:
-    output = find_output(output_dir)
+def _make_offer(
+    args: TrainingArguments, output_dir: Path, find: Callable[[], Path | None], is_local: bool
+) -> Offer | None:
+    output = find_output(output_dir) if is_local else None
     if output is not None and args.process_index > 0 and not output.was_last_writer():
         return None
     folder = find()

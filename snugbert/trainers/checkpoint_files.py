@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,11 @@ def rename_checkpoint(folder: Path, checkpoint: Path) -> None:
 
 def restore_replaced(unfinished: Path) -> None:
     """Moves an old checkpoint in `unfinished` back if the process was killed before the new one had its name."""
-    for old in unfinished.glob("replaced-*"):
+    for old in [*unfinished.rglob("replaced-*")]:
         checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
         if not checkpoint.exists():
-            old.rename(checkpoint)
+            with suppress(FileNotFoundError):  # another machine has moved it
+                old.rename(checkpoint)
 
 
 def write_manifest(folder: Path) -> None:

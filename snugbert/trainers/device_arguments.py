@@ -112,9 +112,10 @@ class DeviceArguments(TrainingArguments):
         if started > 1 and self.is_on_cpu and not dist.is_initialized():
             # transformers (5.23) connects processes on a CPU without `ddp_timeout`.
             dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
+        elif started > 1 and not (self.is_on_cpu or torch.accelerator.is_available()):
+            # accelerate would let each train alone.
+            raise InputError(f"{started} processes were started, but there is no GPU. Add --use_cpu true.")
         super().__post_init__()
-        if self.world_size < started:  # accelerate lets each one train alone
-            raise InputError(f"{started} processes were started without a GPU for each. Add --use_cpu true.")
         if self.uses_cuda and self.dataloader_pin_memory:
             self.accelerator_config.non_blocking = True  # type: ignore[union-attr]
         # Trainer would use the precision of the launcher even with `--bf16 false`.

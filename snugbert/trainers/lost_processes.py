@@ -22,8 +22,13 @@ from snugbert.errors import ProcessLost
 
 SIGN_SECONDS = 5.0  # between two signs of life
 LONGEST_PAUSE = 0.5  # seconds between two looks at the store
+# What torch's errors say if another process is the cause. Others, such as a wrong interface, keep the traceback.
+LOST = re.compile(
+    r"closed by peer|reset by peer|broken pipe|timed out|timeout|failed to recv|ncclRemoteError|remote process exited",
+    re.IGNORECASE,
+)
 # gloo raises a RuntimeError with the name of its source file, such as "[/src/gloo/transport/tcp/pair.cc:538] ...".
-GLOO_PLACE = re.compile(r"\[\S*/gloo/\S+:\d+\]\s*")
+PLACE = re.compile(r"^\[\S+:\d+\]\s*")
 ADVICE = "Start all processes again with --resume_from_checkpoint true."
 
 
@@ -52,31 +57,71 @@ class SignsOfLife:
         """Waits until every process has called this as often as this one.
 
         Raises:
-            ProcessLost: a process shows no sign of life.
+            ProcessLost: a process shows no sign of life, or the store does not answer.
             DistError: the store is gone.
         """
         self.meetings += 1
-        place, pause, next_look = f"meeting/{self.meetings}", 0.001, time.monotonic() + self.interval
+        meeting = Meeting(self)
+        meeting.start()
+        while meeting.is_alive():
+            meeting.join(LONGEST_PAUSE)
+            if time.monotonic() - meeting.answered > self.limit:
+                raise ProcessLost(
+                    f"the machine of the first process has not answered for {self.limit:.0f} seconds "
+                    f"(--ddp_timeout). {ADVICE}"
+                )
+        if meeting.error is not None:
+            raise meeting.error
+
+
+class Meeting(threading.Thread):
+    """Waits for all processes, in a thread of its own: a request to the store has no time limit.
+
+    Attributes:
+        answered: when the store last answered.
+        error: why the wait failed.
+    """
+
+    def __init__(self, signs: SignsOfLife):
+        super().__init__(daemon=True)
+        self.signs, self.place = signs, f"meeting/{signs.meetings}"
+        self.answered = time.monotonic()
+        self.error: RuntimeError | None = None
+
+    def run(self) -> None:
+        """Called by the thread."""
+        try:
+            self._wait()
+        except (ProcessLost, dist.DistError) as error:
+            self.error = error
+
+    def _wait(self) -> None:
+        # With many processes, each looks less often.
+        interval = max(self.signs.interval, len(self.signs.ranks) / 20)
+        pause, next_look = 0.001, self.answered + interval
         seen: dict[int, tuple[int, float]] = {}  # the count of each process, and when it changed
-        self.store.add(place, 1)
-        while self.store.add(place, 0) < len(self.ranks):
-            if time.monotonic() > next_look:
+        self._add(self.place, 1)
+        while self._add(self.place, 0) < len(self.signs.ranks):
+            if self.answered > next_look:
                 self._look(seen)
-                next_look = time.monotonic() + self.interval
+                next_look = self.answered + interval
             time.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE)
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> None:
-        now = time.monotonic()
-        for rank in self.ranks:
-            count = self.store.add(f"signs/{rank}", 0)
-            before, since = seen.setdefault(rank, (count, now))
+        for rank in self.signs.ranks:
+            count = self._add(f"signs/{rank}", 0)
+            before, since = seen.setdefault(rank, (count, self.answered))
             if count != before:
-                seen[rank] = count, now
-            elif now - since > self.limit:
-                raise ProcessLost(
-                    f"process {rank} has given no sign of life for {self.limit:.0f} seconds (--ddp_timeout). {ADVICE}"
-                )
+                seen[rank] = count, self.answered
+            elif self.answered - since > self.signs.limit:
+                limit = f"{self.signs.limit:.0f} seconds (--ddp_timeout)"
+                raise ProcessLost(f"process {rank} has given no sign of life for {limit}. {ADVICE}")
+
+    def _add(self, key: str, number: int) -> int:
+        total = self.signs.store.add(key, number)
+        self.answered = time.monotonic()
+        return total
 
 
 def show_signs_of_life() -> None:
@@ -108,9 +153,11 @@ def explain_lost_process(error: RuntimeError) -> str | None:
     if isinstance(error, ProcessLost):
         return str(error)
     text = str(error)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not (isinstance(error, dist.DistError) or "/gloo/" in text):
+    is_distributed = isinstance(error, dist.DistError) or "/gloo/" in text
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not is_distributed or not LOST.search(text):
         return None
-    reason = GLOO_PLACE.sub("", text.splitlines()[0]).partition(". ")[0].rstrip(".")
+    line = next(line for line in text.splitlines() if LOST.search(line))
+    reason = PLACE.sub("", line).partition(". ")[0].rstrip(".")
     rank = os.environ.get("RANK", "?")
     return (
         f"process {rank} on {platform.node()} lost another process ({reason}). It ended, or its machine does not "

@@ -25,8 +25,9 @@ from snugbert.trainers.checkpoint_files import (
     has_undamaged_weights,
     lacks_optimizer,
     list_checkpoints,
+    remove_checkpoints,
 )
-from snugbert.trainers.processes import raise_together
+from snugbert.trainers.processes import raise_together, wait_for_all
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +146,17 @@ def _check_explicit(checkpoint: str) -> Path:
 
 
 def clear_output_dir(training_args: TrainingArguments) -> None:
-    """Removes the checkpoints and results of an earlier run. Call it after all steps that can fail."""
+    """Removes the checkpoints and results of an earlier run. Call it in every process, after all steps that can fail.
+
+    Other machines may have their own checkpoints of it, from when the first process ran there.
+    """
+    output_dir = Path(training_args.output_dir or "")
     if training_args.should_save:
-        remove_run(Path(training_args.output_dir or ""))
+        remove_run(output_dir)
+    wait_for_all()
+    if training_args.local_process_index == 0 and not training_args.should_save:
+        remove_checkpoints(list_checkpoints(output_dir))
+    wait_for_all()
 
 
 class ClearOutputDir(TrainerCallback):

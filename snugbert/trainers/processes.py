@@ -9,10 +9,12 @@ from typing import TypeVar
 
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx
+from safetensors import SafetensorError
 from transformers import TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from snugbert.errors import InputError
+from snugbert.remote_requests import DEADLINE_VARIABLE
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
 from snugbert.trainers.lost_processes import show_signs_of_life, wait_patiently
@@ -36,6 +38,8 @@ def set_up(training_args: DeviceArguments) -> None:
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     if training_args.world_size > 1:
         show_signs_of_life()
+        # A process that waits for a store fails before the others give it up, and its message names the store.
+        os.environ.setdefault(DEADLINE_VARIABLE, str(0.8 * training_args.ddp_timeout))
         logging.getLogger(__name__).info(
             "%d processes. If one does not answer for %d seconds, all stop (--ddp_timeout).",
             training_args.world_size,
@@ -101,7 +105,7 @@ def wait_for_all() -> None:
 def raise_together(function: Callable[[], T]) -> T:
     """Calls `function` in every process. If one raises an InputError, all do. Otherwise, the others would wait for it.
 
-    `function` may take any time, and must not communicate.
+    `function` may take any time, and must not communicate. An OSError becomes an InputError.
 
     Raises:
         InputError: the error of this process, or of the first process that has one. It names the machine of the other.
@@ -114,6 +118,9 @@ def raise_together(function: Callable[[], T]) -> T:
         result = function()
     except InputError as raised:
         error = raised
+    except (OSError, SafetensorError) as raised:  # such as a full disk
+        error = InputError(str(raised))
+        error.__cause__ = raised
     wait_for_all()
     answers = gather_object([None if error is None else (platform.node(), str(error))])
     for host, message in filter(None, answers):

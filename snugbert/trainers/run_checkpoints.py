@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from snugbert.checkpoints.weight_files import read_torch_file, read_weights
 from snugbert.errors import InputError
 from snugbert.files import writing
-from snugbert.trainers.checkpoint_choice import agree_on_checkpoint
+from snugbert.trainers.checkpoint_choice import NoCheckpointError, agree_on_checkpoint
 from snugbert.trainers.checkpoint_copies import download_checkpoint
 from snugbert.trainers.checkpoint_files import (
     RESUME,
@@ -76,10 +76,16 @@ class RunCheckpoints(TrainerCallback):
                     _forget_best(folder / checkpoint.name)
                     publish(folder / checkpoint.name, checkpoint)
                 wait_for_all()
+            self._clear(args, folder)
+        except BaseException:
+            # On a shared disk, the first process may still be writing.
+            if args.should_save:
+                self._clear(args, folder)
+            raise
         finally:
             self.is_writing = False
             vars(args).update(before)
-            self._clear(args, folder)
+        wait_for_all()  # another machine may still be clearing the folder, which `remove_old` uses
         locate_best(state, output_dir)
         if args.should_save and self.limit:
             self.remove_old(state, output_dir)
@@ -124,8 +130,8 @@ class RunCheckpoints(TrainerCallback):
 
         if state.best_global_step and args.load_best_model_at_end:
             try:
-                agree_on_checkpoint(args, output_dir, find)
-            except InputError as damage:
+                agree_on_checkpoint(args, output_dir, find, only_first=True)
+            except NoCheckpointError as damage:
                 logger.warning("ignoring the best checkpoint: %s", damage)
                 state.best_model_checkpoint = state.best_global_step = state.best_metric = None
         locate_best(state, output_dir)

@@ -42,7 +42,7 @@ from snugbert.trainers.compilation import (
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
 from snugbert.trainers.output_folder import find_checkpoint
-from snugbert.trainers.processes import move_hub_token
+from snugbert.trainers.processes import move_hub_token, wait_for_all
 from snugbert.trainers.reporting import Reports
 from snugbert.trainers.run_checkpoints import RunCheckpoints, check_optimizer, ignoring_tied_weights, resuming_from
 from snugbert.trainers.run_lock import lock_output_dir
@@ -166,7 +166,10 @@ class RunTrainer(Trainer):
         with lock_output_dir(self.args):
             checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
             state = TrainerState() if checkpoint is None else read_state(checkpoint)
+            if checkpoint is not None:
+                logger.info("resuming from %s", Path(checkpoint).name)
             self._begin(state)
+            wait_for_all()  # the first process counts which tokens the examples contain
             self.compare_settings(checkpoint)
             self.reports.begin(state)
             self._log_rows()
@@ -413,6 +416,7 @@ class RunTrainer(Trainer):
         if self.args.process_index == 0 or self.is_fsdp_enabled:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
         if self.args.world_size > 1 and not self.is_fsdp_enabled:
+            wait_for_all()
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
         self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import broadcast_object_list
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
@@ -203,9 +202,7 @@ class StopSignal(TrainerCallback):
         Does the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
         """
         self._saved_step = state.global_step
-        is_due = state.stateful_callbacks.pop(POSTPONED, False) and args.eval_strategy != "no"
-        (is_due,) = broadcast_object_list([is_due])  # machines may have different copies of the checkpoint
-        if not is_due:
+        if not state.stateful_callbacks.pop(POSTPONED, False) or args.eval_strategy == "no":
             return control
         trainer = self.trainer
         trainer.control = control

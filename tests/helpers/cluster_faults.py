@@ -47,8 +47,10 @@ def read_job() -> str:
     assert container["command"] == ["bash", "-c"] and pod["terminationGracePeriodSeconds"] == GRACE
     (command,) = container["args"]
     command = command.replace("--nproc-per-node 8", "--nproc-per-node 1")
-    command = re.sub(r"--master-addr \S+", '--master-addr "$MASTER"', command)
-    return re.sub(r"(?<=pretrain )--config .*(?=--gradient_acc)", '"$@" ', command)
+    command = re.sub(r"(?<=--master-addr )\S+", '"$MASTER"', command)
+    command = re.sub(r"(?<=pretrain )--config .*(?=--gradient_acc)", '"$@" ', command)
+    assert all(part in command for part in ("--nproc-per-node 1", '"$MASTER"', '"$@"')), command
+    return command
 
 
 # --- a run --------------------------------------------------------------------------------------------------------
@@ -65,7 +67,7 @@ class Run:
         rng: chooses the order of the ranks.
 
     Attributes:
-        machines: that take part, in the order of their ranks. All of them are on whenever this object may start pods.
+        machines: that take part, in the order of their ranks. They are on whenever pods may start.
     """
 
     def __init__(self, machines: list[Machine], arguments: list[str], rng: random.Random):
@@ -174,7 +176,7 @@ class Run:
         return messages
 
     def describe(self) -> str:
-        """The last lines of all machines."""
+        """Returns the last lines of all machines."""
         return "\n".join(f"{name} {line}" for _, name, line in self.list_lines()[-150:])
 
 

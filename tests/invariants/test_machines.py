@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster_faults import break_machines
+from cluster_faults import break_machines, read_job
 from forked import ForkedProcess
 from machines import Cluster, Machine, start_cluster
 from torture import SAVE_STEPS, make_arguments, make_material, pretrain
@@ -128,6 +128,11 @@ def test_sigterm_to_one_machine(job, undisturbed, rank):
     stopped = re.search(r"SIGTERM: stopped after step (\d+)", job.processes[0].stderr)[1]
     assert job.resume() == undisturbed
     assert f"resuming from checkpoint-{stopped} " in job.processes[0].stderr
+
+
+def test_the_job_of_the_example_fits_these_machines():
+    """Parts of its command are replaced."""
+    assert read_job().startswith("exec torchrun --nnodes")
 
 
 @pytest.mark.long

@@ -106,7 +106,7 @@ def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines, accumulation
         pytest.param({"statuses": (1, 1, 1)}, (1, 3, False), id="a wrong argument"),
         pytest.param({"statuses": (1, 1, 1), "seconds": 600}, (0, 3, True), id="a machine that always fails"),
         pytest.param({"statuses": (1, 1, 1), "restarts": 1}, (0, 3, True), id="the same after a restart"),
-        pytest.param({"statuses": (1, 1, 1), "restarts": 20}, (1, 3, False), id="after many restarts"),
+        pytest.param({"statuses": (1, 1, 1), "restarts": 100}, (1, 3, False), id="after many restarts"),
         pytest.param({"statuses": (1,), "seconds": 600, "time_left": "4:59"}, (0, 1, True), id="the time is over"),
         pytest.param({"machines": 3}, (2, 0, False), id="a batch that cannot be divided"),
     ],

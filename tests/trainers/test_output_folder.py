@@ -28,11 +28,13 @@ from snugbert.trainers.checkpoint_files import (
 from snugbert.trainers.output_folder import (
     check_disk_space,
     check_output_dir,
+    clear_output_dir,
     find_checkpoint,
     list_run_files,
     remove_run,
 )
 from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.run_checkpoints import RunCheckpoints
 
 
 def write_checkpoint(folder: Path, step: int) -> str:
@@ -276,7 +278,19 @@ def train_on_a_machine(folder: Path) -> None:
         damage(other / "checkpoint-2/model.safetensors", "six bytes")
         write_manifest(other / "checkpoint-2")
     resume(written or ["checkpoint-2"])
-    if rank == 1:
+    if rank == 0:
+        shutil.rmtree(mine / "checkpoint-2")
+    wait_for_all()
+    args, state = arguments(mine), TrainerState(best_global_step=2, best_metric=0.5)
+    args.load_best_model_at_end = True
+    RunCheckpoints().on_train_begin(args, state, None)
+    assert state.best_model_checkpoint == str(folder / "machine-0/checkpoint-2") and state.best_metric == 0.5
+    assert [path.name for path in list_checkpoints(mine)] == written or ["checkpoint-2"]
+    clear_output_dir(args)  # machines may have checkpoints of a run that is overwritten
+    assert list_checkpoints(mine) == []
+    if rank == 0:
+        write_checkpoint(mine, 3)
+    else:
         shutil.rmtree(mine)
         mine.write_text("a disk that cannot be written")
     wait_for_all()

@@ -58,6 +58,7 @@ from snugbert.trainers.finetuning.sweep_results import (
     selection_metric,
     summarize_sweep,
 )
+from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.stopping import DivergedError
 from snugbert.trainers.uploads import NOT_UPLOADED
 
@@ -93,6 +94,7 @@ class PlannedRun(NamedTuple):
         file, results = self.folder / RESULTS, None
         if self.args.process_index == 0 and file.exists():
             results = read_json(file)
+        wait_for_all()  # the first process may still be removing weights
         (results,) = broadcast_object_list([results])
         return None if results is None else FinishedRun(self.setting, self.args.seed, self.folder, results)
 

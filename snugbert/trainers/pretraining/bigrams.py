@@ -39,6 +39,7 @@ from snugbert.data.corpus import Corpus
 from snugbert.data.part_files import Block
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
+from snugbert.trainers.processes import wait_for_all
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
 OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
@@ -239,6 +240,7 @@ def initialize_from_bigrams(
 
 def share_weights(model: torch.nn.Module, device: torch.device) -> None:
     """Gives all processes the weights of the first, before sharding. Another machine may have rounded differently."""
+    wait_for_all()  # computing them takes long
     for weights in model.parameters():
         weights.data.copy_(broadcast(weights.data.to(device)))
 

@@ -286,7 +286,7 @@ class MetricsFile:
         """Writes a line.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: the file cannot be written.
         """
         with writing(self._file, RESUME):
             if self._lines_before is not None:
