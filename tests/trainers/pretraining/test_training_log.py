@@ -98,6 +98,11 @@ def test_metrics_after_the_checkpoint_are_dropped_with_the_first_new_line(tmp_pa
     ]
 
 
+def test_a_full_disk_is_one_error():
+    with pytest.raises(InputError, match=r"^/dev/full could not be written: .*The disk is probably full"):
+        MetricsFile(Path("/dev/full"), []).append({"step": 1})
+
+
 def test_flops_of_a_batch_equal_what_torch_counts():
     # Every token except [CLS] has a label, so the last layer computes all tokens. No sequence is padded.
     config = SnugBertConfig.from_size("tiny", vocab_size=50, attn_implementation="eager")
