@@ -18,13 +18,14 @@ Each size is measured in these steps. CPU seconds are user and system time of a 
   first step, and peak memory.
 
 A line through the sizes gives a fixed part and a slope. 1 and 10 TB are on this line: an extrapolation by a factor of
-100 and more. A corpus has at most 256 parts, so what grows with the parts stops there.
+100 and more. A corpus has at most 256 parts, so what grows with the parts stops there. Up to 17 GB of text, a part has
+four blocks, and the last one is short. Parts of more text have many blocks, so there all blocks count as full ones.
 
 The second table says how long a window lasts on many GPUs, and how long its table takes. The last tables are from
 `gpu_scaling.py`. Without `--gigabytes`, only these are printed.
 
-Results of finished sizes are kept in the output folder, and text and corpora are removed. The same command continues.
-Ten gigabytes need 20 GB of disk.
+Results of finished sizes are kept in the output folder, and text and corpora are removed. The same command continues,
+or prints the tables of finished sizes again. Ten gigabytes need 20 GB of disk.
 """
 
 import argparse
@@ -55,7 +56,7 @@ from snugbert.data.corpus import Corpus, open_corpus
 from snugbert.data.corpus_blocks import CachedBlocks
 from snugbert.data.corpus_index import index_name, make_index
 from snugbert.data.documents import find_files, read_documents
-from snugbert.data.preparation import MOST_PARTS
+from snugbert.data.preparation import BLOCK_TOKENS, MOST_PARTS
 from snugbert.errors import InputError
 from snugbert.files import write_atomically
 from snugbert.remote_requests import CONNECTIONS
@@ -258,7 +259,7 @@ class Row(NamedTuple):
     title: str
     name: str  # of the measure
     unit: float
-    against: str | None = "text"  # what it grows with. None: it is not extrapolated
+    against: str | None = "text"  # what it grows with: text, parts or blocks. None: it is not extrapolated
 
 
 ROWS = (
@@ -270,13 +271,13 @@ ROWS = (
     Row("corpus, GB", "corpus", 1e9),
     Row("parts", "parts", 1, None),
     Row("files", "files", 1, None),
-    Row("blocks", "blocks", 1),
+    Row("blocks", "blocks", 1, "blocks"),
     Row("indices, MB", "index", 1e6, "parts"),
     Row("verifying, CPU ns per token", "verify_token", 1e-9, None),
     Row("opening from the disk, CPU s", "open_cpu", 1, "parts"),
     Row("opening from the bucket, requests", "open_requests", 1, "parts"),
     Row("opening from the bucket, MB", "open_bytes", 1e6, "parts"),
-    Row("an epoch from the bucket, requests", "read_requests", 1),
+    Row("an epoch from the bucket, requests", "read_requests", 1, "blocks"),
     Row("an epoch from the bucket, GB", "read_bytes", 1e9),
     Row("table of a window, in parallel, CPU ns per token", "table_parallel", 1e-9, None),
     Row("table of a window, in one process, CPU ns per token", "table_serial", 1e-9, None),
@@ -298,15 +299,18 @@ def fit_line(x: list[float], y: list[float]) -> tuple[float, float]:
 def extrapolate(row: Row, sizes: list[Measures], text: float) -> float:
     """Returns the value of a row for so many bytes of text.
 
-    Indices grow with the parts and with the blocks.
+    Indices grow with the parts and with the blocks. A quarter of the measured blocks are short, so the mean number of
+    requests of a block is rounded to that of a full one.
     """
     if row.against == "text":
         fixed, slope = fit_line([each["text"] for each in sizes], [each[row.name] for each in sizes])
         return fixed + slope * text
+    blocks = sizes[-1]["tokens"] / sizes[-1]["text"] * text / BLOCK_TOKENS
+    if row.against == "blocks":
+        return blocks * round(sizes[-1][row.name] / sizes[-1]["blocks"])
     per_block = BLOCK_ENTRY if row.name in ("index", "open_bytes") else 0
     values = [each[row.name] - per_block * each["blocks"] for each in sizes]
     fixed, slope = fit_line([each["parts"] for each in sizes], values)
-    blocks = sizes[-1]["blocks"] / sizes[-1]["text"] * text
     return fixed + slope * MOST_PARTS + per_block * blocks
 
 
@@ -335,25 +339,24 @@ def format_number(value: float) -> str:
 
 
 def format_windows(sizes: list[Measures]) -> str:
-    """Makes the table of what a window costs while many GPUs train BERT base at full speed."""
+    """Makes the table of what a window of full blocks costs while many GPUs train BERT base at full speed."""
     last = sizes[-1]
     work = gpu_scaling.make_work("base", gpu_scaling.SEQUENCES)
-    block_tokens, block_bytes = last["tokens"] / last["blocks"], last["corpus"] / last["blocks"]
-    tokens = WINDOW_BLOCKS * block_tokens
+    token_bytes, tokens = last["corpus"] / last["tokens"], WINDOW_BLOCKS * BLOCK_TOKENS
     table = tokens * (last["table_serial"] + last["table_parallel"] / CORES)
     rows = [["GPUs", "million tokens/s", "a window lasts, s", "its table takes, s", "of it in one process, s"]]
     rows[0] += ["training waits, %", "a machine reads, MB/s", "all machines read, GB/s"]
     for gpus in gpu_scaling.GPUS:
         rate = gpus * gpu_scaling.SEQUENCES * gpu_scaling.TOKENS / work.seconds
-        lasts, machine = tokens / rate, rate * block_bytes / block_tokens
+        lasts, machine = tokens / rate, rate * token_bytes
         cells = [f"{gpus:,}", *map(format_number, (rate / 1e6, lasts, table, tokens * last["table_serial"]))]
         waits, machines = 100 * table / (table + lasts), -(-gpus // gpu_scaling.CLUSTERS[0].gpus)
         rows.append([*cells, *map(format_number, (waits, machine / 1e6, machine * machines / 1e9))])
     limit = CONNECTIONS * CONNECTION
     return (
-        f"{format_table(rows)}\n\nA window of {WINDOW_BLOCKS} blocks, {CORES} cores of this kind in a machine, and no "
+        f"{format_table(rows)}\n\nA window of {WINDOW_BLOCKS} full blocks, {CORES} cores of this kind in a machine, and no "
         f"wait for messages. With {CONNECTIONS} connections of {CONNECTION / 1e6:.0f} MB/s, a machine reads at most "
-        f"{limit / 1e6:.0f} MB/s, enough for {limit * block_tokens / block_bytes / 1e6:.0f} million tokens/s."
+        f"{limit / 1e6:.0f} MB/s, enough for {limit / token_bytes / 1e6:.0f} million tokens/s."
     )
 
 

@@ -80,14 +80,18 @@ def test_the_documentation_shows_the_throughput():
 def test_lines_through_sizes():
     import scale
 
+    # A quarter of the measured blocks are half full.
     sizes = [
-        {"text": 1e9, "x": 7.0, "parts": 16, "blocks": 60},
-        {"text": 1e10, "x": 61.0, "parts": 156, "blocks": 600},
+        {"text": 1e9, "x": 7.0, "parts": 16, "blocks": 64, "tokens": 56 * 2**22},
+        {"text": 1e10, "x": 61.0, "parts": 160, "blocks": 640, "tokens": 560 * 2**22},
     ]
     assert scale.extrapolate(scale.Row("", "x", 1), sizes, 1e12) == pytest.approx(1 + 6 * 1000)
+    read = [each | {"requests": 1.75 * each["blocks"]} for each in sizes]
+    for name, expected in (("blocks", 56_000), ("requests", 2 * 56_000)):
+        assert scale.extrapolate(scale.Row("", name, 1, "blocks"), read, 1e12) == pytest.approx(expected)
     index = [each | {"index": 1000 + 10 * each["parts"] + 72 * each["blocks"]} for each in sizes]
     row = scale.Row("", "index", 1, "parts")
-    assert scale.extrapolate(row, index, 1e12) == pytest.approx(1000 + 10 * 256 + 72 * 60_000)
+    assert scale.extrapolate(row, index, 1e12) == pytest.approx(1000 + 10 * 256 + 72 * 56_000)
 
 
 def test_text_has_new_words():
