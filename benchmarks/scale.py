@@ -354,9 +354,9 @@ def format_windows(sizes: list[Measures]) -> str:
         rows.append([*cells, *map(format_number, (waits, machine / 1e6, machine * machines / 1e9))])
     limit = CONNECTIONS * CONNECTION
     return (
-        f"{format_table(rows)}\n\nA window of {WINDOW_BLOCKS} full blocks, {CORES} cores of this kind in a machine, and "
-        f"no wait for messages. With {CONNECTIONS} connections of {CONNECTION / 1e6:.0f} MB/s, a machine reads at most "
-        f"{limit / 1e6:.0f} MB/s, enough for {limit / token_bytes / 1e6:.0f} million tokens/s."
+        f"{format_table(rows)}\n\nA window of {WINDOW_BLOCKS} full blocks, {CORES} cores of this kind in a machine, "
+        f"and no wait for messages. With {CONNECTIONS} connections of {CONNECTION / 1e6:.0f} MB/s, a machine reads at "
+        f"most {limit / 1e6:.0f} MB/s, enough for {limit / token_bytes / 1e6:.0f} million tokens/s."
     )
 
 
