@@ -77,6 +77,22 @@ def test_the_documentation_shows_the_throughput():
             assert cell == (expected if cluster == gpu_scaling.CLUSTERS[0] or gpus > 8 else "")
 
 
+def test_the_documentation_shows_the_measurements():
+    """The table of text and the table of windows have cells of the benchmark's output."""
+
+    def read(page: str) -> dict[tuple[str, str], str]:
+        found = {}
+        for block in (BENCHMARKS.parent / page).read_text().split("\n\n"):
+            header, *rows = cells(block) or [[]]
+            found |= {(row[0], name): cell for row in rows for name, cell in zip(header, row, strict=True) if name}
+        return found
+
+    page, output = read("docs/explanation/scale.md"), read("benchmarks/results/scale_epyc-2-cores_202611.md")
+    shared = page.keys() & output.keys()
+    assert {key: page[key] for key in shared} == {key: output[key] for key in shared}
+    assert len(shared) == 2 * 5 + 5 * 3
+
+
 def test_lines_through_sizes():
     import scale
 
