@@ -109,12 +109,11 @@ class DeviceArguments(TrainingArguments):
         if not (self.uses_cuda or torch.accelerator.is_available()):
             self.dataloader_pin_memory = False  # without a device, torch would warn in every epoch
         started = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1  # by a launcher
-        if started > 1 and self.is_on_cpu and not dist.is_initialized():
-            # transformers (5.23) connects processes on a CPU without `ddp_timeout`.
-            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
-        elif started > 1 and not (self.is_on_cpu or torch.accelerator.is_available()):
-            # accelerate would let each train alone.
-            raise InputError(f"{started} processes were started, but there is no GPU. Add --use_cpu true.")
+        if started > 1 and not dist.is_initialized():
+            if self.is_on_cpu:  # transformers (5.23) would connect processes on a CPU without `ddp_timeout`
+                dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
+            elif not torch.accelerator.is_available():  # accelerate would let each train alone
+                raise InputError(f"{started} processes were started, but there is no GPU. Add --use_cpu true.")
         super().__post_init__()
         if self.uses_cuda and self.dataloader_pin_memory:
             self.accelerator_config.non_blocking = True  # type: ignore[union-attr]
