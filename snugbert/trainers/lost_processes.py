@@ -21,7 +21,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from snugbert.errors import ProcessLost
 
 SIGN_SECONDS = 5.0  # between two signs of life
-LONGEST_PAUSE = 0.5  # seconds between two looks at the store
+# Seconds between two looks at the store, for each process. Together, they ask 200 times a second.
+PAUSE, LONGEST_PAUSE = 0.005, 0.5
 # What torch's errors say if another process is the cause. Others, such as a wrong interface, keep the traceback.
 LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out|timeout|failed to recv|ncclRemoteError|remote process exited",
@@ -98,7 +99,8 @@ class Meeting(threading.Thread):
     def _wait(self) -> None:
         # With many processes, each looks less often.
         interval = max(self.signs.interval, len(self.signs.ranks) / 20)
-        pause, next_look = 0.001, self.answered + interval
+        pause = min(PAUSE * len(self.signs.ranks), LONGEST_PAUSE)
+        next_look = self.answered + interval
         seen: dict[int, tuple[int, float]] = {}  # the count of each process, and when it changed
         self._add(self.place, 1)
         while self._add(self.place, 0) < len(self.signs.ranks):
@@ -106,7 +108,6 @@ class Meeting(threading.Thread):
                 self._look(seen)
                 next_look = self.answered + interval
             time.sleep(pause)
-            pause = min(1.5 * pause, LONGEST_PAUSE)
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> None:
         for rank in self.signs.ranks:
