@@ -165,10 +165,12 @@ class Machine:
             time.sleep(0.1 * (1 - share))
 
     def fill_disk(self) -> None:
-        """Leaves no free space until [`free_disk`]."""
-        with suppress(OSError), open(self.disk / "ballast", "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        """Leaves space for log lines, but not for a checkpoint, until [`free_disk`]."""
+        with open(self.disk / "ballast", "wb", buffering=0) as file:
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+            file.truncate(file.tell() - 100_000)
 
     def free_disk(self) -> None:
         (self.disk / "ballast").unlink(missing_ok=True)
