@@ -1,5 +1,6 @@
 """Copies of inputs that URLs name."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ def write(folder, **texts: str) -> None:
         file = folder / name.replace("__", "/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    time.sleep(0.02)  # rclone remembers sizes and times for a millisecond
 
 
 def test_a_file_is_copied_once_and_again_when_it_changes(bucket, downloads):
