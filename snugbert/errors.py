@@ -13,7 +13,7 @@ class InputError(ValueError):
 
 
 class ProcessLost(RuntimeError):
-    """Another process of a run on several ended, or does not answer. The command line prints the message."""
+    """Another process of the run ended, or does not answer. The command line prints the message."""
 
 
 class RunStopped(Exception):

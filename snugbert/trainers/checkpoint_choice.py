@@ -23,7 +23,8 @@ from snugbert.errors import InputError
 from snugbert.files import MANIFEST_NAME, writing
 from snugbert.remote_outputs import find_output
 from snugbert.trainers.checkpoint_files import RESUME, UNFINISHED, check_checkpoint, has_manifest, rename_checkpoint
-from snugbert.trainers.processes import raise_together, wait_for_all
+from snugbert.trainers.lost_processes import wait_for_all
+from snugbert.trainers.processes import raise_together
 from snugbert.trainers.run_settings import read_state
 
 CHUNK = 2**26  # bytes of a file in one message
@@ -65,7 +66,7 @@ def agree_on_checkpoint(
     keeps: bool = True,
     only_first: bool = False,
 ) -> Path | None:
-    """Finds the newest checkpoint of all machines, and copies it to those that lack it. Every process must call this.
+    """Finds the newest checkpoint on any machine, and copies it to machines without it. Every process must call this.
 
     If the output folder belongs to a store, the first process offers what the store has. Another machine only offers
     what its local folder contains if it was the last to write to the store. Otherwise it may be of an earlier run.

@@ -21,7 +21,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from snugbert.errors import format_count
 from snugbert.progress import format_bytes, format_duration
 from snugbert.trainers.log_lines import LogLines
-from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.run_trainer import RunTrainer
 
 # The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs.

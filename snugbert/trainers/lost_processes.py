@@ -1,7 +1,7 @@
 """Notices that another process of a run is lost: it was killed, or its machine does not answer.
 
 A collective operation of torch fails if a process ends, or comes more than `--ddp_timeout` seconds late. But a process
-may work alone for longer, for example while it prepares text or writes a checkpoint. [`wait_patiently`] has no limit
+may work alone for longer, for example while it prepares text or writes a checkpoint. [`wait_for_all`] has no limit
 while all processes are alive: each of them counts up in the store of the process group. A process whose count has not
 changed for `--ddp_timeout` seconds is lost.
 """
@@ -131,10 +131,11 @@ def show_signs_of_life() -> None:
         _signs_in(_get_default_store())
 
 
-def wait_patiently() -> None:
+def wait_for_all() -> None:
     """Waits until all processes are here, however long they take. Every process must call this.
 
-    They must have called [`show_signs_of_life`] before their long work.
+    They must have called [`show_signs_of_life`] before their long work. accelerate's `wait_for_everyone` fails after
+    `--ddp_timeout`. It also asks torch for a GPU per process, even if the processes run on the CPU.
 
     Raises:
         ProcessLost: a process has given no sign of life for `--ddp_timeout` seconds.

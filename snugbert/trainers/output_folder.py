@@ -27,7 +27,8 @@ from snugbert.trainers.checkpoint_files import (
     list_checkpoints,
     remove_checkpoints,
 )
-from snugbert.trainers.processes import raise_together, wait_for_all
+from snugbert.trainers.lost_processes import wait_for_all
+from snugbert.trainers.processes import raise_together
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from snugbert.errors import InputError
 from snugbert.remote_requests import DEADLINE_VARIABLE
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
-from snugbert.trainers.lost_processes import show_signs_of_life, wait_patiently
+from snugbert.trainers.lost_processes import show_signs_of_life, wait_for_all
 
 T = TypeVar("T")
 
@@ -88,18 +88,6 @@ def _check_hub(token: bool | str | None) -> None:
         hub.whoami()
     except (OSError, httpx.HTTPError) as error:
         raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {' '.join(str(error).split())}") from error
-
-
-def wait_for_all() -> None:
-    """Waits until every process is here, however long the others take. Every process must call this.
-
-    accelerate's `wait_for_everyone` fails after `--ddp_timeout`. It also asks torch for a GPU per process, even if the
-    processes run on the CPU.
-
-    Raises:
-        ProcessLost: a process does not answer.
-    """
-    wait_patiently()
 
 
 def raise_together(function: Callable[[], T]) -> T:

@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a run, keeps a limited number of them, and explains those that cannot be read."""
+"""Writes and removes the checkpoints of a run, and explains errors when one is read."""
 
 import logging
 import shutil
@@ -28,7 +28,7 @@ from snugbert.trainers.checkpoint_files import (
     remove_checkpoints,
     step_of,
 )
-from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.run_settings import read_state
 
 logger = logging.getLogger(__name__)

@@ -41,8 +41,9 @@ from snugbert.trainers.compilation import (
 )
 from snugbert.trainers.device_arguments import apply_tf32
 from snugbert.trainers.log_lines import LogLines, ProgressBar
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.output_folder import find_checkpoint
-from snugbert.trainers.processes import move_hub_token, wait_for_all
+from snugbert.trainers.processes import move_hub_token
 from snugbert.trainers.reporting import Reports
 from snugbert.trainers.run_checkpoints import RunCheckpoints, check_optimizer, ignoring_tied_weights, resuming_from
 from snugbert.trainers.run_lock import lock_output_dir

@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
 from snugbert.errors import InputError, RunStopped
 from snugbert.kernels_snugbert import has_own_kernels
-from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.lost_processes import wait_for_all
 
 logger = logging.getLogger(__name__)
 

@@ -327,8 +327,8 @@ LONGEST = 300
 def plan_faults(kinds: list[Fault], number: int, rng: random.Random) -> list[Fault]:
     """Chooses each kind equally often, in random order.
 
-    Those that change the number of processes come last, because gradients are then added up in another order. Until
-    then, every loss must be equal bit for bit.
+    Faults that change the number of processes come last, because they change the order in which gradients are added.
+    Before them, every loss must be equal bit for bit.
     """
     faults = list(islice(cycle(rng.sample(kinds, len(kinds))), number))
     rng.shuffle(faults)

@@ -111,7 +111,7 @@ class Machine:
         return {"GLOO_SOCKET_IFNAME": "eth0", "HF_HOME": f"{self._cluster.disk}/home", "OMP_NUM_THREADS": "1"}
 
     def list_processes(self, variable: str = "") -> list[int]:
-        """Lists the running processes. With `variable`, only those that were started with it in the environment."""
+        """Lists the running processes, or only processes with `variable` in their environment."""
         pids, own = [], os.readlink(f"/proc/{self._namespaces.pid}/ns/net")
         for name in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):  # it has ended

@@ -72,7 +72,7 @@ def read_job_set():
 
 
 def read_command(arguments, monkeypatch):
-    """Returns torchrun's own arguments, and those of `snugbert pretrain`, as each program reads them."""
+    """Returns the arguments of torchrun and of `snugbert pretrain`, as each program reads them."""
     launch = get_args_parser().parse_args(arguments)
     assert launch.module and launch.training_script == "snugbert"
     name, *flags = launch.training_script_args

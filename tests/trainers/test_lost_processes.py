@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from snugbert.errors import InputError
 from snugbert.trainers.device_arguments import DeviceArguments
-from snugbert.trainers.lost_processes import explain_lost_process, wait_patiently
+from snugbert.trainers.lost_processes import explain_lost_process, wait_for_all
 from snugbert.trainers.processes import raise_together
 
 LIMIT = 2.0  # seconds
@@ -30,7 +30,7 @@ def lose_a_process(lost: int, is_frozen: bool, is_patient: bool) -> None:
     if rank == lost:
         os.kill(os.getpid(), signal.SIGSTOP) if is_frozen else os._exit(0)
     with pytest.raises(RuntimeError) as error:
-        wait_patiently() if is_patient else dist.all_reduce(torch.zeros(1))
+        wait_for_all() if is_patient else dist.all_reduce(torch.zeros(1))
     print(explain_lost_process(error.value))
     sys.exit(3)  # ends the frozen process, too
 

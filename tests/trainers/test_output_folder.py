@@ -25,6 +25,7 @@ from snugbert.trainers.checkpoint_files import (
     publish,
     write_manifest,
 )
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.output_folder import (
     check_disk_space,
     check_output_dir,
@@ -33,7 +34,6 @@ from snugbert.trainers.output_folder import (
     list_run_files,
     remove_run,
 )
-from snugbert.trainers.processes import wait_for_all
 from snugbert.trainers.run_checkpoints import RunCheckpoints
 
 

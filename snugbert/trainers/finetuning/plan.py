@@ -21,8 +21,8 @@ from snugbert.staging import work_folder
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.output_folder import list_run_files, remove_run
-from snugbert.trainers.processes import wait_for_all
 
 PLAN = "plan.json"  # in the output folder
 BUDGET = ("--seeds", "--runs", "--winner_seeds")  # in a plan. They may grow

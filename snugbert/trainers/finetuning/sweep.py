@@ -58,7 +58,7 @@ from snugbert.trainers.finetuning.sweep_results import (
     selection_metric,
     summarize_sweep,
 )
-from snugbert.trainers.processes import wait_for_all
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.stopping import DivergedError
 from snugbert.trainers.uploads import NOT_UPLOADED
 

@@ -38,8 +38,8 @@ from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_si
 from snugbert.data.corpus import Corpus
 from snugbert.data.part_files import Block
 from snugbert.errors import InputError
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
-from snugbert.trainers.processes import wait_for_all
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
 OVERSAMPLING, POWER_ITERATIONS = 20, 4  # of the randomized SVD: Halko et al. (2011), algorithm 4.4
