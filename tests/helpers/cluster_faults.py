@@ -39,8 +39,8 @@ TOLERANCE = 1e-3  # of a loss, after gradients were added up in another order
 GRACE = 90  # seconds from SIGTERM to SIGKILL, as in the job
 
 
-def read_job() -> str:
-    """Returns the command of a pod of the job, for a process on each machine, with other arguments of the run."""
+def read_job() -> tuple[str, dict[str, str]]:
+    """Returns the command and the variables of a pod of the job, for a process on each machine, with other arguments."""
     (jobs,) = yaml.safe_load(JOB.read_text())["spec"]["replicatedJobs"]
     pod = jobs["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -50,7 +50,7 @@ def read_job() -> str:
     command = re.sub(r"(?<=--master-addr )\S+", '"$MASTER"', command)
     command = re.sub(r"(?<=pretrain )--config .*(?=--gradient_acc)", '"$@" ', command)
     assert all(part in command for part in ("--nproc-per-node 1", '"$MASTER"', '"$@"')), command
-    return command
+    return command, {variable["name"]: variable["value"] for variable in container["env"]}
 
 
 # --- a run --------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class Run:
         self._outputs: list[tuple[Machine, Output]] = []
         self._pods: dict[str, Output] = {}
         self._stopping_since = 0.0
-        self._command = read_job()
+        self._command, self._variables = read_job()
 
     def start(self) -> None:
         """Starts a pod on each of the machines that take part."""
@@ -84,11 +84,14 @@ class Run:
         for rank, machine in enumerate(self.machines):
             output = machine.start(
                 ["bash", "-c", self._command, "pod", *self.arguments],
-                PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-                PYTHONPATH=str(ROOT),
-                MACHINES=str(len(self.machines)),
-                JOB_COMPLETION_INDEX=str(rank),
-                MASTER=self.machines[0].name,
+                **self._variables
+                | {
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                    "PYTHONPATH": str(ROOT),
+                    "MACHINES": str(len(self.machines)),
+                    "JOB_COMPLETION_INDEX": str(rank),
+                    "MASTER": self.machines[0].name,
+                },
             )
             self._outputs.append((machine, output))
             self._pods[machine.name] = output
