@@ -40,7 +40,7 @@ GRACE = 90  # seconds from SIGTERM to SIGKILL, as in the job
 
 
 def read_job() -> tuple[str, dict[str, str]]:
-    """Returns the command and the variables of a pod of the job, for a process on each machine, with other arguments."""
+    """Returns the command of a pod, with a process on each machine and other arguments, and the pod's variables."""
     (jobs,) = yaml.safe_load(JOB.read_text())["spec"]["replicatedJobs"]
     pod = jobs["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -278,6 +278,21 @@ def disconnect(run: Run, rng: random.Random) -> None:
     _disconnect(run, rng, 60)
 
 
+def _disturb(run: Run, rng: random.Random, **frames: float) -> None:
+    with rng.choice(run.machines).disturb(**frames):
+        run.sleep(10)
+
+
+def delay_frames(run: Run, rng: random.Random) -> None:
+    """each frame 50 ms late for 10 s"""
+    _disturb(run, rng, delay=0.05)
+
+
+def lose_frames(run: Run, rng: random.Random) -> None:
+    """5 % of the frames lost for 10 s"""
+    _disturb(run, rng, loss=0.05)
+
+
 def fill_disk(run: Run, rng: random.Random) -> None:
     """rank 0's disk full for 20 s"""
     machine = run.machines[0]
@@ -308,8 +323,9 @@ def terminate_one(run: Run, rng: random.Random) -> None:
 
 Fault = Callable[[Run, random.Random], None]
 ANYWHERE: list[Fault] = [kill_worker, replace_machine, disconnect, terminate_one, fill_disk, continue_alone]
-ON_DISKS: list[Fault] = [*ANYWHERE, reboot_first, slow_down, disconnect_briefly, forget_others, kill_worker_twice]
-IN_BUCKET: list[Fault] = [*ANYWHERE, replace_first, forget_all]
+BAD_LINK: list[Fault] = [disconnect_briefly, delay_frames, lose_frames]
+ON_DISKS: list[Fault] = [*ANYWHERE, *BAD_LINK, reboot_first, slow_down, forget_others, kill_worker_twice]
+IN_BUCKET: list[Fault] = [*ANYWHERE, *BAD_LINK, replace_first, forget_all]
 
 
 # The most seconds to a new step, several times what a start takes on a quiet computer. A killed worker also leaves its
@@ -320,6 +336,8 @@ LIMITS: dict[Fault, int] = {
     terminate_one: 120,
     slow_down: 120,
     disconnect_briefly: 120,
+    delay_frames: 120,
+    lose_frames: 120,
     forget_others: 120,
     forget_all: 120,
 }

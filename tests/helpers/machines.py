@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -154,6 +155,29 @@ class Machine:
 
     def reconnect(self) -> None:
         self._cluster.namespaces.run(f"ip link set {self.name} up")
+
+    @contextmanager
+    def disturb(self, delay: float = 0, loss: float = 0) -> Iterator[None]:
+        """Puts a proxy into the link during the block.
+
+        Args:
+            delay: seconds that each frame takes.
+            loss: share of the frames that are lost.
+        """
+        cluster, far = self._cluster.namespaces, f"{self.name}-far"
+        cluster.run(
+            f"ip link add {self.name}-mid type veth peer name {far}\nip link set {self.name}-mid up\n"
+            f"ip link set {far} master bridge up\nip link set {self.name} nomaster"
+        )
+        command = [*cluster.enter, sys.executable, Path(__file__).parent / "link_proxy.py", self.name]
+        command += [f"{self.name}-mid", f"--delay={delay}", f"--loss={loss}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as proxy:
+            try:
+                assert proxy.stdout.readline() == b"ready\n"
+                yield
+            finally:
+                proxy.kill()
+                cluster.run(f"ip link set {self.name} master bridge\nip link delete {far}")
 
     def slow_down(self, seconds: float, share: float = 0.75) -> None:
         """Stops all processes for a share of each of the next tenths of a second."""

@@ -133,6 +133,15 @@ def test_sigterm_to_one_machine(job, undisturbed, rank):
     assert f"resuming from checkpoint-{stopped}\n" in job.processes[0].stderr
 
 
+def test_a_link_that_delays_and_loses_frames(job, undisturbed):
+    """No process fails."""
+    job.start()
+    job.wait_for_moment()
+    with job.machines[1].disturb(delay=0.002, loss=0.01):
+        assert job.wait(0, 1) == (0, 0), job.processes[0].stderr + job.processes[1].stderr
+    assert read_end(job.machines[0]) == undisturbed
+
+
 def test_the_job_of_the_example_fits_these_machines():
     """Parts of its command are replaced."""
     command, variables = read_job()
