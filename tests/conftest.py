@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -104,6 +105,14 @@ def _log_level() -> Iterator[None]:
     level = logger.level
     yield
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _sigint() -> Iterator[None]:
+    """Lets Ctrl-C raise KeyboardInterrupt, which it does not if the suite runs in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -29,14 +29,6 @@ MODEL = FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
 STEPS = 6  # two epochs of three steps
 
 
-@pytest.fixture(autouse=True)
-def _sigint(monkeypatch):
-    """Tests that run in the background of a shell ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
     """Makes the next training raise signals in the middle of a step, once."""
     training_step, waiting = FineTuningTrainer.training_step, [numbers]
