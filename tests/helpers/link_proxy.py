@@ -2,16 +2,17 @@
 
     python tests/helpers/link_proxy.py INTERFACE INTERFACE --delay SECONDS --loss SHARE
 
-It needs no kernel module, unlike `tc netem`. It runs until it is killed.
+It needs no kernel module, unlike `tc netem`. It runs until SIGTERM, and prints how many frames it passed on and lost.
 """
 
 import argparse
-import heapq
 import random
 import select
+import signal
 import socket
+import sys
 import time
-from itertools import count
+from collections import Counter, deque
 
 PACKET, VIRTUAL_HEADER, ALL_PROTOCOLS = 263, 15, 3  # SOL_PACKET, PACKET_VNET_HDR and ETH_P_ALL of Linux
 LARGEST = 1 << 17  # bytes; the kernel joins frames
@@ -22,23 +23,26 @@ def open_interface(name: str) -> socket.socket:
     interface = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS))
     interface.setsockopt(PACKET, VIRTUAL_HEADER, 1)
     interface.bind((name, 0))
-    interface.setblocking(False)
     return interface
 
 
-def pass_on(interfaces: list[socket.socket], delay: float, loss: float) -> None:
-    """Sends the frames of each of two interfaces to the other one, in their order."""
-    rng, numbers = random.Random(0), count()
-    waiting: list[tuple[float, int, socket.socket, bytes]] = []
+def pass_on(interfaces: list[socket.socket], delay: float, loss: float, counts: Counter) -> None:
+    """Sends the frames of each of two interfaces to the other one, in their order. Counts `passed` and `lost`."""
+    rng = random.Random(0)
+    waiting: deque[tuple[float, socket.socket, bytes]] = deque()
     while True:
         pause = max(0, waiting[0][0] - time.monotonic()) if waiting else None
         for interface in select.select(interfaces, [], [], pause)[0]:
             frame, (*_, kind, _, _) = interface.recvfrom(LARGEST)
-            if kind != socket.PACKET_OUTGOING and rng.random() >= loss:  # its own frames come back
-                other = interfaces[1 - interfaces.index(interface)]
-                heapq.heappush(waiting, (time.monotonic() + delay, next(numbers), other, frame))
+            if kind == socket.PACKET_OUTGOING:  # sent by this process
+                continue
+            if rng.random() < loss:
+                counts["lost"] += 1
+                continue
+            counts["passed"] += 1
+            waiting.append((time.monotonic() + delay, interfaces[1 - interfaces.index(interface)], frame))
         while waiting and waiting[0][0] <= time.monotonic():
-            *_, interface, frame = heapq.heappop(waiting)
+            _, interface, frame = waiting.popleft()
             interface.send(frame)
 
 
@@ -50,8 +54,13 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0)
     arguments = parser.parse_args()
     interfaces = [open_interface(name) for name in arguments.interfaces]
+    counts: Counter = Counter()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     print("ready", flush=True)
-    pass_on(interfaces, arguments.delay, arguments.loss)
+    try:
+        pass_on(interfaces, arguments.delay, arguments.loss, counts)
+    finally:
+        print(counts["passed"], counts["lost"])
 
 
 if __name__ == "__main__":

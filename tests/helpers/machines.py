@@ -175,6 +175,9 @@ class Machine:
             try:
                 assert proxy.stdout.readline() == b"ready\n"
                 yield
+                proxy.terminate()
+                passed, lost = map(int, proxy.stdout.read().split())
+                assert passed > 0 and (lost > 0) == (loss > 0)
             finally:
                 proxy.kill()
                 cluster.run(f"ip link set {self.name} master bridge\nip link delete {far}")
