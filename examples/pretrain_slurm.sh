@@ -29,7 +29,7 @@ first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # Slurm knows the machines, so the rendezvous is static. torchrun's --max-restarts does not survive a lost machine, so
 # the loop restarts after all faults. After one machine has ended, the others have 120 seconds (--wait), because one
 # may still upload a checkpoint. A machine waits 300 seconds for the others to start. After SIGTERM, processes have 60
-# seconds for the step and the checkpoint, with torch 2.11 only 30. A large model on a slow disk needs more.
+# seconds for the step and the checkpoint. A large model on a slow disk needs more. torch 2.11 always gives 30.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60
 for _ in 1 2 3; do
   srun --nodes "$SLURM_JOB_NUM_NODES" --ntasks "$SLURM_JOB_NUM_NODES" --cpus-per-task "$SLURM_CPUS_PER_TASK" \

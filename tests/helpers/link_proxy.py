@@ -10,57 +10,83 @@ import random
 import select
 import signal
 import socket
-import sys
 import time
-from collections import Counter, deque
+from collections import deque
+from typing import Any
 
 PACKET, VIRTUAL_HEADER, ALL_PROTOCOLS = 263, 15, 3  # SOL_PACKET, PACKET_VNET_HDR and ETH_P_ALL of Linux
 LARGEST = 1 << 17  # bytes; the kernel joins frames
 
 
+class LinkProxy:
+    """Passes frames on between two interfaces, in both directions and in their order.
+
+    Args:
+        names: of the interfaces.
+        delay: seconds that each frame takes.
+        loss: share of the frames that are lost.
+
+    Attributes:
+        passed, lost: numbers of frames.
+        runs: whether it was not stopped.
+    """
+
+    def __init__(self, names: list[str], delay: float, loss: float):
+        self.interfaces = [open_interface(name) for name in names]
+        self.delay, self.loss, self.rng = delay, loss, random.Random(0)
+        self.waiting: deque[tuple[float, socket.socket, bytes]] = deque()
+        self.passed = self.lost = 0
+        self.runs = True
+
+    def run(self) -> None:
+        """Passes frames on until [`stop`]."""
+        while self.runs:
+            pause = 0.05
+            if self.waiting:
+                pause = min(pause, max(0, self.waiting[0][0] - time.monotonic()))
+            for interface in select.select(self.interfaces, [], [], pause)[0]:
+                self.receive(interface)
+            while self.waiting and self.waiting[0][0] <= time.monotonic():
+                _, interface, frame = self.waiting.popleft()
+                interface.send(frame)
+                self.passed += 1
+
+    def receive(self, interface: socket.socket) -> None:
+        """Receives a frame, which is lost or waits for its time."""
+        frame, (*_, kind, _, _) = interface.recvfrom(LARGEST)
+        if kind == socket.PACKET_OUTGOING:  # sent by this process
+            return
+        if self.rng.random() < self.loss:
+            self.lost += 1
+            return
+        other = self.interfaces[1 - self.interfaces.index(interface)]
+        self.waiting.append((time.monotonic() + self.delay, other, frame))
+
+    def stop(self, *_: Any) -> None:
+        """Called by SIGTERM."""
+        self.runs = False
+
+
 def open_interface(name: str) -> socket.socket:
-    """Opens a socket for the frames of an interface. The kernel's header says which checksums are still missing."""
-    interface = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS))
+    """Opens a socket for the frames of an interface. A header of the kernel marks missing checksums."""
+    interface = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     interface.setsockopt(PACKET, VIRTUAL_HEADER, 1)
-    interface.bind((name, 0))
+    interface.bind((name, ALL_PROTOCOLS))
     return interface
 
 
-def pass_on(interfaces: list[socket.socket], delay: float, loss: float, counts: Counter) -> None:
-    """Sends the frames of each of two interfaces to the other one, in their order. Counts `passed` and `lost`."""
-    rng = random.Random(0)
-    waiting: deque[tuple[float, socket.socket, bytes]] = deque()
-    while True:
-        pause = max(0, waiting[0][0] - time.monotonic()) if waiting else None
-        for interface in select.select(interfaces, [], [], pause)[0]:
-            frame, (*_, kind, _, _) = interface.recvfrom(LARGEST)
-            if kind == socket.PACKET_OUTGOING:  # sent by this process
-                continue
-            if rng.random() < loss:
-                counts["lost"] += 1
-                continue
-            counts["passed"] += 1
-            waiting.append((time.monotonic() + delay, interfaces[1 - interfaces.index(interface)], frame))
-        while waiting and waiting[0][0] <= time.monotonic():
-            _, interface, frame = waiting.popleft()
-            interface.send(frame)
-
-
 def main() -> None:
-    """Parses the arguments, opens the interfaces, and calls [`pass_on`]."""
+    """Parses the arguments and runs a [`LinkProxy`]."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("interfaces", nargs=2)
     parser.add_argument("--delay", type=float, default=0)
     parser.add_argument("--loss", type=float, default=0)
     arguments = parser.parse_args()
-    interfaces = [open_interface(name) for name in arguments.interfaces]
-    counts: Counter = Counter()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    proxy = LinkProxy(arguments.interfaces, arguments.delay, arguments.loss)
+    signal.signal(signal.SIGTERM, proxy.stop)
     print("ready", flush=True)
-    try:
-        pass_on(interfaces, arguments.delay, arguments.loss, counts)
-    finally:
-        print(counts["passed"], counts["lost"])
+    proxy.run()
+    print(proxy.passed, proxy.lost)
 
 
 if __name__ == "__main__":

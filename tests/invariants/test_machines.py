@@ -6,6 +6,7 @@
 import random
 import re
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -142,10 +143,33 @@ def test_a_link_that_delays_and_loses_frames(job, undisturbed):
     assert read_end(job.machines[0]) == undisturbed
 
 
+def test_the_proxy_delays_frames(tmp_path):
+    """To refuse a connection takes two."""
+    with start_cluster(tmp_path / "cluster") as cluster:
+        machine = cluster.machines[0]
+        assert min(time_refusal(machine) for _ in range(3)) < 0.1
+        with machine.disturb(delay=0.05):
+            assert time_refusal(machine) >= 0.1
+
+
+def time_refusal(machine: Machine) -> float:
+    """Returns the seconds until the other machine refuses a connection."""
+    process = machine.fork(connect)
+    assert process.wait() == 0, process.stderr
+    return float(process.stdout)
+
+
+def connect() -> None:
+    begin = time.monotonic()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("node1", 9), timeout=10)
+    print(time.monotonic() - begin)
+
+
 def test_the_job_of_the_example_fits_these_machines():
     """Parts of its command are replaced."""
     command, variables = read_job()
-    assert command.startswith("exec torchrun --nnodes") and "MACHINES" in variables
+    assert command.startswith("exec torchrun --nnodes") and "TORCH_ELASTIC_SHUTDOWN_TIMEOUT" in variables
 
 
 @pytest.mark.long

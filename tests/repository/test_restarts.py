@@ -28,7 +28,7 @@ PROGRAMS = {
     """,
     "scontrol": 'if [ "$1" = show ]; then printf "first\\nsecond\\n"; else echo "$*" > requeued; fi',
     "squeue": "cat time_left",
-    "torchrun": "printf '%q ' \"$@\" >> commands; echo >> commands",
+    "torchrun": 'printf \'%q \' "$TORCH_ELASTIC_SHUTDOWN_TIMEOUT" "$@" >> commands; echo >> commands',
 }
 
 
@@ -40,7 +40,7 @@ def run(folder, command, variables, statuses=(0,), time_left="1:23:45"):
         time_left: the time that Slurm still gives the job.
 
     Returns:
-        The exit status, the arguments of each torchrun, and whether the job was requeued.
+        The exit status, the shutdown timeout and the arguments of each torchrun, and whether the job was requeued.
     """
     for name, text in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}")
@@ -71,8 +71,14 @@ def read_job_set():
     return job_set, jobs, pod, container
 
 
-def read_command(arguments, monkeypatch):
+def read_variables(container):
+    return {variable["name"]: variable["value"] for variable in container["env"]}
+
+
+def read_command(command, monkeypatch):
     """Returns the arguments of torchrun and of `snugbert pretrain`, as each program reads them."""
+    timeout, *arguments = command
+    assert timeout == "60"
     launch = get_args_parser().parse_args(arguments)
     assert launch.module and launch.training_script == "snugbert"
     name, *flags = launch.training_script_args
@@ -93,8 +99,8 @@ def read_command(arguments, monkeypatch):
 def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines, accumulation):
     status, commands, requeued = run_slurm_job(tmp_path, machines)
     assert (status, len(commands), requeued) == (0, machines, False)
-    for index, arguments in enumerate(commands):
-        launch, training = read_command(arguments, monkeypatch)
+    for index, command in enumerate(commands):
+        launch, training = read_command(command, monkeypatch)
         assert (launch.nnodes, launch.node_rank, launch.master_addr) == (str(machines), index, "first")
         assert training.gradient_accumulation_steps == accumulation and training.max_steps == 9
 
@@ -113,7 +119,7 @@ def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines, accumulation
 )
 def test_slurm_tries_again(tmp_path, job, expected):
     status, commands, requeued = run_slurm_job(tmp_path, **job)
-    tries = len([arguments for arguments in commands if arguments[:2] == ["--node-rank", "0"]])
+    tries = len([command for command in commands if command[1:3] == ["--node-rank", "0"]])
     assert (status, tries, requeued) == expected
 
 
@@ -122,7 +128,7 @@ def test_kubernetes_starts_each_machine(tmp_path, monkeypatch, machines, accumul
     job_set, jobs, _, container = read_job_set()
     name = job_set["metadata"]["name"]
     for index in range(machines):
-        variables = {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
+        variables = read_variables(container) | {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
         status, commands, _ = run(tmp_path, [*container["command"], *container["args"]], variables)
         assert status == 0
         launch, training = read_command(commands[-1], monkeypatch)
@@ -135,7 +141,7 @@ def test_kubernetes_starts_each_machine(tmp_path, monkeypatch, machines, accumul
 def test_kubernetes_restarts_all_machines_together():
     job_set, jobs, pod, container = read_job_set()
     job = jobs["template"]["spec"]
-    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    variables = read_variables(container)
     assert job["completions"] == job["parallelism"] == int(variables["MACHINES"]) == 2
     assert job["completionMode"] == "Indexed"
     assert job["backoffLimit"] == 0 and pod["restartPolicy"] == "Never"  # otherwise, pods restart one by one
