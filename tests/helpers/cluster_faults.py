@@ -326,8 +326,8 @@ ON_DISKS: list[Fault] = [*ANYWHERE, *BAD_LINK, reboot_first, slow_down, forget_o
 IN_BUCKET: list[Fault] = [*ANYWHERE, *BAD_LINK, replace_first, forget_all]
 
 
-# The most seconds without a new step, several times what a start takes on a quiet computer. A killed worker also leaves
-# its lock in the bucket, for which the next one waits for 90.
+# The most seconds without a new step, several times what a start takes on a quiet computer. A killed worker may also
+# leave its lock in the bucket, for which the next one waits for 90.
 LIMITS: dict[Fault, int] = {
     kill_worker: 210,
     kill_worker_twice: 210,
