@@ -109,7 +109,7 @@ def _log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _sigint() -> Iterator[None]:
-    """Lets Ctrl-C raise KeyboardInterrupt, which it does not if the suite runs in the background of a script."""
+    """Sets Python's handler of Ctrl-C. Jobs in the background of a script ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

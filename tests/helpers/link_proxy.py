@@ -2,7 +2,8 @@
 
     python tests/helpers/link_proxy.py INTERFACE INTERFACE --delay SECONDS --loss SHARE
 
-It needs no kernel module, unlike `tc netem`. It runs until SIGTERM, and prints how many frames it passed on and lost.
+It needs no kernel module, unlike `tc netem`. After SIGTERM, it prints how many frames it passed on and lost, and how
+many the kernel dropped.
 """
 
 import argparse
@@ -10,12 +11,15 @@ import random
 import select
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from typing import Any
 
-PACKET, VIRTUAL_HEADER, ALL_PROTOCOLS = 263, 15, 3  # SOL_PACKET, PACKET_VNET_HDR and ETH_P_ALL of Linux
-LARGEST = 1 << 17  # bytes; the kernel joins frames
+# SOL_PACKET, PACKET_VNET_HDR, PACKET_STATISTICS, ETH_P_ALL and SO_RCVBUFFORCE of Linux
+PACKET, VIRTUAL_HEADER, STATISTICS, ALL_PROTOCOLS, BUFFER = 263, 15, 6, 3, 33
+LARGEST = 1 << 17  # bytes; the kernel joins frames up to 64 KB
+BUFFER_BYTES = 1 << 26
 
 
 class LinkProxy:
@@ -28,7 +32,7 @@ class LinkProxy:
 
     Attributes:
         passed, lost: numbers of frames.
-        runs: whether it was not stopped.
+        runs: true until [`stop`].
     """
 
     def __init__(self, names: list[str], delay: float, loss: float):
@@ -62,6 +66,10 @@ class LinkProxy:
         other = self.interfaces[1 - self.interfaces.index(interface)]
         self.waiting.append((time.monotonic() + self.delay, other, frame))
 
+    def count_dropped(self) -> int:
+        """Counts the frames that the kernel dropped because this process was too slow."""
+        return sum(struct.unpack("II", each.getsockopt(PACKET, STATISTICS, 8))[1] for each in self.interfaces)
+
     def stop(self, *_: Any) -> None:
         """Called by SIGTERM."""
         self.runs = False
@@ -71,6 +79,7 @@ def open_interface(name: str) -> socket.socket:
     """Opens a socket for the frames of an interface. A header of the kernel marks missing checksums."""
     interface = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     interface.setsockopt(PACKET, VIRTUAL_HEADER, 1)
+    interface.setsockopt(socket.SOL_SOCKET, BUFFER, BUFFER_BYTES)
     interface.bind((name, ALL_PROTOCOLS))
     return interface
 
@@ -86,7 +95,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, proxy.stop)
     print("ready", flush=True)
     proxy.run()
-    print(proxy.passed, proxy.lost)
+    print(proxy.passed, proxy.lost, proxy.count_dropped())
 
 
 if __name__ == "__main__":

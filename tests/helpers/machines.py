@@ -158,28 +158,31 @@ class Machine:
 
     @contextmanager
     def disturb(self, delay: float = 0, loss: float = 0) -> Iterator[None]:
-        """Puts a proxy into the link during the block. Some frames are lost at both ends of it.
+        """Puts a proxy into the link during the block. Some frames are lost when it begins and ends.
 
         Args:
             delay: seconds that each frame takes.
             loss: share of the frames that are lost.
         """
         cluster, near, far = self._cluster.namespaces, f"{self.name}-near", f"{self.name}-far"
-        cluster.run(f"ip link add {near} type veth peer name {far}\nip link set {near} up\nip link set {far} up")
         script = Path(__file__).parent / "link_proxy.py"
         command = [*cluster.enter, sys.executable, script, self.name, near, f"--delay={delay}", f"--loss={loss}"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as proxy:
-            try:
-                assert proxy.stdout.readline() == b"ready\n"
-                cluster.run(f"ip link set {self.name} nomaster\nip link set {far} master bridge")
-                yield
-                proxy.terminate()
-                passed, lost = map(int, proxy.stdout.read().split())
-                assert passed > 0 and (lost > 0) == (loss > 0)
-            finally:
-                proxy.kill()
-                proxy.wait()
-                cluster.run(f"ip link delete {far}\nip link set {self.name} master bridge")
+        cluster.run(f"ip link add {near} type veth peer name {far}")
+        try:
+            cluster.run(f"ip link set {near} up\nip link set {far} up")
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as proxy:
+                try:
+                    assert proxy.stdout.readline() == b"ready\n"
+                    cluster.run(f"ip link set {self.name} nomaster\nip link set {far} master bridge")
+                    yield
+                    proxy.terminate()
+                    assert proxy.wait() == 0
+                finally:
+                    proxy.kill()
+                passed, lost, dropped = map(int, proxy.stdout.read().split())
+            assert passed > 0 and (lost > 0) == (loss > 0) and dropped == 0, (passed, lost, dropped)
+        finally:
+            cluster.run(f"ip link delete {far}\nip link set {self.name} master bridge")
 
     def slow_down(self, seconds: float, share: float = 0.75) -> None:
         """Stops all processes for a share of each of the next tenths of a second."""
