@@ -299,8 +299,8 @@ def fit_line(x: list[float], y: list[float]) -> tuple[float, float]:
 def extrapolate(row: Row, sizes: list[Measures], text: float) -> float:
     """Returns the value of a row for so many bytes of text.
 
-    Indices grow with the parts and with the blocks. A quarter of the measured blocks are short, so the mean number of
-    requests of a block is rounded to that of a full one.
+    Indices grow with the parts and with the blocks. A quarter of the measured blocks are short, with fewer requests.
+    In much text, nearly all are full. So the mean number of requests is rounded.
     """
     if row.against == "text":
         fixed, slope = fit_line([each["text"] for each in sizes], [each[row.name] for each in sizes])

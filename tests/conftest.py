@@ -109,7 +109,7 @@ def _log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _sigint() -> Iterator[None]:
-    """Sets Python's handler of Ctrl-C. Jobs in the background of a script ignore it."""
+    """Sets Python's handler of Ctrl-C, because jobs in the background of a script ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

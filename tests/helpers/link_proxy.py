@@ -45,7 +45,7 @@ class LinkProxy:
     def run(self) -> None:
         """Passes frames on until [`stop`]."""
         while self.runs:
-            pause = 0.05
+            pause = 0.05  # `select` continues after a signal
             if self.waiting:
                 pause = min(pause, max(0, self.waiting[0][0] - time.monotonic()))
             for interface in select.select(self.interfaces, [], [], pause)[0]:
