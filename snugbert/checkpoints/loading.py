@@ -110,7 +110,8 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         if model_args.model_name_or_path is None:
             config.vocab_size, config.pad_token_id = len(tokenizer), tokenizer.pad_token_id
         if model_args.config_overrides:
-            config = _override_config(config, model_args.config_overrides)
+            override_config(config, model_args.config_overrides)
+            config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
         compute_head_size(config)  # checks that a model can be built
     except InputError:
         raise
@@ -129,16 +130,22 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     return config
 
 
-def _override_config(config: SnugBertConfig, overrides: str) -> SnugBertConfig:
-    """Returns the configuration with the values of "name=value,name=value"."""
-    pairs = overrides.split(",")
-    unset = [pair for pair in pairs if "=" in pair and getattr(config, pair.partition("=")[0], "") is None]
-    # transformers takes the type of a value from the old one, so it cannot replace None.
-    for name, _, value in (pair.partition("=") for pair in unset):
-        setattr(config, name, yaml.safe_load(value))
-    if rest := ",".join(pair for pair in pairs if pair not in unset):
-        config.update_from_string(rest)
-    return SnugBertConfig.from_dict(config.to_dict())  # checks the new values
+def override_config(config: PreTrainedConfig, overrides: str) -> None:
+    """Changes values of a configuration. `overrides` has the form "name=value,name=value".
+
+    Raises:
+        ValueError, TypeError: a name is unknown, a value has the wrong type, or the form is another.
+    """
+    for pair in overrides.split(","):
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise ValueError(f"expected name=value, found {pair!r}")
+        old, value = getattr(config, name, ""), yaml.safe_load(text)
+        # transformers takes the type of a value from the old one. So it cannot replace None, or a dropout of 0 by 0.1.
+        if old is None or (type(old) is int and isinstance(value, float)):
+            setattr(config, name, value)
+        else:
+            config.update_from_string(pair)
 
 
 def _read_config(name: str, model_args: ModelArguments) -> SnugBertConfig:

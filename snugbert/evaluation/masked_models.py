@@ -27,6 +27,7 @@ from snugbert.checkpoints.loading import (
     load_config,
     load_model,
     load_tokenizer,
+    override_config,
 )
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
@@ -106,7 +107,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
             return load_config(args, tokenizer)
         config = AutoConfig.from_pretrained(name, attn_implementation=args.attn_implementation, **args.hub)
         if args.config_overrides:
-            config.update_from_string(args.config_overrides)
+            override_config(config, args.config_overrides)
     except InputError:
         raise
     except Exception as error:  # invalid values raise errors of several types

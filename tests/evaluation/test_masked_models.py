@@ -1,5 +1,7 @@
 """Any masked language model of transformers loads, and predicts single tokens without computing the other logits."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -47,6 +49,8 @@ def test_a_model_whose_projection_cannot_be_changed(monkeypatch):
 def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     for part in make_model(architecture):
         part.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_dropout_prob": 0}))
 
     def load(overrides):
         args = ModelArguments(
@@ -54,10 +58,12 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
         )
         return load_masked_model(args)[0].config
 
-    config = load("layer_norm_eps=0.5")
-    assert config._attn_implementation == "eager" and config.layer_norm_eps == 0.5
-    with pytest.raises(InputError, match="configuration"):
-        load("unknown=1")
+    config = load("layer_norm_eps=0.5,hidden_dropout_prob=0.1")
+    assert config._attn_implementation == "eager"
+    assert (config.layer_norm_eps, config.hidden_dropout_prob) == (0.5, 0.1)
+    for overrides in ("unknown=1", "layer_norm_eps", "hidden_size=wide"):
+        with pytest.raises(InputError, match="configuration"):
+            load(overrides)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
