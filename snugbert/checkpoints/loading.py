@@ -134,16 +134,18 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
     """Changes values of a configuration. `overrides` has the form "name=value,name=value".
 
     Raises:
-        ValueError, TypeError: a name is unknown, a value has the wrong type, or the form is another.
+        ValueError, TypeError: the form is another, a name is unknown, or a value has the wrong type.
     """
     for pair in overrides.split(","):
         name, equals, text = pair.partition("=")
         if not equals:
             raise ValueError(f"expected name=value, found {pair!r}")
-        old, value = getattr(config, name, ""), yaml.safe_load(text)
+        old = getattr(config, name, "")
         # transformers takes the type of a value from the old one. So it cannot replace None, or a dropout of 0 by 0.1.
-        if old is None or (type(old) is int and isinstance(value, float)):
-            setattr(config, name, value)
+        if old is None:
+            setattr(config, name, yaml.safe_load(text))
+        elif type(old) is int and old == 0 and not text.isdigit():
+            setattr(config, name, float(text))
         else:
             config.update_from_string(pair)
 

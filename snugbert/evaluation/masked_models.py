@@ -111,7 +111,8 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
     except InputError:
         raise
     except Exception as error:  # invalid values raise errors of several types
-        raise InputError(f"cannot load the configuration of {name}: {error}") from error
+        overrides = f" with {args.config_overrides}" if args.config_overrides else ""
+        raise InputError(f"cannot load the configuration of {name}{overrides}: {error}") from error
     is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     if not is_masked and "AutoModelForMaskedLM" not in (getattr(config, "auto_map", None) or {}):
         raise InputError(f"{name} is a {config.model_type!r} model, which does not predict masked tokens.")

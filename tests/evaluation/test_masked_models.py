@@ -61,8 +61,13 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     config = load("layer_norm_eps=0.5,hidden_dropout_prob=0.1")
     assert config._attn_implementation == "eager"
     assert (config.layer_norm_eps, config.hidden_dropout_prob) == (0.5, 0.1)
-    for overrides in ("unknown=1", "layer_norm_eps", "hidden_size=wide"):
-        with pytest.raises(InputError, match="configuration"):
+    assert load("hidden_dropout_prob=1e-2").hidden_dropout_prob == 0.01
+    for overrides, reason in {
+        "unknown=1": "with unknown=1: key unknown isn't",
+        "layer_norm_eps": "expected name=value, found 'layer_norm_eps'",
+        "hidden_size=wide": "with hidden_size=wide: .*'wide'",
+    }.items():
+        with pytest.raises(InputError, match=reason):
             load(overrides)
 
 
