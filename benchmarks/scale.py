@@ -300,7 +300,7 @@ def extrapolate(row: Row, sizes: list[Measures], text: float) -> float:
     """Returns the value of a row for so many bytes of text.
 
     Indices grow with the parts and with the blocks. A quarter of the measured blocks are short, with fewer requests.
-    In much text, nearly all are full. So the mean number of requests is rounded.
+    In a large corpus, nearly all are full. So the mean number of requests is rounded.
     """
     if row.against == "text":
         fixed, slope = fit_line([each["text"] for each in sizes], [each[row.name] for each in sizes])

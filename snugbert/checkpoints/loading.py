@@ -134,7 +134,7 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
     """Changes values of a configuration. `overrides` has the form "name=value,name=value".
 
     Raises:
-        ValueError, TypeError: the form is another, a name is unknown, or a value has the wrong type.
+        ValueError, TypeError: a part is not name=value, a name is unknown, or a value has the wrong type.
     """
     for pair in overrides.split(","):
         name, equals, text = pair.partition("=")
@@ -144,7 +144,7 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
         # transformers takes the type of a value from the old one. So it cannot replace None, or a dropout of 0 by 0.1.
         if old is None:
             setattr(config, name, yaml.safe_load(text))
-        elif type(old) is int and old == 0 and not text.isdigit():
+        elif type(old) is int and old == 0 and not text.lstrip("+-").isdigit():
             setattr(config, name, float(text))
         else:
             config.update_from_string(pair)

@@ -50,7 +50,7 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     for part in make_model(architecture):
         part.save_pretrained(tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_dropout_prob": 0}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_dropout_prob": 0, "eos_token_id": 0}))
 
     def load(overrides):
         args = ModelArguments(
@@ -62,6 +62,7 @@ def test_configuration_flags_apply_to_all_models(architecture, tmp_path):
     assert config._attn_implementation == "eager"
     assert (config.layer_norm_eps, config.hidden_dropout_prob) == (0.5, 0.1)
     assert load("hidden_dropout_prob=1e-2").hidden_dropout_prob == 0.01
+    assert type(load("eos_token_id=-1").eos_token_id) is int
     for overrides, reason in {
         "unknown=1": "with unknown=1: key unknown isn't",
         "layer_norm_eps": "expected name=value, found 'layer_norm_eps'",
