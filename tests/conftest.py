@@ -25,7 +25,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "repository/test_benchmarks.py",
     "trainers/test_store_runs.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
@@ -33,7 +32,6 @@ LONG_FILES = (
     "demo/test_page.py",
     "invariants/test_processes.py",
     "hub/test_hub.py",
-    "serving/test_serve_page.py",
     "integrations/test_search.py",
     "trainers/pretraining/test_sentence_pairs.py",
     "trainers/finetuning/test_distillation.py",
@@ -60,7 +58,6 @@ LONG_FILES = (
     "data/test_tokenizing.py",
     "integrations/test_without_snugbert.py",
     "test_kernels_snugbert.py",
-    "repository/test_engine_benchmarks.py",
     "reports/test_score_plots.py",
     "test_tokenization_snugbert.py",
     "vocabulary/test_extension.py",

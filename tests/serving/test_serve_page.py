@@ -16,7 +16,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from serving_page import TEXTS, example
 from transformers import pipeline
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 OLD_MODULES = ("Transformer", "Pooling", "Normalize")
 
 

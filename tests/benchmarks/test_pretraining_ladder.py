@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmark_files import BENCHMARKS
 
 from snugbert import SnugBertTokenizer
 from snugbert.checkpoints.model_arguments import ModelArguments
@@ -20,13 +21,8 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main as snugbert_command
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.long
 RECIPES = sorted((BENCHMARKS / "ladder").glob("*.yaml"))
-
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)

@@ -1,20 +1,15 @@
 """benchmarks/scale.py measures preparation and reading, and its formulas equal computations by hand."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmark_files import BENCHMARKS
 from markdown_tables import cells
 
 from snugbert.data import preparation
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+pytestmark = pytest.mark.long
 
 
 def test_messages_equal_a_computation_by_hand():

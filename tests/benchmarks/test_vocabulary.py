@@ -8,11 +8,10 @@ import pytest
 from snugbert.data.documents import read_lines
 from snugbert_cli import run_command
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 
 
-def test_benchmark_measures_both_sides(monkeypatch, data_dir: Path, tmp_path: Path):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+def test_benchmark_measures_both_sides(data_dir: Path, tmp_path: Path):
     import vocabulary as benchmark
 
     some_text = tmp_path / "wiki.txt"

@@ -11,14 +11,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from snugbert.checkpoints.conversion import convert_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 LABELS = {0: "negative", 1: "positive"}
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
-
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
 
 
 @pytest.fixture(scope="module")
