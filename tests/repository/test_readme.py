@@ -14,7 +14,7 @@ def read_code(language: str) -> str:
 
 
 def test_readme_is_short():
-    assert len(README.splitlines()) <= 160
+    assert len(README.splitlines()) <= 150
 
 
 def test_readme_begins_with_make_demo_and_make_test():
