@@ -38,7 +38,7 @@ FINETUNE = f"{GLUE} --max_steps 24 --logging_steps 4 --save_strategy steps --sav
 SWEEP = f"{GLUE} --max_steps 8 --seeds 2 --output_dir sweep"
 PREDICT = "predict --model_name_or_path finetuned --input_file dev.csv --output_file rows.jsonl"
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # other versions of packages may differ
 
 
 @pytest.fixture(scope="module", params=ARCHIVES, ids=lambda file: file.name.removesuffix(".tar.xz"))
