@@ -134,23 +134,30 @@ def parse_origin(schema: pa.Schema) -> Origin:
     """Reads the origin of a part from its schema.
 
     Raises:
-        pyarrow.ArrowInvalid: it has none.
+        pyarrow.ArrowInvalid: it has none, or the part has another format.
     """
     try:
         origin = json.loads(schema.metadata[b"snugbert"])
-        if origin["settings"]["format"] == FORMAT:
-            return origin
-    except (ValueError, LookupError, TypeError):  # not JSON, or a stream of another program
-        pass
-    raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")
+        found = origin["settings"]["format"]
+    except (ValueError, LookupError, TypeError) as error:  # not JSON, or a stream of another program
+        raise pa.ArrowInvalid("not part of a corpus") from error
+    if found != FORMAT:
+        raise FormatError(f"has format {found!r}, but this version of SnugBERT reads format {FORMAT}")
+    return origin
+
+
+class FormatError(pa.ArrowInvalid):
+    """A part was written by a version of SnugBERT with another format."""
 
 
 class DamagedError(InputError):
-    """A file of a corpus is damaged."""
+    """A file of a corpus is damaged, or has another format."""
 
 
 def damaged(file: Path | str, error: Exception | str) -> DamagedError:
-    """Returns the error about a damaged part."""
+    """Returns the error about a damaged part, or about a part of another format."""
+    if isinstance(error, FormatError):
+        return DamagedError(f"{file} {error}. Install the version that wrote it, or prepare the text again.")
     return DamagedError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
 
 

@@ -16,6 +16,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
+import snugbert
 from snugbert.checkpoints.model_arguments import get_hub_arguments
 from snugbert.checkpoints.reading import fetch_checkpoint
 from snugbert.data.text_lines import ReadingLog
@@ -181,6 +182,7 @@ def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict
     """Returns what the output depends on. Partial output is continued only if these values are unchanged."""
     files = [file for pattern in MODEL_FILES for file in sorted(folder.rglob(pattern)) if PARTIAL not in file.name]
     return {
+        "version": snugbert.__version__,
         "settings": {name: getattr(args, name) for name in SETTINGS} | {"device": str(choose_device(args.use_cpu))},
         "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in (source, *files)},
     }
@@ -242,12 +244,16 @@ def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dic
         state = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return nothing
-    if {name: state[name] for name in description} == json.loads(json.dumps(description)):
+    if {name: state.get(name) for name in description} == json.loads(json.dumps(description)):
         return state
     if overwrite:
         return nothing
-    changed = [f"--{name}" for name, value in description["settings"].items() if state["settings"].get(name) != value]
-    what = f"other values of {', '.join(changed)}" if changed else "another model or input"
+    if state.get("version") != description["version"]:
+        what = "another version of SnugBERT"
+    else:
+        settings = description["settings"].items()
+        changed = [f"--{name}" for name, value in settings if state["settings"].get(name) != value]
+        what = f"other values of {', '.join(changed)}" if changed else "another model or input"
     raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
 
 

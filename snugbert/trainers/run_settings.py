@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
 from snugbert.files import read_json
@@ -97,6 +99,7 @@ class RunSettings(TrainerCallback):
             "settings": self._trainer_settings | self.command_settings,
             "changes": self.changes,
             "keeps_checkpoints": self.keeps_checkpoints,
+            "version": snugbert.__version__,
         }
         state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
 
@@ -136,9 +139,36 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:
-    """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers."""
+    """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers.
+
+    Raises:
+        InputError: see [`refuse_newer_version`].
+    """
     callbacks: Any = read_state(checkpoint).stateful_callbacks
-    return callbacks.get(SETTINGS_NAME, {})
+    record = callbacks.get(SETTINGS_NAME, {})
+    refuse_newer_version(Path(checkpoint) / TRAINER_STATE_NAME, record.get("version"))
+    return record
+
+
+def refuse_newer_version(file: Path, version: Any) -> None:
+    """Checks that a file was written by this version of SnugBERT or an earlier one.
+
+    Args:
+        file: the file, for the message.
+        version: the version that the file names. None: it is from before version 0.1.0.
+
+    Raises:
+        InputError: it was written by a newer version, whose settings may be unknown here.
+    """
+    try:
+        is_newer = version is not None and Version(version) > Version(snugbert.__version__)
+    except (InvalidVersion, TypeError) as error:
+        raise InputError(f"{file} is damaged: {version!r} is no version of SnugBERT.") from error
+    if is_newer:
+        raise InputError(
+            f"{file} was written by SnugBERT {version}. This is {snugbert.__version__}. Upgrade SnugBERT, or start a "
+            "new run in another folder."
+        )
 
 
 def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import snugbert
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
@@ -23,8 +24,10 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
 from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.output_folder import list_run_files, remove_run
+from snugbert.trainers.run_settings import refuse_newer_version
 
 PLAN = "plan.json"  # in the output folder
+VERSION = "version of snugbert"  # in a plan
 BUDGET = ("--seeds", "--runs", "--winner_seeds")  # in a plan. They may grow
 RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 
@@ -49,7 +52,8 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
         plan |= {} if args.sweep is None else {"sweep": args.search.content}
     plan = {name: _hide_folder(value) for name, value in plan.items()}
     irrelevant = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
-    return json.loads(json.dumps({f"--{name}": value for name, value in plan.items() if name not in irrelevant}))
+    flags = {f"--{name}": value for name, value in plan.items() if name not in irrelevant}
+    return json.loads(json.dumps(flags | {VERSION: snugbert.__version__}))
 
 
 def digest_examples(prepared: PreparedTask) -> dict[str, str]:
@@ -87,6 +91,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
+    refuse_newer_version(file, before.pop(VERSION, None))
     # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
     compared = {*before, "--max_steps", "--num_train_epochs"} - set(BUDGET)
     changed = [name for name in plan if name in compared and plan[name] != before.get(name)]
