@@ -29,7 +29,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
-    """Keeps each flag in one line. Browsers would break `--dtype` after the hyphens."""
+    """Keeps each flag in one line, because browsers break `--dtype` after the hyphens."""
+    html = re.sub(r"</code>\s+\)", "</code>)", html)  # "default: `None` )" of mkdocstrings
     return re.sub(r"(?<=[>\s])--\w+(?=[^<>]*<)", r'<span class="flag">\g<0></span>', html)
 
 
