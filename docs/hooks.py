@@ -1,4 +1,4 @@
-"""MkDocs hooks: insert the help of the commands, and point links to files outside `docs/` to the repository."""
+"""Hooks of the site: the help of the commands, links to files outside `docs/`, docstrings in transformers' form."""
 
 import contextlib
 import io
@@ -6,7 +6,9 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
+from griffe import DocstringSectionParameters, Extension, Object
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
@@ -15,6 +17,7 @@ from snugbert_cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+OPTIONAL = ", *optional*"  # in transformers' docstrings
 logger = logging.getLogger("mkdocs.hooks.snugbert")  # in strict mode a warning fails the build
 
 
@@ -23,6 +26,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(r"^<!-- help: (\w+) -->$", lambda match: format_help(match[1]), markdown, flags=re.MULTILINE)
     folder = DOCS / Path(page.file.src_uri).parent
     return re.sub(r"(?<=\]\()(\.\./[^)#\s]*)", lambda match: resolve_link(match[1], folder, config), markdown)
+
+
+def on_page_content(html: str, **kwargs: Any) -> str:
+    """Keeps each flag in one line, because browsers break `--dtype` after the hyphens."""
+    html = re.sub(r"</code>\s+\)", "</code>)", html)  # "default: `None` )" of mkdocstrings
+    return re.sub(r"(?<=[>\s])--\w+(?=[^<>]*<)", r'<span class="flag">\g<0></span>', html)
+
+
+def on_post_page(output: str, **kwargs: Any) -> str:
+    """Removes the script on the link to the repository. It would ask GitHub for the number of stars."""
+    return output.replace('data-md-component="source"', "")
+
+
+on_post_template = on_post_page  # the page of the error 404
 
 
 def format_help(command: str) -> str:
@@ -49,3 +66,19 @@ def resolve_link(link: str, folder: Path, config: MkDocsConfig) -> str:
     if not target.exists():
         logger.warning("%s: the link %s leads nowhere.", folder, link)
     return f"{config.repo_url}/{'tree' if target.is_dir() else 'blob'}/main/{target.relative_to(ROOT)}"
+
+
+class TransformersDocstrings(Extension):
+    """Converts the markup of transformers' docstrings to that of mkdocstrings."""
+
+    def on_object(self, *, obj: Object, **kwargs: Any) -> None:
+        """Links names such as [`SnugBertModel`], and splits types from their defaults."""
+        if obj.docstring is None:
+            return
+        link = r'<autoref identifier="snugbert.\1" optional><code>\1</code></autoref>'
+        obj.docstring.value = re.sub(r"\[`([\w.]+)`\]", link, obj.docstring.value)
+        for section in obj.docstring.parsed:
+            for parameter in section.value if isinstance(section, DocstringSectionParameters) else []:
+                if isinstance(parameter.annotation, str):  # such as "`int`, *optional*, defaults to 512"
+                    parameter.annotation, optional, default = parameter.annotation.replace("`", "").partition(OPTIONAL)
+                    parameter.value = default.removeprefix(", defaults to ") or ("None" if optional else None)

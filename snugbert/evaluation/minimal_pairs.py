@@ -31,12 +31,14 @@ class MinimalPair(NamedTuple):
     """A minimal pair.
 
     Attributes:
-        good, bad: the acceptable and the unacceptable sentence.
+        good: the acceptable sentence.
+        bad: the unacceptable sentence.
         paradigm: the kind of pair. By default the name of the file, with its folder if needed.
         phenomenon: what the paradigm tests. By default the paradigm. For a text file, the part of its name before the
             last hyphen.
         field: the field of linguistics. None: unknown.
-        file, row: where the pair is, for messages.
+        file: where the pair is, for messages.
+        row: its number in the file.
     """
 
     good: str

@@ -21,7 +21,7 @@ class TaskMetric(evaluate.Metric):
         task: a task, such as `TextClassification(task_name="mrpc")`.
         kwargs: passed on to `evaluate.Metric`.
 
-    Example:
+    Examples:
         >>> metric = TaskMetric(TextClassification(task_name="mrpc"))
         >>> metric.compute(predictions=[1, 1, 0], references=[1, 0, 0])["accuracy"]
         0.6666666666666666

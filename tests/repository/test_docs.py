@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,20 @@ def test_the_reference_has_every_command():
 def test_the_reference_has_every_public_name():
     documented = set(re.findall(r"^::: snugbert\.(\w+)$", PAGES["docs/reference/python-api.md"], flags=re.MULTILINE))
     assert documented == set(snugbert.__all__) - {"SnugBertPreTrainedModel"}
+
+
+def test_the_site_shows_the_defaults_of_the_configuration():
+    pytest.importorskip("mkdocs")
+    griffe = pytest.importorskip("griffe")
+    file = ROOT / "snugbert/configuration_snugbert.py"
+    module = griffe.visit(file.stem, file, file.read_text(encoding="utf-8"), docstring_parser="google")
+    config = module["SnugBertConfig"]
+    griffe.load_extensions(str(DOCS / "hooks.py")).call("on_object", obj=config, loader=None)
+    sections = config.docstring.parsed
+    (parameters,) = [section.value for section in sections if section.kind.value == "parameters"]
+    assert {parameter.annotation for parameter in parameters} == {"bool", "float", "int", "str"}
+    shown = {parameter.name: ast.literal_eval(parameter.value) for parameter in parameters}
+    assert shown == {field.name: field.default for field in fields(snugbert.SnugBertConfig) if field.name in shown}
 
 
 def test_the_index_has_every_decision():
