@@ -3,8 +3,10 @@
 matplotlib is imported inside the functions, because importing it takes a second.
 """
 
+import warnings
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +30,13 @@ def new_figure(width: float, height: float) -> "Figure":
 
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
     return Figure(figsize=(width, height), dpi=130, layout=layout, facecolor="white")
+
+
+def save_figure(figure: "Figure", file: Path | IO[bytes]) -> None:
+    """Writes a figure as PNG. Characters that the font lacks, such as emoji, become boxes without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        figure.savefig(file, format="png")
 
 
 def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format: str) -> None:

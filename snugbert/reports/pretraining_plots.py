@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, marker, new_figure, tidy
+from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, marker, new_figure, save_figure, tidy
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
     panels[conditions[-1]].set_xlim(left=0)
     for panel in panels.values():
         tidy(panel)
-    figure.savefig(image_file, format="png")
+    save_figure(figure, image_file)
 
 
 def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
@@ -167,4 +167,4 @@ def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
     panel.set_title(f"mean over paradigms: {results['accuracy']['original']:.1%}", **TITLE)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, reverse=True)
     tidy(panel, "x")
-    figure.savefig(file, format="png")
+    save_figure(figure, file)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from snugbert.card_snugbert import PLOT
-from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, tidy
+from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, save_figure, tidy
 from snugbert.reports.score_tables import is_score, set_title
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
         bar = figure.colorbar(image, label="share of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
         bar.outline.set_visible(False)
     _write_into_cells(panel, counts, shares, cell)
-    figure.savefig(file, format="png")
+    save_figure(figure, file)
 
 
 def _shorten(label: str) -> str:
@@ -166,7 +166,7 @@ def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
     panel.set_title("Precision, recall and F1 by entity type", **TITLE)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, reverse=True)
     tidy(panel, "x")
-    figure.savefig(file, format="png")
+    save_figure(figure, file)
 
 
 def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
@@ -219,7 +219,7 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
     panel.set_title("F1 by length of the correct answer", **TITLE)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     tidy(panel, "y")
-    figure.savefig(file, format="png")
+    save_figure(figure, file)
 
 
 def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, chosen: float, file: Path) -> None:
@@ -259,7 +259,7 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     panel.set_title("F1 and exact match by no-answer threshold", **TITLE)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     tidy(panel)
-    figure.savefig(file, format="png")
+    save_figure(figure, file)
 
 
 def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
@@ -290,7 +290,7 @@ def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]
     figure.legend(loc="outside lower center", frameon=False)
     for each in (panel, counts):
         tidy(each)
-    figure.savefig(file, format="png")
+    save_figure(figure, file)
 
 
 def draw_learning_curve(
@@ -349,4 +349,4 @@ def draw_learning_curve(
         panel.set_xlim(0, 1.04 * log_history[-1]["step"])
         panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
         tidy(panel)
-    figure.savefig(file, format="png")
+    save_figure(figure, file)

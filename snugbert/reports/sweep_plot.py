@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snugbert.reports.plots import COLORS, GREY, new_figure, tidy
+from snugbert.reports.plots import COLORS, GREY, new_figure, save_figure, tidy
 from snugbert.reports.score_tables import is_score
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def draw_sweep(summary: Mapping[str, Any], columns: Sequence[str], perfect_score
     figure.suptitle(f"Validation {title} by setting", fontsize=13, fontweight="bold")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(file, format="png")
+    save_figure(figure, file)
 
 
 def _draw_panel(panel: "Axes", rows: Sequence[Mapping[str, Any]], name: str, factor: float) -> None:

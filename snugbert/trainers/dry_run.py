@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from snugbert.errors import format_count
+from snugbert.errors import RunStopped, format_count
 from snugbert.progress import format_bytes, format_duration
 from snugbert.trainers.log_lines import LogLines
 from snugbert.trainers.lost_processes import wait_for_all
@@ -79,7 +79,11 @@ def shared_folder() -> Iterator[Path]:
 
 
 def time_steps(trainer: RunTrainer) -> Stopwatch:
-    """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this."""
+    """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this.
+
+    Raises:
+        RunStopped: SIGTERM or SIGINT ended the steps.
+    """
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
     watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)
@@ -87,6 +91,9 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
     for callback in (LogLines, EarlyStoppingCallback):
         trainer.remove_callback(callback)
     trainer.train()
+    if trainer.interrupted:
+        wait_for_all()
+        raise RunStopped(trainer.interrupted)
     trainer.remove_callback(watch)
     return watch
 

@@ -93,6 +93,11 @@ def test_confusion_matrix_equals_scikit_learn(plot, classes):
     assert len(cells) == classes**2 if classes <= 30 else len(cells) >= (shares > 0.02).sum()
 
 
+def test_characters_that_the_font_lacks_give_no_warning(tmp_path, recwarn):
+    draw_confusion_matrix(np.array([0, 1]), np.array([0, 1]), ["bad", "good 🙂"], tmp_path / "plot.png")
+    assert not recwarn.list
+
+
 def test_confusion_matrix_with_too_many_labels_to_read(plot):
     ids = np.arange(200)
     panel = plot(draw_confusion_matrix, *2 * [np.repeat(ids, 1000)], [f"label {i}" for i in ids]).axes[0]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from snugbert.data.packed_batches import count_tokens
 from snugbert.trainers import dry_run
 from snugbert.trainers.finetuning import finetuning_dry_run
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,6 +73,18 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, m
     assert run(small_run, output_dir=folder, dry_run="true", resume_from_checkpoint="true", mlm_probability=0.3) == 2
     assert "the training data changed" in capsys.readouterr().err
     assert list_files(folder) == before and not any(temporary.iterdir())
+
+
+def test_a_stopped_dry_run_prints_no_plan(small_run, tmp_path, capsys, monkeypatch):
+    step = PretrainingTrainer.training_step
+
+    def stopped(*args, **kwargs):
+        signal.raise_signal(signal.SIGTERM)
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(PretrainingTrainer, "training_step", stopped)
+    assert run(small_run, output_dir=tmp_path / "run", dry_run="true") == 143
+    assert "dry run" not in capsys.readouterr().out and not (tmp_path / "run").exists()
 
 
 def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch):
