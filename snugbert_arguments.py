@@ -101,7 +101,7 @@ def explain_language(code: str) -> str:
     elif similar := get_close_matches(lower, names := _read_language_names(), n=1):
         hint = f"Did you mean {names[similar[0]]}?"
     else:
-        hint = "Give an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar one."
+        hint = "Use an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar language."
     return f"--language {code!r} is not a language code. {hint}"
 
 

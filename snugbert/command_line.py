@@ -179,7 +179,7 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
             continue
         if name in LOCAL or (name.endswith("_dir") and name not in INPUTS):
             kind = "folder" if name.endswith("_dir") else "file"
-            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Give a local {kind}.")
+            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Use a local {kind}.")
         if name.endswith("_file") or name in INPUTS:
             output = find_output(local.get("output_dir"))
             folder, _, checkpoint = str(value).rstrip("/").rpartition("/")
@@ -201,7 +201,7 @@ def _find_output_path(name: str, url: str) -> str:
     """
     folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
     if name == "output_file" and (not file or len(name_parts(url)) < 2):
-        raise InputError(f"--{name}: {hide_credentials(url)} names no file, such as s3://bucket/folder/file.jsonl.")
+        raise InputError(f"--{name}: {hide_credentials(url)} names no file. Write s3://bucket/folder/file.jsonl.")
     if not name_parts(url):
         raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Write s3://bucket/folder.")
     return str(choose_output(folder) / file)
@@ -214,7 +214,7 @@ def _stage(name: str, url: str) -> list[Path]:
 def _stage_one(name: str, url: str) -> str:
     paths = _stage(name, url)
     if len(paths) > 1:
-        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names {len(paths)} files. Give one of them.")
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} matches {len(paths)} files. Name one file.")
     return str(paths[0])
 
 

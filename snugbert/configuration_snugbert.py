@@ -224,7 +224,7 @@ class SnugBertConfig(PreTrainedConfig):
                 f"Sinusoidal positions need an even `embedding_size`, not {compute_embedding_size(self)}."
             )
         if self.position_embedding_type == "after_padding" and self.pad_token_id is None:
-            raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after it.')
+            raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after this id.')
         if self.classification_head not in CLASSIFICATION_HEADS:
             raise ValueError(
                 f"Unknown `classification_head` {self.classification_head!r}. Expected "

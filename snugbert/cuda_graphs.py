@@ -175,7 +175,7 @@ class CudaGraphs:
             del self._sizes[oldest]
             return True
         if not self._warned_of_limit:
-            logger.info("CUDA graphs: %d sizes have one. Batches of other sizes run eagerly.", MOST_GRAPHS)
+            logger.info("CUDA graphs: recorded %d batch sizes, the limit. Other sizes run eagerly.", MOST_GRAPHS)
             self._warned_of_limit = True
         return False
 
@@ -193,7 +193,7 @@ class CudaGraphs:
         if waits and size.eager_batches == EAGER_BATCHES:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
         elif len(self._sizes) == MOST_SIZES and self.count == 0:
-            self.turn_off("hardly two batches have the same size (see pad_to_multiple_of)")
+            self.turn_off("nearly every batch has a different size (see pad_to_multiple_of)")
         return result
 
     def _record(

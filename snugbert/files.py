@@ -58,7 +58,7 @@ def check_unicode(text: str, name: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
-        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove it.") from error
+        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove {half}.") from error
     return text
 
 

@@ -36,7 +36,7 @@ FLASH_HEAD_SIZE = 192
 HEAD_SIZE_MULTIPLE = 8
 LSE_MULTIPLE = 32  # memory-efficient attention pads each row of its logsumexp to a multiple
 SECOND_DERIVATIVE = (
-    'attn_implementation="sdpa" has only first derivatives. For second ones, call '
+    'attn_implementation="sdpa" supports only first derivatives. For second derivatives, call '
     '`model.set_attn_implementation("eager")`.'
 )
 

@@ -265,7 +265,7 @@ class SnugBertBatch:
         if not (torch.equal(labeled, label_indices) and are_unlabeled):
             raise ValueError(
                 f"`label_indices` does not match the {len(label_indices)} labels that are not {IGNORE_INDEX}. Change "
-                "both, or drop `label_indices`."
+                "labels and `label_indices` together, or drop `label_indices`."
             )
         return self.label_indices
 
@@ -316,7 +316,7 @@ def make_batch(
         check_range("input_ids", inputs, config.vocab_size, "vocab_size")
     B, L = inputs.shape[:2]
     if L == 0:
-        raise ValueError(f"The batch has no tokens. Its shape is {[B, L]}.")
+        raise ValueError(f"A batch of shape {[B, L]} has no tokens.")
     if token_type_ids is None:
         token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
     else:

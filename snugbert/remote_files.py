@@ -119,8 +119,8 @@ def _check_size(store: Store, url: str, path: str, end: int) -> None:
     size = _read_entry(store, path, store.call("info", path)).size
     if size < end:
         raise InputError(
-            f"{hide_credentials(url)}: {size:,} bytes instead of {end:,} or more. It was cut off, or changed while it "
-            "was read. Run the same command again."
+            f"{hide_credentials(url)}: {size:,} bytes instead of {end:,} or more. The file was cut off, or changed "
+            "while it was read. Run the same command again."
         )
 
 
@@ -181,7 +181,7 @@ def _read_range(url: str, start: int, end: int) -> bytes:
                 raise answer
             if len(answer) > last - first:
                 raise InputError(
-                    f"{hide_credentials(url)}: the server does not send parts of a file. Download it first."
+                    f"{hide_credentials(url)}: the server does not send parts of a file. Download the file first."
                 )
             if len(answer) < last - first:
                 _check_size(store, url, path, end)
@@ -295,7 +295,7 @@ def upload(file: Path, url: str) -> None:
         if _is_copy(file, url):
             return
         remove(url)  # so that nobody reads it
-    raise InputError(f"{hide_credentials(url)}: the store changes the file. Check the network and its proxies.")
+    raise InputError(f"{hide_credentials(url)}: the uploaded file differs. Check the network and its proxies.")
 
 
 def _is_copy(file: Path, url: str) -> bool:
@@ -350,7 +350,7 @@ def _write(url: str, do: Callable[[Store, str], None]) -> None:
     try:
         ask(url, do)
     except FileNotFoundError as error:
-        raise InputError(f"{hide_credentials(url)}: no such bucket. Check its name, or create it.") from error
+        raise InputError(f"{hide_credentials(url)}: no such bucket. Check the name, or create the bucket.") from error
 
 
 def remove(url: str) -> None:

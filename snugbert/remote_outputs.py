@@ -275,7 +275,9 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
             output.clear()
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:
-        raise InputError(f"{hide_credentials(output.url)}: {holder} is writing it. Wait until it ends.") from holder
+        raise InputError(
+            f"{hide_credentials(output.url)}: {holder} is writing this output. Wait until that process ends."
+        ) from holder
 
 
 def is_stored(file: Path) -> bool:

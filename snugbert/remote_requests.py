@@ -183,7 +183,7 @@ def ask(url: str, do: Callable[[Store, str], T]) -> T:
         if _is_temporary(error):
             if deadline == float("inf"):
                 deadline = time.monotonic() + seconds
-                logger.warning("%s: %s. Trying again for %g seconds.", shown, reason, seconds)
+                logger.warning("%s: %s. Retrying for %g seconds.", shown, reason, seconds)
             if time.monotonic() + wait > deadline:
                 raise InputError(
                     f"{shown}: no answer for {seconds:g} seconds ({reason}). Check the network, and run the same "

@@ -75,7 +75,7 @@ class StoreLock:
         first = found
         if found and found.get("owner") != self._content["owner"]:
             logger.info(
-                "%s is locked by %s. Waiting up to %g seconds to see whether it still runs.",
+                "%s is locked by %s. Waiting up to %g seconds to see whether that process still runs.",
                 self._shown,
                 found.get("holder"),
                 STALE_SECONDS,
@@ -91,7 +91,10 @@ class StoreLock:
 
     def _explain(self, found: dict[str, Any]) -> str:
         holder = found.get("holder", "another run")
-        return f"--output_dir: {holder} is running in {self._shown}. Wait until it ends, or choose another folder."
+        return (
+            f"--output_dir: {holder} is running in {self._shown}. Wait until that process ends, or choose another "
+            "folder."
+        )
 
     def _read(self) -> dict[str, Any]:
         """Returns the content of the lock. Empty: there is none.

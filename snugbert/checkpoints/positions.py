@@ -39,7 +39,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         )
     if positions < before:
         raise InputError(
-            f"--max_position_embeddings {positions}: {folder} already has {before} positions. Give a larger number. "
+            f"--max_position_embeddings {positions}: {folder} already has {before} positions. Use a larger number. "
             "For shorter inputs, set --max_seq_length in training."
         )
     if positions == before:
@@ -50,7 +50,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         return
     table = checkpoint.weights[POSITIONS]
     if not table.isfinite().all():
-        raise InputError(f"{folder}: the position embeddings contain values that are not finite. The file is damaged.")
+        raise InputError(f"{folder}: position embeddings are NaN or infinite. The file is damaged. Get a new copy.")
     rows = table[len(table) - before :]  # RoBERTa's rows for padding come before them
     checkpoint.weights[POSITIONS] = torch.cat([table, continue_rows(rows, positions - before)])
     checkpoint.notes.append(

@@ -54,7 +54,7 @@ def parse_column_number(flag: str, value: str | None) -> int | None:
         InputError: `value` is not a number. The message names the flag, such as "text_column_name".
     """
     if value is not None and (not value.isdecimal() or int(value) == 0):
-        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Give a number, from 1.")
+        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Use a number, counted from 1.")
     return None if value is None else int(value)
 
 
@@ -95,8 +95,8 @@ def read_conll(
             needed = max(word_column, tag_column or 2) if labeled else word_column
             if columns < needed:
                 raise InputError(
-                    f"{source}, line {first}: no column {needed} in {line!r}. A line must contain a word and its tag, "
-                    "separated by spaces or a tab. JSON files must end in .json or .jsonl."
+                    f"{source}, line {first}: no column {needed} in {line!r}. Expected a word and its tag, separated "
+                    "by spaces or a tab. If the file contains JSON, rename it to .json or .jsonl."
                 )
             break
     tag_index = find_tag_cell(columns, tag_column)
@@ -225,7 +225,7 @@ def _read_tags(
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
         raise InputError(
-            f"{where}: the tags in column {column!r} are neither text nor class labels. Write them as text."
+            f"{where}: the tags in column {column!r} are neither text nor class labels. Write tags as text."
         )
     names = feature.feature.names
     if all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags):

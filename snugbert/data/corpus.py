@@ -177,8 +177,8 @@ def open_corpus(
 def _check_tokenizer(folder: str | Path, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
     if settings["tokenizer"] != hash_tokenizer(tokenizer):
         raise InputError(
-            f"{hide_credentials(str(folder))} was prepared with a different tokenizer. Use that one, or prepare the "
-            "text again."
+            f"{hide_credentials(str(folder))} was prepared with a different tokenizer. Use that tokenizer, or prepare "
+            "the text again."
         )
 
 

@@ -160,7 +160,7 @@ class CachedBlocks(Blocks):
         elif in_use > self.cache_bytes:
             raise InputError(
                 f"--corpus_cache_gb {self.cache_bytes / 1e9:g} is too small: two windows of blocks need "
-                f"{in_use / 1e9:.2g} GB. Increase it, or choose a smaller --window_blocks."
+                f"{in_use / 1e9:.2g} GB. Increase the cache, or decrease --window_blocks."
             )
         else:
             self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))

@@ -232,7 +232,7 @@ def parse_index(data: bytes, name: str) -> PartIndex:
         is_whole = len(sizes) == 1 and index.digests.shape[1:] == (32,) and index.offsets[0] == len(index.schema)
         is_counted = all((numbers > 0).all() for numbers in (*columns.values(), np.diff(index.offsets)))
         if not (is_whole and is_counted):
-            raise ValueError("its numbers contradict each other")
+            raise ValueError("its numbers are inconsistent")
         parse_origin(index.read_schema())
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:
         raise damaged(name, error) from error

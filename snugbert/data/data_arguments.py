@@ -44,7 +44,7 @@ class TextArguments:
 
     def __post_init__(self):
         if self.train_file and self.dataset_name is not None:
-            raise InputError("--train_file and --dataset_name exclude each other. Give one of them.")
+            raise InputError("--train_file and --dataset_name cannot be combined. Remove one of the two flags.")
 
 
 @dataclass(kw_only=True)

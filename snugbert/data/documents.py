@@ -243,7 +243,9 @@ def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Ite
                 yield from enumerate(batch.to_pylist(), start=rows_read + 1)
                 rows_read += len(batch)
     except UnicodeDecodeError as error:
-        raise InputError(f"{file}, after row {rows_read}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+        raise InputError(
+            f"{file}, after row {rows_read}: not UTF-8 ({error.reason}). Convert the file to UTF-8."
+        ) from error
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise

@@ -123,11 +123,12 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     for each in single:
         if given is not None and primary_language(given) != primary_language(str(each.language)):
             raise InputError(
-                f"--language {given}: {each.place} stores {each.language}. Remove the flag, or {each.remedy}."
+                f"--language {given}: the language of {each.place} is {each.language}. Remove the flag, or "
+                f"{each.remedy}."
             )
         if primary_language(str(each.language)) != primary_language(str(single[0].language)):
             raise InputError(
-                f"{single[0].place} stores the language {single[0].language}, but {each.place} stores "
+                f"the language of {single[0].place} is {single[0].language}, but the language of {each.place} is "
                 f"{each.language}. To continue, {single[0].remedy}, or {each.remedy}."
             )
     return given or next((each.language for each in single or known), None)

@@ -49,7 +49,7 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
     num_parts = next((int(match[1]) for match in matches if match), 0)
     names = [part_name(number, num_parts) for number in range(num_parts)]
     if stray := set(complete) - set(names):
-        raise InputError(f"{folder}: {min(stray)} does not belong to the other {num_parts} parts. Remove it.")
+        raise InputError(f"{folder}: {min(stray)} is not one of this corpus's {num_parts} parts. Remove this file.")
 
     def describe(name: str) -> str:
         if name in complete:
@@ -151,7 +151,7 @@ class DamagedError(InputError):
 
 def damaged(file: Path | str, error: Exception | str) -> DamagedError:
     """Returns the error about a damaged part."""
-    return DamagedError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
+    return DamagedError(f"{file} is damaged ({error}). Remove this file and prepare the text again.")
 
 
 def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:

@@ -238,7 +238,7 @@ def plan_parts(
     """
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:
-        raise InputError("no text. Give --train_file or --dataset_name.")
+        raise InputError("no text. Pass --train_file or --dataset_name.")
     names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
     if not files or deduplicate is not None:
         divides_files = not files and deduplicate is None and _can_divide_files(text, num_shards)
@@ -266,7 +266,7 @@ def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
     if (num_files := count_dataset_files(text)) >= num_shards:
         return True
     logger.warning(
-        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth one.",
+        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth row.",
         text.dataset_name,
         format_count(num_files, "file"),
         num_shards,
@@ -512,7 +512,7 @@ def _write_missing_parts(
         if foreign and not replace:
             raise InputError(
                 f"--output_dir: {output}/{foreign[0].name} was prepared with a different text, tokenizer or settings. "
-                "Choose another folder, or set --overwrite_output_dir to replace it."
+                "Choose another folder, or set --overwrite_output_dir to replace the corpus."
             )
         if not is_complete:
             output.remove_file(REPORT_NAME)

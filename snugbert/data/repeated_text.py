@@ -88,9 +88,9 @@ class RepeatedText:
         if self.left_out is not None or self.copied_share < HIGH_SHARE:
             return ""
         return (
-            f"copies of earlier lines have {self.copied_share:.0%} of the characters. They take as much of the "
-            "training, and the model learns them by heart. --deduplicate lines leaves them out, --deduplicate "
-            "documents only copies of whole documents."
+            f"copies of earlier lines make up {self.copied_share:.0%} of the characters. Copies take the same share "
+            "of the training, and the model memorizes this text. --deduplicate lines leaves out copied lines, "
+            "--deduplicate documents only copied documents."
         )
 
 

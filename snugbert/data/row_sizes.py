@@ -69,7 +69,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
         ValueError: the batch has more than `max_sequences` sequences, or documents of several windows.
     """
     if "num_windows" in batch:
-        raise ValueError("Documents have different numbers of windows. Do not fill their rows (`pad_to_multiple_of`).")
+        raise ValueError("Batches of documents with several windows cannot be filled. Remove `pad_to_multiple_of`.")
     starts = batch["cu_seq_lens_q"]
     tokens, count, choices = batch["input_ids"].shape[1], len(starts) - 1, batch.get("num_choices", 1)
     most = count if max_sequences is None else max_sequences * choices

@@ -142,7 +142,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
     is_impossible = _read_boolean(values, "is_impossible", where)
     if answers and is_impossible:
         raise InputError(
-            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of them."
+            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of the two."
         )
     question = Question(
         id=str(number if values.get("id") is None else values["id"]),
@@ -241,9 +241,9 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     if misplaced:
         message = f"Answers that are not at their position in the context: {len(misplaced)}"
         if not skip:
-            raise InputError(f"{misplaced[0]}. {message}. Fix them, or set --on_bad_answer skip.")
-        dropped = f"They are skipped. Skipped questions: {len(questions) - len(checked)}"
-        outcome = dropped if training else "They are scored by their text"
+            raise InputError(f"{misplaced[0]}. {message}. Fix these answers, or set --on_bad_answer skip.")
+        dropped = f"Such answers are skipped. Skipped questions: {len(questions) - len(checked)}"
+        outcome = dropped if training else "Such answers are scored by their text"
         logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
     if training and not any(question.answers for question in checked):
         raise InputError(f"{name}: no answer is at its position in the context. Check 'answer_start'.")

@@ -81,8 +81,8 @@ def read_rows(
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
         advice = (
-            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
-            "wrong, name the right one in a first line such as sep=;"
+            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain this separator. "
+            "If the file uses a different separator, add a first line such as sep=;"
         )
         rows = _read_csv_rows(file, separator, lines_log)
         return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
@@ -133,7 +133,9 @@ def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]
                 values[name] = feature.int2str(values[name]) if labeled else None
             yield row, values
     except UnicodeDecodeError as error:  # Parquet can contain any bytes
-        raise InputError(f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+        raise InputError(
+            f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert the text to UTF-8."
+        ) from error
 
 
 def _name_cells(

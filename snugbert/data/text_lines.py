@@ -138,7 +138,7 @@ class ReadingLog:
             reason = "contains NUL bytes, perhaps UTF-16"
         except UnicodeDecodeError as error:
             reason = error.reason
-        problem = f"not UTF-8 ({reason}). Convert it to UTF-8."
+        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8."
         self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1
@@ -201,7 +201,7 @@ def read_numbered_lines(
             lines = _join_line_ends(iter(lambda: stream.readline(longest + 1), ""))
             for number, line in enumerate(lines, start=1):
                 if len(line) > longest:
-                    advice = "Split it. In JSON, write one object per line"
+                    advice = "Split this line. In JSON, write one object per line"
                     raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
                 text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)

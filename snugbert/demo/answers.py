@@ -146,7 +146,7 @@ def next_sentence(checkpoint: LoadedCheckpoint, first: str, second: str) -> dict
         InputError: a text is missing, or see [`encode`].
     """
     if not second.strip():
-        raise InputError("The second sentence is missing. Enter one.")
+        raise InputError("Enter a second sentence.")
     outputs = checkpoint.model(**encode(checkpoint, first, second))
     pretraining = isinstance(checkpoint.model, SnugBertForPreTraining)
     logits = outputs.seq_relationship_logits if pretraining else outputs.logits
@@ -267,7 +267,7 @@ def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, f
     """
     lines = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
     if len(lines) < 2:
-        raise InputError("At least two choices are needed. Enter one per line.")
+        raise InputError("At least two choices are needed. Enter one choice per line.")
     for line in lines:
         encode(checkpoint, text, line)
     predictor = Predictor(*checkpoint, columns=("text", "choices"), cuda_graphs=False)

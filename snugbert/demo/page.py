@@ -396,7 +396,9 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
         try:
             if longest > MOST_CHARACTERS:
-                raise InputError(f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten it.")
+                raise InputError(
+                    f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten the text."
+                )
             return function(*inputs)
         except InputError as error:  # escaped, because the page renders messages as HTML and they may quote input
             raise gr.Error(html.escape(str(error)), print_exception=False) from None

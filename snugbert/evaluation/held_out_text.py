@@ -94,7 +94,10 @@ def score_text(
         with evaluating(model):
             metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
         if not math.isfinite(metrics["mlm_loss"]):
-            raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
+            raise InputError(
+                "--model_name_or_path: the loss is NaN or infinite. The weights may be damaged, or training diverged. "
+                "Choose a different checkpoint."
+            )
         baselines = compute_baselines(dataset, train or text)
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
@@ -120,7 +123,7 @@ def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> Pret
     data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
     if not predicts_pairs(model):
         if args.sentence_order:
-            raise InputError("--sentence_order: the model does not predict the order of segments. Remove it.")
+            raise InputError("--sentence_order: this model does not predict the order of segments. Remove the flag.")
         data_args.objective = "mlm"
     return data_args
 

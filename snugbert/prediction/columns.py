@@ -42,7 +42,7 @@ def choose_columns(
     if given is not None:
         if len(given) not in numbers:
             expected = " or ".join(map(str, numbers))
-            raise InputError(f"{source}: expected {expected} text columns, not {len(given)}.")
+            raise InputError(f"--text_column_names: this model reads {expected} text columns, not {len(given)}.")
         missing = [name for name in given if first_rows and name not in present]
         if missing:
             raise InputError(f"{source}: no column {missing[0]!r}. Columns: {', '.join(present)}.")

@@ -87,15 +87,16 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     calibration = config.get("calibration")
     if calibration is None:
         return (
-            f"Abstaining below {least:g}. The model stores no scores by confidence. `snugbert glue --calibrate` does."
+            f"Abstaining below {least:g}. To learn the share of rows without a label, calibrate the model with "
+            "`snugbert glue --calibrate`."
         )
     coverage, accuracy = read_coverage(calibration, least)
     _, overall = read_coverage(calibration, 0)
     if not coverage:
         return f"Abstaining below {least:g}. No validation example reaches this confidence."
     return (
-        f"Abstaining below {least:g}. On the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
-        f"these are correct, instead of {overall:.1%} of all."
+        f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
+        f"these labels are correct ({overall:.1%} without abstaining)."
     )
 
 
@@ -171,7 +172,7 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
                 stack.enter_context(lock_file(_partial(output, ".lock"), seconds=0))
             except LockTaken as holder:
                 raise InputError(
-                    f"--output_file: {holder} is writing {_partial(output)}. Wait until it ends."
+                    f"--output_file: {holder} is writing {_partial(output)}. Wait until that process ends."
                 ) from holder
             stream = stack.enter_context(_partial(output).open("ab"))
         yield stream
@@ -247,7 +248,7 @@ def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dic
     if overwrite:
         return nothing
     changed = [f"--{name}" for name, value in description["settings"].items() if state["settings"].get(name) != value]
-    what = f"other values of {', '.join(changed)}" if changed else "another model or input"
+    what = f"different values of {', '.join(changed)}" if changed else "a different model or input"
     raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
 
 

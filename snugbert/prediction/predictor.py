@@ -137,7 +137,7 @@ class Predictor(RowPredictor):
         if task is None:
             task = find_task(find_head(class_name, "model: it is a"))()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
-            raise InputError(f"task: {type(task).__name__} does not fit a {class_name}.")
+            raise InputError(f"task: {type(task).__name__} does not fit a {class_name}. Omit `task`.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
         self.lengths = self.task.lengths
         self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
@@ -251,7 +251,7 @@ class Predictor(RowPredictor):
                 del batch["num_sequences"]
             logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
-                raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
+                raise InputError("--model_name_or_path: outputs are NaN or infinite. The weights may be damaged.")
             parts: Any = logits[:number]
             if self.task.output.per_token and packs:  # without the padding of filled rows
                 parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])

@@ -153,7 +153,7 @@ def describe_calibration(facts: DecisionFacts) -> str:
     """Returns the sentences about the temperature."""
     calibration: Any = facts["calibration"]
     return (
-        f"Temperature {calibration['temperature']:.3f}, fitted to the {set_title(facts['set'])} examples. The weights "
-        f"contain it. Expected calibration error (15 bins) before: {100 * calibration['ece_before']:.2f}, after: "
+        f"Temperature {calibration['temperature']:.3f}, fitted to the {set_title(facts['set'])} examples and included "
+        f"in the weights. Expected calibration error (15 bins) before: {100 * calibration['ece_before']:.2f}, after: "
         f"{100 * calibration['ece_after']:.2f} (percent, cross-fitted)."
     )

@@ -142,7 +142,8 @@ def format_results(
     ]
     if not baselines:  # in a card that is pushed during training
         return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
-    tokens = " For replaced tokens, it gives all tokens the same probability." if "disc_accuracy" in baselines else ""
+    same = " For replaced tokens, the baseline gives all tokens the same probability."
+    tokens = same if "disc_accuracy" in baselines else ""
     pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "

@@ -186,7 +186,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         if self.args.unlabeled_file is not None:
             found["unlabeled"] = [Path(self.args.unlabeled_file)]
         if not found:
-            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
+            raise InputError("no data. Pass --train_file, --validation_file or --dataset_name.")
         split_of = {name: name.partition("_")[0] for name in found}
         chosen = choose_splits(wanted, split_of.values(), "test" in self.args.files, self.noun)
         return {name: found[name] for split in chosen for name in found if split_of[name] == split}

@@ -405,10 +405,13 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         labels = list_labels(config)
         fitting = len(labels) if self.problem == "multi_label_classification" else 1
         if stored and (not stored.keys() <= set(labels) or len(stored) != fitting):
-            raise InputError(f"config.json: the thresholds {stored} do not fit the labels {', '.join(labels)}.")
+            raise InputError(
+                f"config.json: the thresholds {stored} do not match the labels {', '.join(labels)}. Fix or remove "
+                "`thresholds`."
+            )
         self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
         if self.args.abstain_below is not None and self.problem == "regression":
-            raise InputError("--abstain_below needs a model that predicts labels. This one predicts numbers.")
+            raise InputError("--abstain_below needs a model that predicts labels. This model predicts numbers.")
 
     # --- scores -------------------------------------------------------------------------------------------------
 

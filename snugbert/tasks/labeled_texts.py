@@ -126,7 +126,9 @@ def choose_text_columns(
         label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
         logger.info("%s: text %s%s", source, describe_columns(text_columns), label)
     if taken := set(PREDICTED_COLUMNS) & set(text_columns):
-        raise InputError(f"{source}: the text column {min(taken)!r} has the name of a prediction. Rename the column.")
+        raise InputError(
+            f"{source}: the text column {min(taken)!r} is named like a column of predictions. Rename the text column."
+        )
     return text_columns
 
 
@@ -215,11 +217,11 @@ def read_labeled_texts(
         label = _read_label(values.get(label_column), args, class_names, where)
         if label is None and labeled:
             has_column = label_column in values
-            advice = "Add it, or remove the row." if has_column else f"Columns: {', '.join(values)}."
+            advice = "Add a label, or remove the row." if has_column else f"Columns: {', '.join(values)}."
             raise InputError(f"{where}: no label in column {label_column!r}. {advice}")
         if label is not None and isinstance(label, list) != split.multi_label:
             if any(earlier is not None for earlier in split.labels):
-                raise InputError(f"{where}: single labels and lists of labels are mixed. Write all of them as lists.")
+                raise InputError(f"{where}: single labels and lists of labels are mixed. Write all labels as lists.")
             split.multi_label = True
         for column, text in zip(split.texts, texts, strict=True):
             column.append(text)

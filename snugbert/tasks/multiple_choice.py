@@ -154,7 +154,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
                 wanted = f"{expected}, as in the first example" if expected > 1 else "at least 2"
                 raise InputError(f"{source}, row {row}: the number of choices is {number}. Expected {wanted}.")
             if label is None and name in ("train", "validation"):
-                raise InputError(f"{source}, row {row}: no label in column 'label'. Add it, or remove the row.")
+                raise InputError(f"{source}, row {row}: no label in column 'label'. Add a label, or remove the row.")
             first = first or [example]
             split.examples.append(example)
             labels.append(label)

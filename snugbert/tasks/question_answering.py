@@ -247,13 +247,13 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}
         if len(questions) < len(references):
             repeated = len(references) - len(questions)
-            raise ValueError(f"{repeated} of {len(references)} references have a repeated id.")
+            raise ValueError(f"{repeated} of {len(references)} references repeat an id. Ids must be unique.")
         missing = [question for question in questions if question not in found]
         if missing:
             message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
             if self.version_2:
                 raise ValueError(message)
-            logger.warning("%s. They score 0.", message)
+            logger.warning("%s. These questions score 0.", message)
         answers = []
         for question in questions:
             prediction = found.get(question, {"prediction_text": ""})

@@ -184,8 +184,8 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stri
     left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:
         raise InputError(
-            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context. "
-            f"This must exceed doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
+            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context, which "
+            f"must be more than doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
         )
     return question + left - doc_stride - 1
 

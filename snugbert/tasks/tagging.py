@@ -135,8 +135,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
                 labels, types, origin = known, list_types(known), "the teacher"
         elif not types or "O" not in labels:
             raise InputError(
-                "--train_file is missing. Without training, the labels of the model must be entity tags, not "
-                f"{', '.join(labels)}."
+                f"--train_file is missing. The labels of the model ({', '.join(labels)}) are not entity tags, so the "
+                "model must be fine-tuned first."
             )
         for split in splits.values():
             check_types(split, types, origin)

@@ -146,7 +146,7 @@ def upload_waiting(folder: Path, output: RemoteOutput) -> None:
 class CheckpointUploads(TrainerCallback):
     """Uploads each checkpoint of a run to the store that the output folder belongs to, if any.
 
-    A failed upload is a warning, and is tried again with the next checkpoint.
+    A failed upload is only a warning. It is retried at the next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -197,4 +197,4 @@ class CheckpointUploads(TrainerCallback):
         try:
             upload_waiting(self._folder, self._output)
         except Exception as error:  # training goes on
-            logger.warning("%s Uploading is tried again with the next checkpoint.", error)
+            logger.warning("%s The upload will be retried at the next checkpoint.", error)

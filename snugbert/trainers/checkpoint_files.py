@@ -54,7 +54,7 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file.
+    """Finds the complete checkpoint with the highest step. A warning names the damaged file of a skipped checkpoint.
 
     Downloads it if only the store has it that the folder belongs to.
     """

@@ -86,7 +86,7 @@ def find_compiler_problem(device: torch.device) -> str | None:
     try:
         torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
     except Exception as error:  # there may be no C compiler, no Python headers or no folder to write to
-        return f"torch's compiler failed ({shorten_error(error)}). It needs a C compiler and the headers of Python."
+        return f"torch's compiler failed ({shorten_error(error)}). Install a C compiler and Python's headers."
     return None
 
 
@@ -104,7 +104,7 @@ def compile_as_requested(model: Any, args: TrainingArguments) -> None:
     device = args.device
     if device.type == "cuda" and args.torch_compile_backend == "inductor":
         if problem := find_compiler_problem(device):
-            raise InputError(f"--torch_compile: {problem} To train without it, add --torch_compile false.")
+            raise InputError(f"--torch_compile: {problem} To train without compiling, add --torch_compile false.")
     compile_model(model, str(args.torch_compile_backend), args.torch_compile_mode, device)
 
 
@@ -246,7 +246,7 @@ class RunGraphs:
         if args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
-            return f"{name} may depend on more than the batch. If it does not, set cuda_graphs=True"
+            return f"{name} may depend on more than the batch. If {name} reads only the batch, set cuda_graphs=True"
         return None
 
     def _find_own_code(self) -> str | None:

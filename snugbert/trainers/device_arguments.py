@@ -70,10 +70,10 @@ class DeviceArguments(TrainingArguments):
 
     ddp_timeout: int = field(
         default=SILENCE,
-        metadata={"advanced": True, "help": "Seconds after which processes stop if another one does not answer."},
+        metadata={"advanced": True, "help": "Seconds after which all processes stop if one process does not answer."},
     )
     report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
-        default_factory=list, metadata={"help": "Also log to tensorboard, wandb, trackio, mlflow, ... or several."}
+        default_factory=list, metadata={"help": "Also log to one or more of tensorboard, wandb, trackio, mlflow, ..."}
     )
     dry_run: bool = field(
         default=False, metadata={"help": "Check everything, print the plan, the memory and the time, then stop."}
@@ -84,7 +84,7 @@ class DeviceArguments(TrainingArguments):
             "nargs": "?",
             "const": True,
             "advanced": True,
-            "help": "Record the kernels of a training step once for each size of batch. Default: true on a GPU.",
+            "help": "Record the kernels of a training step once per batch size. Default: true on a GPU.",
         },
     )
     pad_to_multiple_of: int | None = field(

@@ -23,7 +23,7 @@ from snugbert.errors import ProcessLost
 SIGN_SECONDS = 5.0  # between two signs of life
 # Seconds between two looks at the store, for each process. Together, they ask 200 times a second.
 PAUSE, LONGEST_PAUSE = 0.005, 0.5
-# What torch's errors say if another process is the cause. Others, such as a wrong interface, keep the traceback.
+# Phrases in torch's errors about a lost process. Other errors, such as a wrong interface, keep their traceback.
 LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out|timeout|failed to recv|ncclRemoteError|remote process exited",
     re.IGNORECASE,
@@ -162,6 +162,6 @@ def explain_lost_process(error: RuntimeError) -> str | None:
     reason = PLACE.sub("", line).partition(". ")[0].rstrip(".")
     rank = os.environ.get("RANK", "?")
     return (
-        f"process {rank} on {platform.node()} lost another process ({reason}). It ended, or its machine does not "
-        f"answer. Its own log may say why. {ADVICE}"
+        f"process {rank} on {platform.node()} lost another process ({reason}). That process ended, or its machine "
+        f"does not answer. Its log may say why. {ADVICE}"
     )

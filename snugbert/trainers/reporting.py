@@ -86,7 +86,8 @@ class Reports:
             try:
                 self._send_to(callback, images, dict(metrics or {}), step)
             except Exception as error:
-                logger.warning("%s: not sent (%s: %s)", type(callback).__name__, type(error).__name__, error)
+                name, kind = type(callback).__name__, type(error).__name__
+                logger.warning("%s: could not send metrics and plots (%s: %s)", name, kind, error)
 
     def _send_to(self, callback: Any, plots: list[Path], metrics: dict[str, float], step: int | None) -> None:
         trainer, state = self._trainer, copy.copy(self._trainer.state)

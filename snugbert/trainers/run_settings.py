@@ -84,7 +84,7 @@ class RunSettings(TrainerCallback):
         self.changes = record.get("changes", [])
         self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
         if not record:
-            logger.warning("%s stores no settings, so none were compared.", checkpoint)
+            logger.warning("%s contains no settings. Cannot check whether settings changed.", checkpoint)
 
     def report_change(self, change: str) -> None:
         """Logs what changed on resume, and keeps it for the model card."""
@@ -126,7 +126,7 @@ def read_state(checkpoint: str | Path) -> TrainerState:
     """Reads the `trainer_state.json` of a checkpoint. It always has `stateful_callbacks`.
 
     Raises:
-        InputError: it is missing or damaged.
+        InputError: the file is missing or damaged.
     """
     file = Path(checkpoint) / TRAINER_STATE_NAME
     try:
@@ -158,10 +158,11 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
     if changes:
         # Two devices have two defaults, so the user may not have given the flag that changed.
         device = "--bf16" in both and before["--bf16"] != settings["--bf16"]
-        restore = f"Restore them (--bf16 {json.dumps(before['--bf16'])})" if device else "Restore them"
+        flag = f" (--bf16 {json.dumps(before['--bf16'])})" if device else ""
         raise InputError(
-            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. {restore}, or "
-            f"start a new run from its weights: --model_name_or_path {checkpoint}, with another --output_dir."
+            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. Restore the "
+            f"settings{flag}, or start a new run from its weights: --model_name_or_path {checkpoint}, with another "
+            "--output_dir."
         )
 
 

@@ -96,7 +96,7 @@ class RunTrainer(Trainer):
         training_args: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
         if is_url(getattr(training_args, "output_dir", None) or ""):  # Trainer would make a local folder `s3:`
             raise InputError(
-                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Give a local folder, or use the "
+                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Pass a local folder, or use the "
                 "command line."
             )
         super().__init__(*args, **kwargs)
@@ -153,7 +153,7 @@ class RunTrainer(Trainer):
         Raises:
             InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
                 damaged, contains objects that could run code, or does not fit the run; `resume_from_checkpoint` is
-                True and there is no whole checkpoint; or another process runs in the output folder.
+                True and there is no complete checkpoint; or another process runs in the output folder.
             DivergedError: the loss or the gradient norm is not finite.
             KeyboardInterrupt: on a second SIGINT.
         """

@@ -227,7 +227,7 @@ def learn_tokens(
         initial = [*SPECIAL_TOKENS, *sorted(alphabet), *(f"##{character}" for character in sorted(inside))]
         needs = "The characters of this text and the special tokens"
     if not words:
-        raise InputError("the text contains no words.")
+        raise InputError("the text contains no words. Use different text.")
     if vocab_size < len(initial):
         raise InputError(f"--vocab_size {vocab_size} is too small. {needs} need at least {len(initial)}.")
     return merge_pairs(words, initial, vocab_size, min_frequency, prefix)

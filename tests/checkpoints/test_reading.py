@@ -119,7 +119,7 @@ def test_pickles_that_could_run_code_are_not_opened(tmp_path):
     payload = {"weight": torch.zeros(2), "more": Payload(tmp_path / "proof")}
     for legacy in (False, True):
         torch.save(payload, source / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
-        with pytest.raises(InputError, match=r"pytorch_model\.bin: .* could run code. It was not loaded"):
+        with pytest.raises(InputError, match=r"pytorch_model\.bin: .* could run code. The file was not loaded"):
             convert_model(source, tmp_path / "output", "snugbert")
     assert not (tmp_path / "proof").exists() and not (tmp_path / "output").exists()
     torch.load(source / "pytorch_model.bin", weights_only=False)

@@ -261,7 +261,7 @@ REFUSED = {
         "ForMaskedLM",
         {"embedding_size": 16, "position_embedding_type": "relative"},
         "deberta-v2",
-        "needs equal sizes. No stock model can express it",
+        "needs equal sizes. No stock model supports this",
     ),
     "prediction": ("ForMaskedLM", {"prediction_act": "relu"}, "bert", "head uses relu, .* uses gelu. No stock"),
     "prediction of ELECTRA": (
@@ -320,7 +320,7 @@ def test_what_cannot_be_equal_is_refused(case, tmp_path):
     [
         ({"is_decoder": True}, "`is_decoder` is true, but SnugBERT is an encoder"),
         ({"add_cross_attention": True}, "`add_cross_attention` is true, but SnugBERT is an encoder"),
-        ({"position_embedding_type": "relative_key"}, "Only DeBERTa-v3's relative positions are"),
+        ({"position_embedding_type": "relative_key"}, "supported relative positions are DeBERTa-v3's"),
         ({"architectures": ["RobertaForCausalLM"]}, "unsupported architecture RobertaForCausalLM. Supported: Roberta"),
         ({"model_type": "deberta"}, "unsupported model type 'deberta'. Supported: snugbert, bert, .*, deberta-v2"),
     ],

@@ -210,7 +210,7 @@ IDS = {"input_ids": [5, 6, 7]}
 BAD = [
     (
         [IDS | {"sentence": "a b c", "idx": 1}],
-        "Unknown columns ['sentence', 'idx']. Remove them: `dataset.remove_columns([",
+        "Unknown columns ['sentence', 'idx']. Call `dataset.remove_columns([",
     ),
     ([IDS | {"label": "positive"}], "`labels` must contain numbers, not 'positive'"),
     (
@@ -227,7 +227,7 @@ BAD = [
         "`labels` has different shapes in one batch: (1,), (2,)",
     ),
     ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
-    ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
+    ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "the same number of choices, not [1, 2]"),
 ]
 
 

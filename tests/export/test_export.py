@@ -228,7 +228,7 @@ def test_misspelled_arguments_and_two_sources_of_examples_are_refused(tmp_path):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(typo))}'"):
             export_model("model", tmp_path / "out", "bert", **typo)
     examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
-    with pytest.raises(InputError, match="--validation_file and eval_dataset exclude each other"):
+    with pytest.raises(InputError, match="--validation_file and eval_dataset cannot be combined"):
         export_model("model", tmp_path / "out", "bert", **examples)
 
 

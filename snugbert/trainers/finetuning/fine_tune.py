@@ -55,7 +55,7 @@ def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> No
         raise_together(compare)
     except InputError as error:
         raise InputError(f"{error} The run in {args.output_dir} is finished and has no checkpoints.") from error
-    logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
+    logger.info("%s contains this run, which is finished. Nothing was computed.", args.output_dir)
     if args.push_to_hub:  # an earlier upload may have failed
         trainer.uploads.upload_output_dir()
 

@@ -86,7 +86,7 @@ class FineTuningTrainer(RunTrainer):
 
     Raises:
         InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
-            checkpoint cannot be loaded, an argument is out of range, or settings exclude each other.
+            checkpoint cannot be loaded, an argument is out of range, or settings cannot be combined.
     """
 
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
@@ -447,7 +447,7 @@ class FineTuningTrainer(RunTrainer):
             if self.state.global_step:
                 raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
             raise DivergedError(
-                f"{prefix}: the logits are NaN. Try without --fp16. Otherwise, the weights may be damaged."
+                f"{prefix}: the logits are NaN. Try without --fp16. If that does not help, the weights may be damaged."
             )
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]

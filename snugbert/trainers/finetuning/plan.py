@@ -83,7 +83,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
     if not begun or args.overwrite_output_dir:
         return False
-    remedy = "Choose another folder, or replace it (--overwrite_output_dir)."
+    remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)

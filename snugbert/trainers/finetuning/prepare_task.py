@@ -122,8 +122,8 @@ class PreparedTask:
         """Stores the labels of the data in the configuration of a model in memory."""
         if model.config.num_labels != self.config.num_labels:
             raise InputError(
-                f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
-                f"num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
+                f"model: the model has {model.config.num_labels} labels, but the data have {self.config.num_labels}. "
+                f"Load the model with num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
             )
         if self.train_features is not None:
             forget_decisions(model.config)
@@ -167,8 +167,8 @@ def prepare_task(
     given, expected = model_args.model, AUTO_CLASSES[f"AutoModel{task.head}"]
     if given is not None and not isinstance(given, expected):
         raise InputError(
-            f"model: expected a {expected.__name__}, not a {type(given).__name__}. Or pass the name or folder of a "
-            "checkpoint."
+            f"model: expected a {expected.__name__}, or the name or folder of a checkpoint, not a "
+            f"{type(given).__name__}."
         )
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     if sources is None:
@@ -176,7 +176,10 @@ def prepare_task(
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
     selects = args.eval_strategy != "no" or args.sweeps
     if selects and "validation" in splits and not splits["validation"].labeled:
-        raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
+        raise InputError(
+            "--validation_file: no reference answers to select the best model by. Add answers, or pass the file as "
+            "--test_file."
+        )
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
     if training and not model_args.is_teacher:
         choose_learning_rate(config, args, task.paper_learning_rate)
@@ -260,7 +263,7 @@ def _choose_layers(model_args: FineTunedModelArguments, config: SnugBertConfig, 
     if model_args.num_student_layers is None:
         return None
     if not trains:
-        raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
+        raise InputError("--num_student_layers needs training examples. To score all layers, remove the flag.")
     return choose_student_layers(config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers)
 
 

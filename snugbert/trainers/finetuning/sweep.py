@@ -334,7 +334,7 @@ def _run_all(
             break
         if runs[0].read() is None and _is_out_of_time(search.hours, [*finished.values()], args.seeds + extra):
             tries = format_count(len(tried), "setting")
-            logger.info("stopped after %s. Another one would probably exceed %g hours", tries, search.hours)
+            logger.info("stopped after %s. Another setting would probably exceed %g hours", tries, search.hours)
             break
         for number, run in enumerate(runs):
             title = f"run {len(tried) * args.seeds + number + 1}{total}"

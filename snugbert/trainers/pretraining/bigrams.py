@@ -249,14 +249,17 @@ def check_bigram_config(config: SnugBertConfig) -> None:
     """Checks that [`initialize_from_bigrams`] works for this configuration.
 
     Raises:
-        InputError: it does not.
+        InputError: the configuration does not support [`initialize_from_bigrams`].
     """
     if config.num_attention_heads < 2:
-        raise InputError("--bigram_init: the model has one attention head, but needs one for each neighbor.")
+        raise InputError(
+            "--bigram_init needs at least 2 attention heads, for the previous and the next token. Remove the flag, or "
+            "choose a model with more heads."
+        )
     head_size = compute_head_size(config)
     if head_size < SMALLEST_HEAD:
         raise InputError(
-            f"--bigram_init: attention heads have {head_size} dimensions, but need at least {SMALLEST_HEAD}."
+            f"--bigram_init needs attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}."
         )
     embedding_size, smallest = compute_embedding_size(config), 2 * _count_frequencies(config) + 2
     if embedding_size < smallest:
@@ -288,7 +291,7 @@ def _count_text(
     numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
     pairs = count_bigrams((corpus.blocks[number] for number in numbers), vocab_size)
     if pairs.nnz == 0:
-        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Give other text.")
+        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Use more text.")
     return frequencies, [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
 
 

@@ -236,7 +236,7 @@ def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: Snu
     for name, (value, other) in sizes.items():
         if value != other:
             raise InputError(
-                f"{folder}: {name} is {value}, but {other} in the discriminator. They share their embeddings. To "
+                f"{folder}: {name} is {value}, but {other} in the discriminator, which shares the embeddings. To "
                 "start with a new generator, move this folder away."
             )
 

@@ -116,7 +116,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             )
         if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
             raise InputError(
-                "The corpus was prepared with a different tokenizer. Use that one, or prepare the text again."
+                "The corpus was prepared with a different tokenizer. Use that tokenizer, or prepare the text again."
             )
         if epochs_dir is None:
             if not isinstance(corpus.folder, Path):

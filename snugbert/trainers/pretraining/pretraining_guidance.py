@@ -86,7 +86,7 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
     """Names the recipe that fits a run of some `passes` over the text and what to expect, or why there is none."""
     if reasons := list_unmeasured(config, corpus_tokens):
         return (
-            f"none was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
+            f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
     recipe = find_recipe(config)
@@ -117,9 +117,9 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
     line = lines[-1]
     if is_due(line) and not any(map(is_due, lines[-2:-1])) and line["mlm_gain"] < EXPECTED_GAIN:
         logger.warning(
-            "MLM gain is %.2f nats after %s tokens, but %s reaches %s. Compare bigram_init, optim, learning_rate, "
-            "per_device_train_batch_size, phases and config_overrides (dropout). If they are the same, check the text "
-            "and the tokenizer (--show).",
+            "MLM gain is %.2f nats after %s tokens, but the recipe %s reaches %s. Compare your bigram_init, optim, "
+            "learning_rate, per_device_train_batch_size, phases and config_overrides (dropout) with that recipe. If "
+            "your settings are the same, check the text and the tokenizer (--show).",
             line["mlm_gain"],
             f"{line['tokens']:,}",
             find_recipe(config),

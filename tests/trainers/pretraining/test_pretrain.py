@@ -413,7 +413,7 @@ def test_the_command_line_overrides_a_yaml_file(small_run, tmp_path):
 
 # Errors of arguments, text and tokenizers that other commands have, too, are in the tests of their modules.
 BAD = [
-    ({"train_file": None}, "there is no text. Give --train_file, --dataset_name or --corpus"),
+    ({"train_file": None}, "no text. Pass --train_file, --dataset_name or --corpus"),
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "one_document.txt"}, "but the text has only one"),
