@@ -66,7 +66,7 @@ def explain_choice(flag: str, value: str, choices: Iterable[str]) -> str:
 
 
 def explain_files(pattern: str) -> str:
-    """Returns an error message if no file matches a path or glob pattern. Empty if one does."""
+    """Returns an error message if no file matches a path or glob pattern. Empty if a file matches."""
     if not pattern:
         return "the name of the file is empty."
     if Path(pattern).is_file() or any(Path(match).is_file() for match in glob.iglob(pattern, recursive=True)):

@@ -1,6 +1,6 @@
 """Names and configurations of the BERT family: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers. DeBERTa-v3 adds relative positions. Their weights have other names, and some values
+These models have BERT's layers. DeBERTa-v3 adds relative positions. Weights have different names, and some values
 are in their code and not in their configurations. The tables below translate both. The facts come from transformers'
 `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """

@@ -760,7 +760,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
 def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, ...]:
     """Computes several layers of the same input with one product. Their weights are concatenated in each call.
 
-    On a GPU one large product is faster than several small ones. Its gradients, too, are one product each.
+    On a GPU one large product is faster than several small products. Each gradient is one product, too.
 
     Args:
         values: *Shape:* (..., H)
@@ -824,7 +824,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets = ctx.saved_tensors
-        # One factor for each row, 0 for ignored ones.
+        # One factor for each row, 0 for ignored rows.
         ignored = targets == IGNORE_INDEX
         grad_losses = grad_outputs[0].expand(len(targets), 1).masked_fill(ignored[:, None], 0)
         classes = targets.masked_fill(ignored, 0)

@@ -183,7 +183,7 @@ def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torc
     """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
 
     Args:
-        distances: position of a token minus position of another one, of any shape.
+        distances: position of a token minus position of another token, of any shape.
         buckets: buckets of each direction. Distances up to half of them are their own bucket.
         longest: distances from `longest` - 1 on share the last bucket.
 
@@ -429,7 +429,7 @@ def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
     replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
     own = module_class.forward
-    # transformers wraps `forward` in each subclass of its layers, also in the one that FSDP2 makes.
+    # transformers wraps `forward` in each subclass of its layers, including the subclass that FSDP2 makes.
     while forward is not own and getattr(forward, "__code__", None) is own.__code__:
         forward = getattr(forward, "__wrapped__", None)
     return forward is own

@@ -18,7 +18,7 @@ from .kernels_snugbert import IGNORE_INDEX, has_own_kernels, is_exporting, is_tr
 
 logger = logging.get_logger(__name__)
 
-# Device types on which torch has assertions and `nonzero_static`, for which the host does not wait.
+# On these device types, torch has assertions and `nonzero_static`, and the host does not wait for either.
 ASYNCHRONOUS = {"cpu", "cuda"}
 
 
@@ -103,7 +103,7 @@ def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> N
     """Checks that a tensor has one of the allowed shapes.
 
     Raises:
-        ValueError: it has a different shape.
+        ValueError: the tensor has a different shape.
     """
     if tuple(tensor.shape) not in allowed:
         expected = " or ".join(str(list(shape)) for shape in allowed)

@@ -1,6 +1,6 @@
 """Files on any file system that fsspec opens, such as `s3://bucket/corpus/part.arrow`: listed, read and written.
 
-Every function tries again until a deadline, and then fails with one message (see `remote_requests`). Files are read
+Every function retries until a deadline, and then fails with one message (see `remote_requests`). Files are read
 and written completely or not at all.
 
 Processes that were forked, such as data workers, should not call these functions. Each would open its own connections.
@@ -246,18 +246,18 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As in `io.IOBase`."""
+        """See `io.IOBase`."""
         self._position = max(0, offset + (0, self._position, self.size)[whence])
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """As in `io.RawIOBase`. A file that was replaced is an error, and never a mixture of both."""
+        """See `io.RawIOBase`. If the file was replaced, raises an error instead of mixing both versions."""
         data = self._read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def readall(self) -> bytes:
-        """As in `io.RawIOBase`, which would read small pieces."""
+        """Reads the rest at once. `io.RawIOBase` would read small pieces."""
         return self._read(self.size)
 
     def _read(self, length: int) -> bytes:

@@ -139,7 +139,7 @@ class RemoteOutput:
         """Checks that the local folder can be replaced.
 
         Raises:
-            InputError: it contains checkpoints of a run that may not be in the store.
+            InputError: the folder contains checkpoints of a run that may not be in the store.
         """
         files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
         if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):  # others are only listed
@@ -227,7 +227,7 @@ def choose_output(url: str) -> Path:
 
 
 def find_output(path: str | Path | None) -> RemoteOutput | None:
-    """Returns the output that a local path belongs to. None: it belongs to no store."""
+    """Returns the output that a local path belongs to. None if the path belongs to no store."""
     path = Path(path or "")
     return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
 

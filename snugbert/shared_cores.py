@@ -31,7 +31,7 @@ SECONDS = 1.0  # between measurements
 
 @cache  # one thread for the process, however many commands it runs
 def share_cores() -> None:
-    """Starts to watch the load of the machine, until the process ends. Commands call it when they start.
+    """Starts to watch the load of the machine, until the process ends. Commands call this function when they start.
 
     Does nothing on a machine with an accelerator, with one thread, or if the environment variable OMP_WAIT_POLICY or
     GOMP_SPINCOUNT is set.

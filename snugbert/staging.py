@@ -58,7 +58,7 @@ def stage(url: str, flag: str) -> list[Path]:
         The local files, with their names, or the local folder.
 
     Raises:
-        InputError: there is nothing of this name, it changed while it was copied, or the store cannot be read.
+        InputError: the URL does not exist, or changed while it was copied, or the store cannot be read.
     """
     if entries := find_entries(url):
         files = _stage_files(url, entries)
@@ -139,7 +139,7 @@ def check_names(names: Iterable[str], url: str) -> None:
     """Checks that files of a folder in a store are also below a local folder. Keys of objects can contain `..`.
 
     Raises:
-        InputError: one is not.
+        InputError: a file would be outside the local folder.
     """
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):

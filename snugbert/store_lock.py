@@ -97,7 +97,7 @@ class StoreLock:
         )
 
     def _read(self) -> dict[str, Any]:
-        """Returns the content of the lock. Empty: there is none.
+        """Returns the content of the lock. Empty if there is no lock.
 
         Some stores replace a file in two steps. So a lock that seems to be missing or damaged is read again.
 
@@ -134,7 +134,7 @@ class StoreLock:
             raise InputError(self.loss)
 
     def _start(self) -> None:
-        """Renews the lock in a thread whose requests are not tried again after the end."""
+        """Renews the lock in a thread whose requests are not retried after the end."""
         ask_together(lambda renew: renew(), [self._renew], self._ended)
 
     def _renew(self) -> None:
@@ -145,7 +145,7 @@ class StoreLock:
                 self._content["beat"] = uuid.uuid4().hex
                 with self._access:
                     write_bytes(self._url, json.dumps(self._content).encode())
-            except Exception as error:  # if the lock is not lost, the next beat tries again
+            except Exception as error:  # if the lock is not lost, the next beat retries
                 if self.loss or self._ended.is_set():
                     return
                 logger.warning("%s: the lock was not renewed. %s", self._shown, error)

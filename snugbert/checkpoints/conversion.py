@@ -81,7 +81,7 @@ WORDPIECE_TOKENIZERS = (
     "ElectraTokenizer",
     "ElectraTokenizerFast",
 )
-# Model type -> tokenizer class if the folder does not name one. For all others it is BertTokenizer.
+# Model type -> tokenizer class if the folder does not name a class. Other model types use BertTokenizer.
 TOKENIZERS = {
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",

@@ -61,14 +61,14 @@ def check_repository(
 ) -> None:
     """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
 
-    If the Hub cannot be reached, transformers tries each file again for half a minute. This asks once.
+    If the Hub cannot be reached, transformers retries each file for half a minute. This function asks once.
 
     Args:
         name: a folder or a Hub name.
         revision, token, cache_dir: see `TokenizerArguments`. Other Hub arguments are ignored.
 
     Raises:
-        InputError: it is none of the three.
+        InputError: `name` is not a folder, was not downloaded, and is not on the Hub.
     """
     if Path(name).exists():
         return
@@ -141,7 +141,7 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
         if not equals:
             raise ValueError(f"expected name=value, found {pair!r}")
         old = getattr(config, name, "")
-        # transformers takes the type of a value from the old one. So it cannot replace None, or a dropout of 0 by 0.1.
+        # transformers takes the type from the old value. So it cannot replace None, or a dropout of 0 by 0.1.
         if old is None:
             setattr(config, name, yaml.safe_load(text))
         elif type(old) is int and old == 0 and not text.lstrip("+-").isdigit():
@@ -256,7 +256,7 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     tokenizer is empty.
 
     Raises:
-        InputError: it has only special tokens.
+        InputError: the tokenizer has only special tokens.
     """
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
         raise InputError(
@@ -447,7 +447,7 @@ def _check_loaded(
 def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
     """Whether no layer was in the checkpoint. Tied word embeddings can come from a head.
 
-    Other architectures (`snugbert evaluate`) have other names.
+    Other architectures (`snugbert evaluate`) have different names.
     """
     layers = {key for key in model.state_dict() if "encoder.layer." in key}
     return bool(layers) and layers <= set(info["missing_keys"])

@@ -1,7 +1,7 @@
 """Extends learned position embeddings, so that a checkpoint reads longer texts.
 
-In a trained BERT, nearly one rotation takes each position's row to the next one. New rows continue it, so that the
-distance of two tokens has the same effect everywhere. No position is a copy of another one, as it is in tiled tables
+In a trained BERT, nearly one rotation takes each position's row to the next row. New rows continue it, so that the
+distance of two tokens has the same effect everywhere. No position is a copy of another position, as in tiled tables
 (Beltagy et al., 2020, "Longformer"). benchmarks/longer_positions.py compares the methods.
 """
 
@@ -75,7 +75,7 @@ def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
         count: number of rows to add.
 
     Returns:
-        The new rows, in the dtype of the old ones. *Shape:* (`count`, E)
+        The new rows, in the dtype of the old rows. *Shape:* (`count`, E)
     """
     edge = min(EDGE, len(rows) // 4)
     learned = rows[edge : len(rows) - edge].double()

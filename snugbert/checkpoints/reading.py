@@ -139,7 +139,8 @@ DISTILBERT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
 }
-# `sinusoidal_pos_embds` only sets initial values. BERT's question answering head has no dropout.
+# DistilBERT's settings that change no outputs. `sinusoidal_pos_embds` only sets initial values. BERT's question
+# answering head has no dropout.
 DISTILBERT_ONLY = ("model_type", "sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
 
 

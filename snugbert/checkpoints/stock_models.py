@@ -27,7 +27,8 @@ from snugbert.families_snugbert import (
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 
 BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler, and one activation in layers and token head
-# The masked token head gets BERT's names, as in transformers. Released files have other ones, which are read.
+# The masked token head is written with BERT's names, as in transformers. Released files use different names, which are
+# also read.
 DEBERTA_STOCK_NAMES = {"pooler.": "bert.pooler.", "deberta.": "bert."}
 # Fields of a SnugBERT configuration that other families do not have, or whose values differ.
 NOT_IN_STOCK = (
@@ -113,7 +114,7 @@ def choose_family(checkpoint: Checkpoint) -> str:
     """Returns the first family that can express the model, BERT before the others.
 
     Raises:
-        InputError: there is none.
+        InputError: no family can express the model.
     """
     families = _find_families(checkpoint)
     if not families:

@@ -107,7 +107,7 @@ def _find_language(settings: dict[str, Any]) -> str | None:
 
 
 def read_corpus_language(folder: str | Path) -> str | None:
-    """Returns the language of a corpus without opening all of it. None: it stores none.
+    """Returns the language of a corpus without opening all of it. None if no language is stored.
 
     Raises:
         InputError: `folder` holds no corpus, or a part is missing or damaged.

@@ -172,12 +172,12 @@ class CachedBlocks(Blocks):
             InputError: the bucket does not answer before the deadline, or a block is damaged there.
         """
         if self._download is not None:
-            self._download.join()  # what it could not download is tried again now
+            self._download.join()  # blocks that failed to download are retried now
             self._download = None
         self._fetch_missing(numbers)
 
     def ensure_later(self, numbers: Sequence[int]) -> None:
-        """Begins to download the blocks that are missing, and returns. After an error, [`ensure`] tries again."""
+        """Starts to download missing blocks, and returns. After an error, [`ensure`] retries."""
         if self._download is None and any(not self._file(number).exists() for number in numbers):
             self._stop.clear()
             self._download = threading.Thread(target=self._try_to_fetch, args=(numbers,), daemon=True)
@@ -195,7 +195,7 @@ class CachedBlocks(Blocks):
             self._download = None
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Removes all blocks from the cache except `numbers` and the pinned ones, and unfinished files."""
+        """Removes unfinished files, and all blocks from the cache except `numbers` and the pinned blocks."""
         kept = {self._file(number).name for number in numbers}
         with lock_file(self.folder / "blocks.lock"):
             for file in self.folder.glob("*.block"):

@@ -122,7 +122,7 @@ class PartIndex:
 
 
 def index_name(part: str) -> str:
-    """Returns the name of the index of a part, both without their folders."""
+    """Returns the name of a part's index. Both names are without folders."""
     return part.removesuffix(".partial").removesuffix(".arrow") + ".index"
 
 
@@ -147,7 +147,7 @@ def read_index(part: str) -> PartIndex:
     """Reads the index of a part in a bucket.
 
     Raises:
-        InputError: it is missing or damaged, or the bucket does not answer.
+        InputError: the index is missing or damaged, or the bucket does not answer.
     """
     name = index_name(part)
     try:
@@ -161,7 +161,7 @@ def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
 
     Args:
         part: the file.
-        vocab_size: token ids must be below this. None: they are not checked.
+        vocab_size: token ids must be below this. None: token ids are not checked.
 
     Raises:
         InputError: the part is damaged.

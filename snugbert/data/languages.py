@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
     Attributes:
         place: what stores it, for messages.
-        language: its code. None: it stores none.
+        language: its code. None if the file stores no language.
         remedy: how to change it, for messages.
     """
 
@@ -36,7 +36,7 @@ def check_language(code: str) -> None:
     """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`.
 
     Raises:
-        InputError: it has another form.
+        InputError: `code` is not in this form.
     """
     if mistake := explain_language(code):
         raise InputError(mistake)
@@ -56,7 +56,7 @@ def splitter_language(code: str) -> str:
 
 
 def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | None:
-    """Returns the language that a configuration or a tokenizer stores. None: it stores none.
+    """Returns the language that a configuration or a tokenizer stores. None if no language is stored.
 
     Values that are not a code are ignored. FARM, for example, wrote `"language": "english"` into configurations.
     """
@@ -87,7 +87,7 @@ def stored_in_model(
 ) -> list[Stored]:
     """Returns the languages of a checkpoint and of a tokenizer.
 
-    If the checkpoint stores one, it replaces the language of its own tokenizer.
+    A language stored in the checkpoint replaces the language of its own tokenizer.
 
     Args:
         config: configuration of the checkpoint.
@@ -116,7 +116,7 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
         stored: languages of the files, the most specific first.
 
     Raises:
-        InputError: two of them contradict each other.
+        InputError: two of these languages differ.
     """
     known = [each for each in stored if each.language is not None]
     single = [each for each in known if each.language != SEVERAL]

@@ -252,7 +252,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
     Attributes:
         max_tokens: as in the arguments.
-        max_examples: the largest number of examples of an item.
+        max_examples: the maximum number of examples per item.
     """
 
     def __init__(self, dataset: Any, max_tokens: int, seed: int = 42):

@@ -18,7 +18,7 @@ from snugbert.errors import InputError
 
 PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 FORMAT = 1  # version of the files; other versions are refused
-WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
+WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
@@ -70,7 +70,7 @@ class Block:
         sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
         documents: offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
         word_bits: for each token, whether it continues the word of the token before it. Eight tokens share a byte, the
-            first one in its lowest bit. None: not stored. *Shape:* (tokens / 8, rounded up,)
+            first token in the lowest bit. None: not stored. *Shape:* (ceil(tokens / 8),)
     """
 
     tokens: np.ndarray

@@ -119,7 +119,7 @@ class Part:
 
     @property
     def places(self) -> list[str]:
-        """Absolute paths or URLs of the text files, or `dataset` and its name."""
+        """Absolute paths or URLs of the text files. For a dataset, the word "dataset" and its name."""
         return [locate_file(file) for file in self.files] or list(self.names)
 
     @property
@@ -230,8 +230,8 @@ def plan_parts(
         deduplicate: which copies to leave out. Then there is one part per shard, see [`Part`].
 
     Returns:
-        The parts, the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The number of
-        parts depends on the sizes of the files, and on the number of shards if the files are few or small.
+        The parts, which are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The
+        number of parts depends on the sizes of the files, and on the number of shards if the files are few or small.
 
     Raises:
         InputError: there is no text, or there are fewer files than shards.
@@ -312,7 +312,7 @@ def prepare_corpus(
             that the tokenizer stores, or "en".
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
-        deduplicate: "lines" leaves out lines that are equal to an earlier one, and "documents" documents that are.
+        deduplicate: "lines" leaves out copies of earlier lines, "documents" copies of earlier documents.
         store_words: whether to store which tokens form a word, for masks of words and spans. The vocabulary of
             WordPiece already shows it, so nothing is stored.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
@@ -564,12 +564,12 @@ def _remove_foreign_parts(
 
 
 def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Part) -> list[str]:
-    """Returns the names of parts of a corpus that are not finished, or have other settings.
+    """Returns the names of a corpus's parts that are not finished, or have different settings.
 
     Args:
         output: the folder of the corpus.
         parts: all parts of the corpus.
-        prepared: a finished one.
+        prepared: a finished part.
     """
     output.fetch()
     finished, settings = output.measure_parts(), read_origin(output.folder / prepared.name)["settings"]

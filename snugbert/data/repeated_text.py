@@ -1,4 +1,4 @@
-"""Repeated text: counts the lines and documents that are copies of earlier ones, and leaves them out on request.
+"""Repeated text: counts copies of earlier lines and documents, and leaves them out on request.
 
 Two lines are copies if they are equal without the space around them, and two documents if all their lines are. They
 are compared by 64-bit hashes. Among 15 million lines, two different ones have the same hash with a probability of
@@ -22,9 +22,9 @@ CHUNK_CHARACTERS = 2**20  # text whose lines are looked up together
 # The report ends after so many different lines. A billion words of books have 15 million. --deduplicate has no limit.
 MOST_COUNTED = 2**24
 LISTED, LISTED_CHARACTERS = 3, 60  # how many frequent lines are listed, and where they are cut
-# Share of the characters in copies from which on a warning says what to do. After equal steps, the held-out loss with
-# 10 % equaled the one without copies, and it was higher with 50 and 90 % (benchmarks/repeated_text.py). Books,
-# Wikipedia and WikiText-2 have at most 0.04 %.
+# If copies make up at least this share of the characters, a warning says what to do. After equal steps, the held-out
+# loss with 10 % equaled the loss without copies, and was higher with 50 and 90 % (benchmarks/repeated_text.py). In
+# books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
 
 NumberedDocument = tuple[int, list[str]]
@@ -36,7 +36,7 @@ class Copies:
 
     Attributes:
         total: number of lines or documents.
-        copies: how many of them are equal to an earlier one.
+        copies: how many of them are copies of an earlier line or document.
         frequent: number of occurrences and beginning of the most frequent ones that occur at least twice.
     """
 
@@ -213,7 +213,7 @@ class RepeatCounter:
 
     Args:
         deduplicate: "lines" leaves out each line that is equal to an earlier one of the text, and documents without
-            other lines. "documents" leaves out each document that is equal to an earlier one.
+            other lines. "documents" leaves out each document that is equal to an earlier document.
     """
 
     def __init__(self, deduplicate: Deduplication | None = None):

@@ -1,4 +1,4 @@
-"""Reads questions about contexts from SQuAD's nested JSON, flat JSON, or a dataset, for SQuAD v1.1 and v2.0.
+"""Reads questions and contexts of SQuAD v1.1 and v2.0, from nested JSON, flat JSON, or a dataset.
 
 Questions are kept in memory. SQuAD v2.0 has 130,000 training questions.
 """
@@ -160,7 +160,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
 
 
 def _read_boolean(values: Mapping[str, Any], name: str, where: str) -> bool:
-    """Reads true or false, also as a number or as text. None, missing and empty mean false."""
+    """Reads true or false, which may be a number or text. None, missing and empty mean false."""
     value = values.get(name)
     text = "" if value is None else str(value).strip().lower()
     if text not in BOOLEANS:

@@ -95,7 +95,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
     """Returns the text in a column of a row.
 
     Raises:
-        InputError: there is no such column, or it has no text. The message does not name the row.
+        InputError: the column is missing, or has no text. The message does not name the row.
     """
     if column not in values:
         raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")

@@ -32,7 +32,7 @@ class RemoteText:
     """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy.
 
     Attributes:
-        url: may contain credentials. Messages and files get the text of this object, which has none.
+        url: may contain credentials. Messages and files use `str()` of this object, without credentials.
         size, version: see [`Entry`], from when the file was found.
     """
 
@@ -57,7 +57,7 @@ class RemoteText:
         """Opens the file for reading bytes, whatever `mode` is.
 
         Raises:
-            InputError: it was removed, or cannot be read.
+            InputError: the file was removed, or cannot be read.
         """
         try:
             return open_file(self.url)
@@ -130,7 +130,7 @@ class ReadingLog:
         """Decodes a line or the text of a row. Returns None if it is left out.
 
         Raises:
-            InputError: it is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
+            InputError: `text` is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
         """
         try:
             if b"\0" not in text:

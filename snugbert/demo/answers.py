@@ -95,7 +95,7 @@ def choose_sentence(checkpoint: LoadedCheckpoint) -> str:
 
 
 def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_length: bool = True) -> BatchEncoding:
-    """Tokenizes a text or a pair. *Shape:* (1, T) each
+    """Tokenizes a text or a pair. Each tensor has shape (1, T).
 
     Raises:
         InputError: a text has no word, or there are too many tokens (with `limits_length`).

@@ -374,7 +374,7 @@ def connect(
         inputs: components of its other arguments.
         outputs: components of its results.
         examples: example inputs. Only text columns with different values are displayed.
-        language: language of the examples. If the model is for another one, there are no examples.
+        language: language of the examples. A model for a different language gets no examples.
     """
     answered = show_errors(partial(function, model))
     texts = {index: component for index, component in enumerate(inputs) if isinstance(component, gr.Textbox)}

@@ -70,7 +70,7 @@ def score_text(
         - `unknown_tokens`: share of the tokens that are [UNK].
 
     Raises:
-        InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the
+        InputError: the text cannot be used, its language is not the stored language, `max_seq_length` does not fit the
             model, or the loss is not finite.
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
@@ -118,7 +118,7 @@ def score_text(
 def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
     """Returns the arguments of `snugbert pretrain` that make the examples.
 
-    Masks have its defaults and no flags, because a loss at 40 % masks cannot be compared with one at 15 %.
+    Masks have its defaults and no flags, because losses at 40 % and at 15 % masks cannot be compared.
     """
     data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
     if not predicts_pairs(model):

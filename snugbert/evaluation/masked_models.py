@@ -55,7 +55,7 @@ def load_masked_model(
         required: names of the special tokens that the tokenizer must have.
 
     Raises:
-        InputError: there is no such model, it has no trained masked token head, or its tokenizer does not fit.
+        InputError: the model does not exist, has no trained masked token head, or its tokenizer does not fit.
     """
     tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:

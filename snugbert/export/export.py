@@ -428,7 +428,7 @@ def _make_similarity_score(labeled: Path | Dataset, embed: Embed) -> Score:
 
 
 def _complete_config(folder: Path, model: PreTrainedModel) -> None:
-    """Writes the labels of a classifier. transformers 5 omits the default ones, but servers need them."""
+    """Writes the labels of a classifier. transformers 5 omits default labels, but servers need them."""
     config: Any = model.config
     if config.architectures and "Classification" in config.architectures[0]:
         labels = {"id2label": {str(index): label for index, label in config.id2label.items()}}

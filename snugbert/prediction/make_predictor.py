@@ -31,8 +31,8 @@ def make_predictor(
     """Returns the predictor of a model.
 
     Args:
-        folder: a fine-tuned model, an embedding model or a CrossEncoder of sentence-transformers, or a plain encoder,
-            whose embeddings are means over tokens.
+        folder: a fine-tuned model, a sentence-transformers model (embedding model or CrossEncoder), or a plain
+            encoder. The embeddings of a plain encoder are means over tokens.
         args: the arguments of the command.
         first_rows: values of the first rows, to find the columns of text.
         device: where the model runs. Default: the accelerator, if there is one and the user wants it, or the CPU.

@@ -164,7 +164,7 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
     """Opens the partial output, and keeps other processes from writing it.
 
     Raises:
-        InputError: another process is writing it, or it cannot be written.
+        InputError: another process is writing the file, or the file cannot be written.
     """
     with ExitStack() as stack:
         with writing(output, "run the same command again"):

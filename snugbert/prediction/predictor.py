@@ -71,7 +71,7 @@ class RowPredictor(ABC):
             yield window, self.answer([example for _, example in window])
 
     def describe_truncation(self) -> str | None:
-        """Returns a sentence about the texts so far that were too long for the model. None: there were none."""
+        """Returns a sentence about the texts so far that were too long for the model. None if no text was too long."""
         return None
 
 
@@ -218,8 +218,8 @@ class Predictor(RowPredictor):
             return self.task.output.join_windows(self.compute_logits(columns))
         if NUM_WINDOWS in features.inputs.column_names:
             return self.task.output.join_windows(average_windows(self.compute_logits(columns), choices))
-        # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
-        # a choice does not depend on the others.
+        # Each choice is scored as an example of its own. Its logit does not depend on the other choices, and examples
+        # may have different numbers of choices.
         logits = np.concatenate(self.compute_logits(columns, has_choices=True))
         return self.task.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
 

@@ -34,11 +34,11 @@ class DecisionFacts(TypedDict):
 
     Keys:
         set: the evaluation set.
-        metric: what the thresholds maximize. None: there are none.
+        metric: what the thresholds maximize. None if there are no thresholds.
         thresholds: label -> lowest probability at which it is predicted.
         scores_without: the metrics without thresholds.
         intervals_without: their 95 % intervals.
-        calibration: the entry of the model's config.json. None: there is none.
+        calibration: the entry of the model's config.json. None if the model is not calibrated.
     """
 
     set: str

@@ -41,7 +41,7 @@ class TaskFacts(NamedTuple):
         head: the card text about the head.
         labels: in the order of their ids. None: the task has no classes.
         metrics: the metrics that the summary shows.
-        prediction_files: names of the files of predictions.
+        prediction_files: names of the prediction files.
     """
 
     name: str

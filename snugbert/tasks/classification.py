@@ -132,7 +132,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.set_problem(problem)
 
     def set_problem(self, problem: Problem) -> None:
-        """Sets the kind of problem, and with it the metrics. The metric of the thresholds is the main one."""
+        """Sets the kind of problem, and with it the metrics. The metric of the thresholds is the main metric."""
         self.problem = problem
         task, tuned = self.args.task, self.args.tune_thresholds
         names = task.metrics if task else METRICS[problem]
@@ -155,7 +155,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def find_files(self) -> Sources:
-        """As in [`Task`], and finds GLUE's files in `data_dir`."""
+        """See [`Task`]. Also finds GLUE's files in `data_dir`."""
         args, task = self.args, self.args.task
         if args.data_dir is None or task is None:
             return super().find_files()
@@ -182,13 +182,13 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return found
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
-        """As in [`Task`], with the name of GLUE's dataset."""
+        """See [`Task`]. Names GLUE's dataset, too."""
         if isinstance(data, Dataset) and self.args.dataset_name is None and self.args.task is not None:
             return f"{GLUE_ON_THE_HUB} ({split})"
         return super().describe_place(data, split)
 
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TextSplit]:
-        """As in [`Task`]. All splits use the text columns of the first one; without training, the trained columns."""
+        """See [`Task`]. All splits use the text columns of the first split. Without training: the trained columns."""
         splits: dict[str, TextSplit] = {}
         text_columns: tuple[str, ...] = ()
         for name, (data,) in sources.items():
@@ -264,7 +264,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @property
     def windows(self) -> tuple[int, int] | None:  # type: ignore[override]
-        """As in [`Task`]: with `doc_stride`."""
+        """See [`Task`]. None without `doc_stride`."""
         return None if self.args.doc_stride is None else (self.max_length, self.args.doc_stride)
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -399,7 +399,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """Uses the thresholds that a fine-tuned model stores.
 
         Raises:
-            InputError: they do not fit its labels, or `abstain_below` does not apply.
+            InputError: the thresholds do not match the labels, or `abstain_below` does not apply.
         """
         stored = getattr(config, "thresholds", None) or {}
         labels = list_labels(config)
@@ -442,7 +442,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return metrics if tuned is None else metrics | {tuned: values[tuned]}
 
     def score_labels(self, split: TextSplit, answers: TextAnswers) -> LabelScores | None:
-        """As in [`Task`]: if labels are `UNEVEN`, or one is never predicted."""
+        """See [`Task`]. Labels are scored if they are `UNEVEN`, or if a label is never predicted."""
         if self.labels is None or split.references is None:
             return None
         sides, count = (split.references.astype(np.int64), answers.values), len(self.labels)
@@ -480,7 +480,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             values, counts = np.unique(references, return_counts=True)
             answer = values[[counts.argmax()]]
         else:
-            # The best set of k labels are the k most frequent ones.
+            # The best set of k labels are the k most frequent labels.
             # F1 = 2 * correct / (predicted + labels in the data).
             counts = references.sum(axis=0)
             order = np.argsort(-counts, kind="stable")
@@ -493,7 +493,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return Baseline(f"always {shown}", self.score(split, rows))
 
     def metric_features(self) -> dict[str, Any]:
-        """As in [`Task`]: label ids, lists of 1 and 0 for several labels, or numbers."""
+        """See [`Task`]. Features are label ids, lists of 1 and 0 for several labels, or numbers."""
         value: Any = Value("float64" if self.problem == "regression" else "int64")
         value = List(value) if self.problem == "multi_label_classification" else value
         return {"predictions": value, "references": value}
@@ -507,7 +507,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- files --------------------------------------------------------------------------------------------------
 
     def list_prediction_files(self, split: TextSplit) -> list[str]:
-        """Returns the file of all predictions. Test splits also have one in the format of gluebenchmark.com."""
+        """Returns the file of all predictions. Test splits also have a file in the format of gluebenchmark.com."""
         files, task = super().list_prediction_files(split), self.args.task
         if split.name.startswith("test"):
             files.append(f"{task.leaderboard.get(split.name, task.folder)}.tsv" if task else "predict_results.txt")

@@ -102,7 +102,7 @@ class Decisions(NamedTuple):
 
 
 def compute_probabilities(logits: np.ndarray, several_labels: bool) -> np.ndarray:
-    """Returns probabilities in float64. In float32, different logits can give equal ones. *Shape:* (N, C)"""
+    """Returns probabilities in float64. In float32, different logits can give equal probabilities. *Shape:* (N, C)"""
     exact = logits.astype(np.float64)
     return expit(exact) if several_labels else softmax(exact, axis=-1)
 
@@ -215,10 +215,10 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
 
 
 def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> list[float]:
-    """Returns the threshold of each label that maximizes a metric. Of equal ones, the nearest to 0.5.
+    """Returns the threshold of each label that maximizes a metric. Of equally good thresholds, the nearest to 0.5.
 
-    A threshold is the middle between two neighboring probabilities, or 0.5 if that lies between them. All are tried,
-    so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is an exception:
+    A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All thresholds are
+    tried, so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is different:
     coordinate ascent from 0.5.
 
     Args:

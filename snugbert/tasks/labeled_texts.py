@@ -56,17 +56,17 @@ class TextSplit:
     Attributes:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         source: the file or dataset, for messages.
-        text_columns: the names of the columns of text.
+        text_columns: the names of the text columns.
         texts: a list of texts, or two lists of pairs.
         labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
             if labels are vectors. None: not labeled.
         indices: the index of a GLUE example in its source, otherwise its position.
         rows: the row in the source, for messages.
-        class_names: the dataset's class names in the order of their ids; empty if it has none.
+        class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. Labels are collected from all. None: all.
         multi_label: whether an example can have several labels.
-        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0: they are names.
+        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
             yet.
     """
@@ -239,7 +239,7 @@ def read_labeled_texts(
 
 
 def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
-    """Returns the class names of a dataset's label column. Empty if it has none."""
+    """Returns the class names of a dataset's label column. Empty if the column has no class names."""
     label = data.features.get(column) if isinstance(data, Dataset) else None
     label = label.feature if isinstance(label, List) else label
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()

@@ -88,7 +88,7 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
     Args:
         rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
         counts: number of examples with each row. *Shape:* (rows,)
-        labels: number of labels, if each example has one. None: examples have several.
+        labels: number of labels, if each example has one label. None: examples have several labels.
 
     Returns:
         `macro_f1`, `balanced_accuracy`, and `precision_0`, `recall_0`, `f1_0`, `precision_1` and so on. NaN if a label

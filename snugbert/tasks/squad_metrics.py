@@ -93,7 +93,7 @@ def measure_answers_v2(
     """Measures answers as SQuAD v2.0.
 
     Args:
-        golds: the correct answers to each question; empty if it has none.
+        golds: the correct answers to each question; empty if a question has no answer.
         answers: the predicted answers; "" for "no answer".
         spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
             not be "", because a threshold cannot bring back an answer that was replaced.

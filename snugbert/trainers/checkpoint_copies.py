@@ -123,7 +123,7 @@ def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:
 
 
 def upload_waiting(folder: Path, output: RemoteOutput) -> None:
-    """Makes the checkpoints of a run in the store like the local ones. The newest comes first. Skips damaged ones.
+    """Makes the checkpoints of a run in the store equal to the local checkpoints, newest first. Skips damaged ones.
 
     Args:
         folder: the output folder of the run.

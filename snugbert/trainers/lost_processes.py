@@ -55,7 +55,7 @@ class SignsOfLife:
                 time.sleep(self.interval)
 
     def meet(self) -> None:
-        """Waits until every process has called this as often as this one.
+        """Waits until every process has called this method as often as this process.
 
         Raises:
             ProcessLost: a process shows no sign of life, or the store does not answer.

@@ -43,7 +43,7 @@ TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbe
 
 
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
-    """Checks that a run does not overwrite another one by accident, and finds the checkpoint to resume from.
+    """Checks that a run does not overwrite another run by accident, and finds the checkpoint to resume from.
 
     Changes no files, except that it undoes an interrupted replacement of a checkpoint, and copies the checkpoint to
     machines that lack it. Every process must call this.
@@ -207,7 +207,7 @@ def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]
 
     Args:
         args: the arguments of the run.
-        parameters: the parameters of each file with weights. Two files can have the same one.
+        parameters: the parameters of each file with weights. Two files can share parameters.
 
     Raises:
         InputError: in all processes: not even one checkpoint fits.

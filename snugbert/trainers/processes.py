@@ -91,12 +91,12 @@ def _check_hub(token: bool | str | None) -> None:
 
 
 def raise_together(function: Callable[[], T]) -> T:
-    """Calls `function` in every process. If one raises an InputError, all do. Otherwise, the others would wait for it.
+    """Calls `function` in every process. If one process raises an InputError, all do, instead of waiting for it.
 
     `function` may take any time, and must not communicate. An OSError becomes an InputError.
 
     Raises:
-        InputError: the error of this process, or of the first process that has one. It names the machine of the other.
+        InputError: the error of this process, or of the first process that failed. The message names its machine.
     """
     from accelerate.utils import gather_object  # only here, because `--help` works without it
 

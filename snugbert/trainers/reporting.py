@@ -59,7 +59,7 @@ class Reports:
                 self._open_wandb(callback._wandb)
 
     def _open_wandb(self, wandb: Any) -> None:
-        # Trainer never closes a run, so the runs of a sweep would share one. A run that the user opened stays.
+        # Trainer never closes a W&B run, so the runs of a sweep would share it. A W&B run that the user opened stays.
         if wandb.run is not None and wandb.run.id in self._own_wandb_runs:
             wandb.finish()
         if wandb.run is None:
@@ -79,7 +79,7 @@ class Reports:
         Args:
             plots: PNG files. Files that do not exist are skipped.
             metrics: names, such as "test_accuracy", and values.
-            step: the step of the model. None: the last one.
+            step: the step of the model. None: the last step.
         """
         images = [plot for plot in plots if plot.exists()]
         for callback in self._callbacks:

@@ -50,7 +50,7 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
 
     Raises:
-        InputError: there are no such arguments.
+        InputError: no arguments split text in this way.
     """
     definition = _read_definition(tokenizer)
     if _is_byte_level(definition):

@@ -41,7 +41,7 @@ class FineTunedModelArguments(StudentArguments):
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
     )
 
-    # Not arguments of a command. None: they are loaded.
+    # These fields are set from Python only. If model and tokenizer are None, both are loaded.
     is_teacher = False  # see `as_teacher`
     model: ClassVar[Any] = None  # a PreTrainedModel
     tokenizer: ClassVar[Any] = None

@@ -164,7 +164,7 @@ class FineTuningTrainer(RunTrainer):
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. A new run does not begin in the folder of another one.
+        """Extends Trainer's method: a new run does not begin in the folder of an earlier run.
 
         Args:
             resume_from_checkpoint: a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
@@ -269,7 +269,7 @@ class FineTuningTrainer(RunTrainer):
         return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """As in Trainer, which counts the column `labels`. The form of the logits names the column to count."""
+        """Extends Trainer's method, which counts the column `labels`. The task's output names the column to count."""
         batches, count = super().get_batch_samples(*args, **kwargs)
         name = self.output.counted_labels
         if name != "labels" and batches and name in batches[0]:
@@ -280,7 +280,7 @@ class FineTuningTrainer(RunTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """As in Trainer. In evaluation, the loss of a batch is the mean over its own labels."""
+        """Extends Trainer's method: in evaluation, the loss of a batch is the mean over its own labels."""
         count = None if self._losses is not None else num_items_in_batch
         return super().compute_loss(model, inputs, return_outputs, count)
 
@@ -475,7 +475,7 @@ class FineTuningTrainer(RunTrainer):
     # --- the model card -----------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer. After training, also writes the model card."""
+        """Extends Trainer's method: after training, also writes the model card."""
         super().save_model(output_dir, _internal_call)
         if self._training and self.args.should_save and not _internal_call:
             self._write_card(output_dir)
@@ -506,7 +506,7 @@ class FineTuningTrainer(RunTrainer):
 
     @property
     def hub_name(self) -> str | None:
-        """The repository that the model is pushed to. None: it is not pushed."""
+        """The repository that the model is pushed to. None without a push."""
         return self.hub_model_id or self.args.hub_model_id
 
 

@@ -53,7 +53,7 @@ class Distillation:
 
     Attributes:
         teacher: a digest of the teacher.
-        soft_targets: the teacher's logits for the training examples. None: they are not computed yet.
+        soft_targets: the teacher's logits for the training examples. None: not computed yet.
         compare: measures teacher and student. Every process must call it. Returns a function that makes the rows of a
             table from the results of a run. None: they are not compared.
     """
@@ -244,7 +244,7 @@ def name_sources(**datasets: Dataset | None) -> Sources:
     """Returns the data of each split, from datasets in memory. None: there is no such split.
 
     Raises:
-        InputError: one of them is not a dataset, or there is none.
+        InputError: an argument is not a dataset, or no dataset is given.
     """
     for name, dataset in datasets.items():
         if dataset is not None and not isinstance(dataset, Dataset):

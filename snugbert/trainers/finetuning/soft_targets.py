@@ -70,7 +70,7 @@ def distillation_loss(
     Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
     times its square, so that gradients keep their size (Hinton et al., 2015, section 2). With several labels per
     example, each is a distribution of two. For regression, soft is the squared difference of the two numbers. Hard is
-    the usual loss of the gold labels. It is 0 for an item without one.
+    the usual loss of the gold labels, which is 0 for an item without a label.
 
     Args:
         student, teacher: logits. *Shape:* (I, C)

@@ -90,7 +90,7 @@ class PlannedRun(NamedTuple):
         return Path(str(self.args.output_dir))
 
     def read(self) -> FinishedRun | None:
-        """Returns the finished run. None: it is not finished. Every process must call this."""
+        """Returns the finished run. None if the run is not finished. Every process must call this."""
         file, results = self.folder / RESULTS, None
         if self.args.process_index == 0 and file.exists():
             results = read_json(file)
@@ -312,7 +312,7 @@ def _run_all(
     Args:
         prepared, args: of the sweep.
         run_once: see [`_run`]. In a dry run, it returns None for an unfinished run, and Optuna is not told its score.
-            If no run is finished, the last setting counts as the best one. If only time limits the sweep, the loop
+            If no run is finished, the last setting counts as the best setting. If only time limits the sweep, the loop
             ends at the first unfinished setting.
     """
     search = args.search
@@ -386,7 +386,7 @@ def _run(
         logger.warning("%s: %s", run.name, error)
         failure = {"failure": f"{run.name}: {error}"}
     except torch.OutOfMemoryError:
-        # Other processes wait for this one. If no run has ended well, the memory may only be taken at the moment.
+        # Other processes wait for this process. If no run has ended well, the memory may only be taken at the moment.
         if args.world_size > 1 or not any(each.is_complete for each in read_runs(Path(str(args.output_dir)))):
             raise
         logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
@@ -399,7 +399,7 @@ def _run(
     if args.should_save:
         _store(run, failure, [score for callback in callbacks for score in callback.evaluations], start)
         output_dir = Path(str(args.output_dir))
-        # A continued sweep may have finished runs after this one.
+        # A continued sweep may have finished runs after this run.
         _keep_best_weights(output_dir, best_run(read_runs(output_dir), prepared, args))
     finished = run.read()
     assert finished is not None

@@ -78,7 +78,7 @@ class Choices(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A range without steps: a uniform distribution, or a log-uniform one."""
+    """A range without steps: a uniform or log-uniform distribution."""
 
     low: float
     high: float

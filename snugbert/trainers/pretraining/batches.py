@@ -49,7 +49,7 @@ class Phase:
     """Consecutive steps on the examples of one dataset.
 
     Attributes:
-        dataset: the examples of an epoch. Every epoch has another order. A [`PretrainingDataset`] also has other
+        dataset: the examples of an epoch. Every epoch has a different order. A [`PretrainingDataset`] also has other
             examples in every epoch.
         steps: optimizer steps.
         batch_size: examples per step, over all processes and accumulated batches.
@@ -74,7 +74,7 @@ def check_dataset(dataset: object) -> None:
     """Checks that `dataset` is map-style, has a length, and is not empty.
 
     Raises:
-        InputError: it is not.
+        InputError: `dataset` fails one of these checks.
     """
     kind = type(dataset).__name__
     # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
@@ -172,7 +172,7 @@ def check_processes(phases: Sequence[Phase]) -> None:
     """Checks that all processes have the same examples. Machines without shared disks make their own tables.
 
     Raises:
-        InputError: they differ.
+        InputError: two processes have different examples.
     """
     examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
     wait_for_all()  # machines may take different times for their tables

@@ -1,7 +1,7 @@
 """Initial weights from the bigrams of the training text, instead of random weights.
 
 A masked language model first learns token frequencies, and then, after a long plateau, which tokens are neighbors.
-Counting gives both. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
+Counting gives both. [`initialize_from_bigrams`] computes weights that let BERT predict a masked token
 from its two neighbors:
 
     log p(w | left, right) = log p(w) + log [p(w | left) / p(w)] + log [p(w | right) / p(w)] + constant
@@ -10,7 +10,7 @@ from its two neighbors:
 - The log ratios are pointwise mutual information, one matrix for each side. Their common singular vectors become the
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
-  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one outputs zero.
+  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last head outputs zero.
 - With relative positions, the query of these heads is constant, and the keys of the distances decide.
 - The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization". But in layer n, counted
   from 1, two heads already attend to the tokens n positions before and after.
@@ -384,7 +384,7 @@ def _set_embeddings(
 
 
 def _set_projection(project: Any, first: _FirstLayer) -> None:
-    """Sets the layer between embeddings and encoder, if there is one. It keeps the order of the dimensions."""
+    """Sets the layer between embeddings and encoder, if the model has it. It keeps the order of the dimensions."""
     if project is None:
         return
     W, K = first.projection.shape

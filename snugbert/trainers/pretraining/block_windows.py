@@ -56,7 +56,7 @@ class Windows:
         return self._shuffle(window.epoch)[window.number]
 
     def follow(self, window: Window) -> Window:
-        """Returns the window after another one."""
+        """Returns the window that follows `window`."""
         epochs, number = divmod(window.number + 1, self.per_epoch)
         return Window(window.epoch + epochs, number)
 

@@ -92,7 +92,7 @@ def load_corpora(
         percentage, deduplicate = data_args.validation_split_percentage, data_args.deduplicate
 
         def is_held_out(number: int) -> bool:
-            """Whether a document is for validation: they are spread evenly over the text, the same in every run."""
+            """Whether a document is for validation. Such documents are spread evenly, and the same in every run."""
             return number * percentage // 100 != (number + 1) * percentage // 100
 
         def is_kept(number: int) -> bool:

@@ -164,7 +164,7 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
     Args:
         logits: *Shape:* (M, V)
         token_keys: random, int64. *Shape:* (M,)
-        vocabulary_keys: random and odd, int64, the same in every step. *Shape:* (V,)
+        vocabulary_keys: random and odd, int64, and the same in every step. *Shape:* (V,)
 
     Returns:
         Token ids. *Shape:* (M,)

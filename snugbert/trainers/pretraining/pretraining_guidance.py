@@ -35,8 +35,8 @@ SMALL_RECIPE_FLAGS = {
 }
 SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 
-# Nats by which the masked token loss should be below the frequency baseline after some tokens. Every measured run
-# gained more than 1.9.
+# Expected gain (frequency baseline minus masked token loss, in nats) after this many tokens. Every measured run gained
+# more than 1.9.
 EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 2_000_000
 LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
 # Weights in the matrices of the layers of small, and of 12 layers of width 384. They do not depend on the vocabulary.
@@ -58,7 +58,7 @@ def find_recipe(config: PreTrainedConfig) -> str | None:
 
 
 def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
-    """Lists in what a run differs from the measured ones: small models, words or pieces, not too much text."""
+    """Lists in what a run differs from the measured runs: small models, words or pieces, not too much text."""
     reasons = []
     if find_recipe(config) is None:
         reasons.append("a model larger than 12 layers of width 384")

@@ -175,7 +175,7 @@ class PretrainingTrainer(RunTrainer):
     # --- start and end of a run ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Also draws `training.png` and writes the model card.
+        """Extends Trainer's method: also draws `training.png` and writes the model card.
 
         Raises:
             InputError: the output folder contains another run, and `overwrite_output_dir` is not set.
@@ -251,7 +251,7 @@ class PretrainingTrainer(RunTrainer):
             log_coverage(self.phases, self._first_step)
 
     def compare_settings(self, checkpoint: str | None) -> None:
-        """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
+        """Extends the base class: changed data settings are only reported. The command refuses them earlier."""
         super().compare_settings(checkpoint)
         if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
             self.run_settings.report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
@@ -280,7 +280,7 @@ class PretrainingTrainer(RunTrainer):
                         self._save(folder)
 
     def load_weights(self, checkpoint: str) -> None:
-        """As in the base class, for the models of `save_model`."""
+        """Loads the weights of each model that `save_model` writes."""
         for part, model in self._list_models():
             folder = str(Path(checkpoint) / part)
             with self._as_model(model):
@@ -305,7 +305,7 @@ class PretrainingTrainer(RunTrainer):
             self.model = own
 
     def store_in_state(self) -> None:
-        """As in the base class, with the state of the log and the data settings."""
+        """Extends the base class: also stores the state of the training log and the data settings."""
         super().store_in_state()
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         record = self.training_log.state_dict() | {"data_settings": self.data_settings}
@@ -313,21 +313,21 @@ class PretrainingTrainer(RunTrainer):
         self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # No hook surrounds the wrapping of the model, in which FSDP2 groups the parameters.
+        # FSDP2 groups parameters while it wraps the model. Trainer has no hook around the wrapping.
         with self.sharding.grouping():
             return super()._prepare_for_training(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # Trainer's format depends on the number of processes, and no hook replaces it.
+        # Trainer's format depends on the number of processes, and Trainer has no hook to replace the format.
         self.sharding.save_optimizer(output_dir)
 
     def load_optimizer(self, checkpoint: str | None) -> None:
-        """As in the base class, from the format that is the same for all numbers of processes."""
+        """Loads the optimizer from a format that is the same for all numbers of processes."""
         if checkpoint is not None:
             self.sharding.load_optimizer(checkpoint)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in the base class. `--fsdp` also works on CPUs."""
+        """Extends the base class: `--fsdp` also works on CPUs."""
         super().create_accelerator_and_postprocess()
         self.sharding.enable_on_cpus()
 
@@ -338,7 +338,7 @@ class PretrainingTrainer(RunTrainer):
         return super().autocast_smart_context_manager(cache_enabled)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in Trainer, with LAMB and Muon in addition."""
+        """Extends Trainer's method: also creates LAMB and Muon."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
@@ -347,7 +347,7 @@ class PretrainingTrainer(RunTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """As in Trainer. Warmup-stable-decay has a default length of the decay."""
+        """Extends Trainer's method: warmup-stable-decay has a default length of the decay."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
             kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)

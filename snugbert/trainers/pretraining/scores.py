@@ -178,7 +178,7 @@ def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset
 
 
 def count_dataset(dataset: object) -> np.ndarray | None:
-    """Counts the predictable tokens of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
+    """Counts the predictable tokens of a [`PretrainingDataset`], or of its `Subset`. None for other datasets."""
     dataset = unwrap_subset(dataset)
     if not isinstance(dataset, PretrainingDataset):
         return None

@@ -139,7 +139,7 @@ def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
 def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.ndarray:
     """Splits sentences of more than `limit` tokens at the best place within reach. Of equal places, the last is used.
 
-    A part has at most `limit` tokens, and at least half of that unless it is the last one.
+    A part has at most `limit` tokens, and at least half of that unless it is the last part.
 
     Args:
         block: any text.
