@@ -201,9 +201,9 @@ def _find_output_path(name: str, url: str) -> str:
     """
     folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
     if name == "output_file" and (not file or len(name_parts(url)) < 2):
-        raise InputError(f"--{name}: {hide_credentials(url)} names no file. Write s3://bucket/folder/file.jsonl.")
+        raise InputError(f"--{name}: {hide_credentials(url)} names no file. Use a URL like s3://bucket/folder/file.jsonl.")
     if not name_parts(url):
-        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Write s3://bucket/folder.")
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Use a URL like s3://bucket/folder.")
     return str(choose_output(folder) / file)
 
 

@@ -122,7 +122,7 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
         if token in vocabulary:  # one line's id would have no token, and an added token would take another one's id
             raise ValueError(
                 f"{file}, line {index + 1}: {repr(token) if token else 'an empty line'} is already on line "
-                f"{vocabulary[token] + 1}. Replace this line by a new word. Removing a line would change later ids."
+                f"{vocabulary[token] + 1}. Replace this line with a new word. Removing a line would change later ids."
             )
         vocabulary[token] = index
     return vocabulary

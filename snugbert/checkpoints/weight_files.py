@@ -92,8 +92,8 @@ def read_torch_file(file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
     if not isinstance(content, dict):
         raise InputError(
-            f"{file}: expected a state dict saved with torch.save, found a {type(content).__name__}. Get a file with "
-            "weights."
+            f"{file}: expected a state dict saved with torch.save, found a {type(content).__name__}. Choose a file "
+            "with weights."
         )
     return content
 

@@ -188,7 +188,7 @@ class CachedBlocks(Blocks):
             self._fetch_missing(numbers, self._stop)
 
     def end_download(self) -> None:
-        """Ends what [`ensure_later`] began, after the current requests. Call it before the folder is removed."""
+        """Ends the downloads of [`ensure_later`] after the current requests. Call it before removing the folder."""
         self._stop.set()
         if self._download is not None:
             self._download.join()

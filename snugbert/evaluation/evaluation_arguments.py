@@ -73,7 +73,7 @@ class HeldOutTextArguments(PreparationArguments):
     )
     train_file: list[str] = field(
         default_factory=list,
-        metadata={"help": "Text that gives the token frequencies of the baseline. Default: --validation_file."},
+        metadata={"help": "Text for the token frequencies of the baseline. Default: --validation_file."},
     )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset (Hub name or folder) instead of --train_file."}

@@ -218,8 +218,8 @@ def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: st
     """Returns the threshold of each label that maximizes a metric. Of equally good thresholds, the nearest to 0.5.
 
     A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All thresholds are
-    tried, so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is different:
-    coordinate ascent from 0.5.
+    tried, so the maximum is exact if no probability is exactly 0 or 1. Only for subset accuracy of several labels,
+    coordinate ascent from 0.5 finds the thresholds.
 
     Args:
         probabilities: *Shape:* (N, C)
@@ -241,7 +241,7 @@ def _choose_cut(descending: np.ndarray, scores: np.ndarray) -> tuple[float, int]
 
     Args:
         descending: sorted probabilities. *Shape:* (N,)
-        scores: if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
+        scores: the metric if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
     """
     above, below = np.append(1.0, descending), np.append(descending, 0.0)  # the last in, the first out
     middle = (above + below) / 2

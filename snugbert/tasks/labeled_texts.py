@@ -352,11 +352,11 @@ def _read_list(text: str, where: str) -> list[Any] | None:
 def convert_vectors(splits: Iterable[TextSplit]) -> None:
     """Converts lists of labels that are vectors to lists of the numbers 0 and 1, and sets `vector_size`.
 
-    The first split with labels decides. If all elements of all its lists are 0 or 1, and a list has more than one,
-    they are vectors. Then the first list that is not empty has the right size. Ids of known classes are no vectors.
+    The first split with labels decides: the lists are vectors if all elements are 0 or 1, and a list has several
+    elements. Then the first list that is not empty has the right size. Ids of known classes are not vectors.
 
     Raises:
-        InputError: a list is not a vector of this size; or lists are no vectors, but have numbers that are no names.
+        InputError: a list is not a vector of this size; or lists are not vectors, but have numbers that are not names.
     """
     size: int | None = None  # not known yet
     for split in splits:

@@ -80,7 +80,7 @@ class StopSignal(TrainerCallback):
 
     @contextmanager
     def watch(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Iterator[None]:
-        """Notes signals during training. A signal after the last step acts as before, when training is complete.
+        """Notes signals during training. A signal after the last step takes effect once training is complete.
 
         Args:
             checkpoint: the checkpoint that the run resumes from.

@@ -120,7 +120,7 @@ class FineTuningTrainer(RunTrainer):
         self.decisions: Decisions | None = None
         self._training: dict[str, float] = {}  # metrics of the training, once it is complete
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
-        # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
+        # Sum of the losses, and number of labels, in each batch of the current evaluation. None between evaluations.
         self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the model, and result
         self._scores: dict[int, dict[str, float]] = {}  # step of the model -> its metrics on the validation examples

@@ -35,7 +35,7 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of O
 METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
-# Two names of the batch size, and of the length of a run.
+# Flags that cannot be combined: two set the batch size, and two the length of a run.
 EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
 # The flags that a sweep may vary: settings of the training that affect its result.
 VARIED = (

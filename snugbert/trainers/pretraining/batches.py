@@ -109,7 +109,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         check_dataset(dataset)
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     if len(lengths) > 1 and None in lengths:
-        raise InputError("phases: with several datasets, each needs a `max_seq_length`, like PretrainingDataset.")
+        raise InputError("phases: each of several datasets needs a `max_seq_length`, as a PretrainingDataset has.")
     batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps
     if steps <= 0:
