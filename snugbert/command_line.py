@@ -111,8 +111,7 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
-    The constructors only get the arguments that were given. Files and folders that URLs name are local ones for them,
-    see [`_replace_urls`].
+    The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
 
     Args:
         dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
@@ -201,7 +200,9 @@ def _find_output_path(name: str, url: str) -> str:
     """
     folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
     if name == "output_file" and (not file or len(name_parts(url)) < 2):
-        raise InputError(f"--{name}: {hide_credentials(url)} names no file. Use a URL like s3://bucket/folder/file.jsonl.")
+        raise InputError(
+            f"--{name}: {hide_credentials(url)} names no file. Use a URL like s3://bucket/folder/file.jsonl."
+        )
     if not name_parts(url):
         raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Use a URL like s3://bucket/folder.")
     return str(choose_output(folder) / file)

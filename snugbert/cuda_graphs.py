@@ -33,7 +33,7 @@ UNUSED_BATCHES = 500
 MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
 SHORT_MEMORY = "the GPU's memory is short (--cuda_graphs false: no graphs)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
-# Graphs of one device may share memory and streams, so only one thread runs one at a time.
+# Graphs of one device may share memory and streams, so only one thread runs a graph at a time.
 _lock = threading.RLock()
 
 
@@ -281,7 +281,7 @@ def get_side_stream(device: int) -> torch.cuda.Stream:
 
 @contextmanager
 def on_side_stream() -> Iterator[None]:
-    """Queues kernels on the side stream, after the kernels that are already queued. Later ones wait for them."""
+    """Queues kernels on the side stream, after the kernels that are already queued. Later kernels wait for them."""
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -311,7 +311,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
 
     Args:
         function: the function. It has run on the side stream before.
-        memory: memory of earlier graphs, which this one may overwrite; None for the first.
+        memory: memory of earlier graphs, which the new graph may overwrite; None for the first.
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.
@@ -322,7 +322,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
     with torch.cuda.stream(side):
-        torch.cuda.current_blas_handle()  # a thread's first one needs memory, which a recording may not allocate
+        torch.cuda.current_blas_handle()  # a thread's first handle needs memory, which a recording may not allocate
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     try:

@@ -311,7 +311,7 @@ def _warn_of_no_locks(folder: Path) -> None:
 
 
 def _is_at(file: Path, descriptor: int) -> bool:
-    """Whether an open file is still the one at this path."""
+    """Whether an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.lstat())
     except FileNotFoundError:

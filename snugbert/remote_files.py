@@ -319,7 +319,7 @@ def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
 
     With `only_new`, an existing file stays. The data must then name the writer, because the file is read again. So the
     answer is right after a lost connection, too. In a store without conditional writes, two writers that start in the
-    same moment replace each other's file, and the first one may not notice.
+    same moment replace each other's file, and the first writer may not notice.
 
     Raises:
         InputError: the store does not answer before the deadline, or refuses access.
@@ -341,7 +341,7 @@ def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
 
 
 def _make_folder(store: Store, path: str) -> None:
-    """Creates the folder of a file. Object stores, which are asynchronous, have none."""
+    """Creates the folder of a file. Object stores, which are asynchronous, have no folders."""
     if not store.system.async_impl:
         store.call("makedirs", store.system._parent(path), exist_ok=True)
 

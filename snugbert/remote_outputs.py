@@ -89,7 +89,7 @@ class RemoteOutput:
         return file.read_text()
 
     def was_last_writer(self) -> bool:
-        """Whether the local folder was the last one that a run began to write from. Then it may be newer."""
+        """Whether this local folder was the last that a run began to write from. Then it may be newer."""
         try:
             return read_bytes(join(self.url, WRITER)).decode() == self.owner
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Requests to any file system that fsspec opens: URLs, time limits, trying again, credentials.
+"""Requests to any file system that fsspec opens: URLs, time limits, retries, credentials.
 
-fsspec tries again for a few seconds. [`ask`] tries for longer, because a network can be gone for minutes, and fails
+fsspec retries for a few seconds. [`ask`] retries for longer, because a network can be gone for minutes, and fails
 with one message. Every request has a time limit, so that none waits forever. No list of files is cached.
 
 Credentials come from the environment, as fsspec's file systems read them. They are read again after a refusal, because
@@ -129,7 +129,7 @@ _thread = threading.local()  # `stop`: an event that ends the attempts of this t
 
 
 def ask_together(function: Callable[[Item], T], items: Iterable[Item], stop: threading.Event | None = None) -> list[T]:
-    """Like `map`, in `CONNECTIONS` threads. After an error or Ctrl-C, they do not try again.
+    """Like `map`, in `CONNECTIONS` threads. After an error or Ctrl-C, they do not retry.
 
     Args:
         function: makes requests.

@@ -4,7 +4,7 @@ What is read as a stream or in blocks, such as text and corpora, is not copied. 
 
 ~/.cache/huggingface/snugbert/staged/0123456789abcdef0123456789abcdef/folder/name
 
-The digest is of the URL and of the versions in the store. So a changed file has another place, and an unchanged one is
+The digest is of the URL and of the versions in the store. So a changed file has a new place, and an unchanged file is
 not copied again, even if other files of its folder changed.
 """
 

@@ -289,7 +289,7 @@ def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
         ("roberta", {"position_embedding_type": "relative_key"}, "supported relative positions are DeBERTa-v3's"),
         ("xlm-roberta", {"is_decoder": True}, "SnugBERT is an encoder"),
         ("electra", {"add_cross_attention": True}, "SnugBERT is an encoder"),
-        ("camembert", {"pad_token_id": None}, "RoBERTa's positions start after it"),
+        ("camembert", {"pad_token_id": None}, "RoBERTa's positions start after this id"),
         (
             "electra",
             {"summary_type": "mean", "architectures": ["ElectraForMultipleChoice"]},

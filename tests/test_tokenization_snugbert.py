@@ -161,7 +161,7 @@ def test_a_byte_order_mark_is_not_part_of_a_token(tmp_path):
 )
 def test_a_line_that_repeats_another_is_named(tmp_path, words, message):
     (tmp_path / "vocab.txt").write_text(SPECIAL + words)
-    with pytest.raises(ValueError, match=rf"vocab\.txt, {message}\. Replace one"):
+    with pytest.raises(ValueError, match=rf"vocab\.txt, {message}\. Replace this line"):
         snugbert.SnugBertTokenizer(tmp_path / "vocab.txt")
 
 

@@ -74,7 +74,7 @@ class ModelArguments(TokenizerArguments):
     """Which model to train. The names come from transformers' example scripts.
 
     Raises:
-        InputError: neither a model nor a configuration is given, a configuration without a tokenizer, or a folder that
+        InputError: neither a model nor a configuration is given, a configuration has no tokenizer, or a folder
             does not exist.
     """
 

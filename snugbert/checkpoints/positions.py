@@ -24,7 +24,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
     """Extends a checkpoint to more positions, in place. Existing rows stay as they are.
 
     Args:
-        checkpoint: the checkpoint. It gets a note.
+        checkpoint: the checkpoint. A note is added to it.
         positions: the new `max_position_embeddings`, without RoBERTa's rows for padding.
 
     Raises:

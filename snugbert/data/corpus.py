@@ -195,7 +195,7 @@ def _find_parts(folder: str | Path) -> dict[str, int]:
     """Returns the paths or URLs of the parts of a corpus, in order, and their sizes.
 
     Raises:
-        InputError: there are none, one is missing, or one does not belong to the others.
+        InputError: there are no parts, a part is missing, or a part does not belong to the others.
     """
     if is_url(folder):
         entries = list_files(str(folder))
@@ -217,7 +217,7 @@ def _check_parts(folder: str, names: Collection[str], files: Collection[str]) ->
         files: names of all files in the folder.
 
     Raises:
-        InputError: there are none, one is missing, or one does not belong to the others.
+        InputError: there are no parts, a part is missing, or a part does not belong to the others.
     """
     states = find_states(folder, names, files)
     if not states:

@@ -128,8 +128,8 @@ class Blocks(Sequence[Block]):
 class CachedBlocks(Blocks):
     """The blocks of a corpus in a bucket, through a cache on the local disk.
 
-    Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next one
-    is read.
+    Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next
+    block is read.
 
     Args:
         parts, vocab_size: as in [`Blocks`]. The names of parts are URLs.

@@ -18,7 +18,7 @@ from snugbert.remote_requests import ask_together
 
 
 def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
-    """Reads all parts of a corpus. Prints which ones are missing or damaged, and how many are complete.
+    """Reads all parts of a corpus. Prints which parts are missing or damaged, and how many are complete.
 
     Args:
         output: the folder of the corpus.

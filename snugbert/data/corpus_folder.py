@@ -19,7 +19,7 @@ from snugbert.remote_requests import ask_together, hide_credentials, is_url
 from snugbert.staging import work_folder
 
 IDENTITIES = ".identities"  # next to a part: what its text files were, which saves reading them again
-# The files of a part, in the order of their upload. The last one marks the part as complete.
+# The files of a part, in the order of their upload. The last file marks the part as complete.
 SUFFIXES = (IDENTITIES, ".arrow", ".index")
 
 

@@ -96,7 +96,7 @@ class PartIndex:
 
     Attributes:
         schema: the first bytes of the part, an Arrow schema. *Shape:* (bytes,), uint8
-        offsets: where each block begins in the part, and the end of the last one. *Shape:* (blocks + 1,)
+        offsets: where each block begins in the part, and the end of the last block. *Shape:* (blocks + 1,)
         digests: SHA-256 of the bytes of each block. *Shape:* (blocks, 32), uint8
         counts: counts of the blocks.
     """

@@ -108,8 +108,8 @@ def stored_in_model(
 def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     """Returns the language of a text: `--language`, or what the files of a command store. None: unknown.
 
-    A region, script or variety is no contradiction: `pt` and `pt-br`. A stored `mul` (several languages) contradicts
-    none.
+    A region, script or variety is no contradiction: `pt` and `pt-br`. A stored `mul` (several languages) fits every
+    language.
 
     Args:
         given: `--language`, or None.

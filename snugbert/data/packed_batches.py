@@ -17,7 +17,7 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
-NUM_WINDOWS = "num_windows"  # column of documents: how many windows one has
+NUM_WINDOWS = "num_windows"  # column of documents: how many windows each has
 KNOWN_COLUMNS = (*TOKEN_COLUMNS, *SEQUENCE_COLUMNS, NUM_WINDOWS)
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
 

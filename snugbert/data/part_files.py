@@ -134,7 +134,7 @@ def parse_origin(schema: pa.Schema) -> Origin:
     """Reads the origin of a part from its schema.
 
     Raises:
-        pyarrow.ArrowInvalid: it has none.
+        pyarrow.ArrowInvalid: the schema has no origin.
     """
     try:
         origin = json.loads(schema.metadata[b"snugbert"])

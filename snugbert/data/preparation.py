@@ -69,7 +69,7 @@ from snugbert.remote_files import find_entry
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
+BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last block of a part
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
 MOST_PARTS = 256  # each is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
@@ -132,7 +132,7 @@ class Part:
 
         Args:
             log: follows the reading.
-            counter: follows the text, also the documents that are not kept, and leaves out copies.
+            counter: follows the text, including documents that are not kept, and leaves out copies.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -208,8 +208,8 @@ def _hash_file(file: TextFile) -> str:
     """Returns the digest of a text file.
 
     A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
-    A version from the store would need no reading, but the same text would make other parts in another place. Reading
-    is much faster than tokenizing.
+    A version from the store would need no reading, but the same text would make different parts in a different place.
+    Reading is much faster than tokenizing.
     """
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
@@ -295,7 +295,7 @@ def prepare_corpus(
     """Tokenizes text files once, into a corpus to pretrain on. `snugbert prepare` does the same from the command line.
 
     A second call with the same text, tokenizer and settings reuses the corpus in `folder`. A call after an
-    interruption continues where the first one stopped.
+    interruption continues where the first call stopped.
 
         tokenizer = AutoTokenizer.from_pretrained("tokenizer")
         corpus = snugbert.prepare_corpus(["corpus/*.txt.gz"], tokenizer, "prepared")
@@ -367,7 +367,7 @@ def prepare_parts(
 
     Args:
         folder, tokenizer, show_progress: as in [`prepare_corpus`].
-        parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only one.
+        parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only part.
         language: code of the language whose rules split lines into sentences. None if each line is a sentence.
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
@@ -507,7 +507,7 @@ def _write_missing_parts(
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
         is_complete = _is_complete(output, parts, settings)  # another process may have completed it
-        output.fetch()  # other machines may have finished parts while this one read its text
+        output.fetch()  # other machines may have finished parts while this machine read its text
         foreign = _find_foreign_parts(folder, parts, settings)
         if foreign and not replace:
             raise InputError(
@@ -551,7 +551,7 @@ def _write_missing_parts(
 def _remove_foreign_parts(
     output: CorpusFolder, foreign: Sequence[Path], parts: Sequence[Part], settings: dict[str, Any]
 ) -> None:
-    """Removes foreign parts that `parts` replace, and parts of another division. Other shards replace theirs.
+    """Removes foreign parts that `parts` replace, and parts of another division. Other shards replace their own.
 
     So a shard never removes what another machine has just finished.
     """

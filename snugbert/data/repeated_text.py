@@ -1,7 +1,7 @@
 """Repeated text: counts copies of earlier lines and documents, and leaves them out on request.
 
 Two lines are copies if they are equal without the space around them, and two documents if all their lines are. They
-are compared by 64-bit hashes. Among 15 million lines, two different ones have the same hash with a probability of
+are compared by 64-bit hashes. Among 15 million lines, two different lines have the same hash with a probability of
 6e-6.
 """
 
@@ -37,7 +37,7 @@ class Copies:
     Attributes:
         total: number of lines or documents.
         copies: how many of them are copies of an earlier line or document.
-        frequent: number of occurrences and beginning of the most frequent ones that occur at least twice.
+        frequent: number of occurrences and beginning of the most frequent texts that occur at least twice.
     """
 
     total: int = 0
@@ -106,7 +106,7 @@ def write_report(folder: Path, report: RepeatedText) -> None:
 def read_report(folder: Path | str) -> RepeatedText | None:
     """Reads the report of a corpus in a folder or at a URL.
 
-    None: its shards were prepared by different commands, or by an earlier version.
+    None if its shards were prepared by different commands, or by an earlier version.
     """
     try:
         file = join(str(folder), REPORT_NAME)
@@ -124,7 +124,7 @@ def read_report(folder: Path | str) -> RepeatedText | None:
 
 
 class HashCounts:
-    """Counts hashes, in 12 bytes for each different one. Merging needs twice as much for a moment.
+    """Counts hashes, in 12 bytes for each different hash. Merging needs twice as much for a moment.
 
     Attributes:
         num_distinct: number of different hashes.
@@ -132,7 +132,7 @@ class HashCounts:
 
     def __init__(self) -> None:
         self.num_distinct = 0
-        # Sorted hashes and their counts. Each array has more than twice the length of the next one.
+        # Sorted hashes and their counts. Each array has more than twice the length of the next array.
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
@@ -212,7 +212,7 @@ class RepeatCounter:
     """Counts the copies in a text that is read in order, and leaves them out if asked to.
 
     Args:
-        deduplicate: "lines" leaves out each line that is equal to an earlier one of the text, and documents without
+        deduplicate: "lines" leaves out each line that is equal to an earlier line of the text, and documents without
             other lines. "documents" leaves out each document that is equal to an earlier document.
     """
 

@@ -1,4 +1,4 @@
-"""The splits of a task's data: which ones to read, from files or a dataset, and how to name the data.
+"""The splits of a task's data: which splits to read, from files or a dataset, and how to name the data.
 
 This module imports `datasets` only when a dataset is loaded, so that `--help` is fast.
 """
@@ -185,7 +185,7 @@ class DataSource(NamedTuple):
         name: display name.
         split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
         num_examples: number of examples that the run used.
-        hub_id: the dataset on the Hub. None: it is not from the Hub.
+        hub_id: the dataset on the Hub. None if the data are not from the Hub.
         config_name: the dataset's configuration on the Hub.
     """
 

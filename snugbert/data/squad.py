@@ -64,7 +64,7 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
         {"id": ..., "title": ..., "context": ..., "question": ...,
          "answers": {"text": [...], "answer_start": [...]}}
 
-    Blank answers are dropped. The id of a question without one is its position, counted from 1.
+    Blank answers are dropped. A question without an id gets its position, counted from 1.
 
     Args:
         source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
@@ -72,8 +72,8 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
         answered: whether to read answers.
 
     Raises:
-        InputError: the source is not JSON, has another structure, or has no questions. The message names source and
-            row.
+        InputError: the source is not JSON, has a different structure, or has no questions. The message names source
+            and row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     dropped = {} if answered else {"answers": None, "is_impossible": False}

@@ -48,7 +48,7 @@ def read_rows(
 
     TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The columns of CSV files
     are separated by the first of comma, semicolon and tab that the first line has, or by the character that a first
-    line such as "sep=;" names. If it has none, there is one column. JSON files contain one object per line, or a
+    line such as "sep=;" names. Without a separator, there is one column. JSON files contain one object per line, or a
     single list of objects.
 
     Args:

@@ -131,7 +131,7 @@ def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> Pret
 def count_characters(data_args: PretrainingDataArguments) -> int:
     """Counts the characters of the validation text: of its lines, without line ends and the spaces around lines.
 
-    They do not depend on a tokenizer, and less than bytes on the script of the language.
+    Characters do not depend on a tokenizer, and depend less than bytes on the script of the language.
     """
     log = ReadingLog(data_args.on_bad_text)
     documents = read_documents(find_files(data_args.validation_file), data_args.text_column_name, log)

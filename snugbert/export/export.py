@@ -217,7 +217,7 @@ def _write_export(
 
 
 def _find_wrapper(source: Path, head: str) -> Wrapper | None:
-    """Returns the class of sentence-transformers that opens a folder. None: it has no such files."""
+    """Returns the class of sentence-transformers that opens a folder. None without such files."""
     if is_cross_encoder(source):
         return "CrossEncoder"
     return "SentenceTransformer" if read_modules(source) and head == "Model" else None

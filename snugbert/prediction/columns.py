@@ -32,7 +32,7 @@ def choose_columns(
         given: the columns that the user named. None: choose them.
         source: the name of the rows in messages.
         first_rows: the rows to look at. Without rows, any columns will do.
-        trained_columns: the columns that the model was trained on. Empty if it stores none.
+        trained_columns: the columns that the model was trained on. Empty if it stores no columns.
 
     Raises:
         InputError: a given column or a text column is missing, or several columns may be meant.

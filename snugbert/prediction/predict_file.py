@@ -59,7 +59,7 @@ def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`.
 
     Raises:
-        InputError: the model or a row cannot be used, the output exists or belongs to other settings, or it cannot be
+        InputError: the model or a row cannot be used, the output exists or belongs to different settings, or cannot be
             written.
     """
     set_up_process()
@@ -119,7 +119,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
         InputError: see [`predict_file`].
     """
     output, source = _name_output(args), Path(str(args.input_file))
-    # Reading all rows first finds bad ones before hours of work. The number of rows makes shards equal.
+    # Reading all rows first finds bad rows before hours of work. The number of rows makes shards equal.
     logger.info("reading %s", source)
     numbers = count(1)
 

@@ -188,7 +188,7 @@ class Predictor(RowPredictor):
             data: a dataset, or a file in a format of the command. Windows have the `max_seq_length` of the task.
 
         Raises:
-            InputError: the examples cannot be used, have no labels, or have other labels than the model.
+            InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
         """
         config: Any = self.model.config
         validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [data]})
@@ -208,7 +208,7 @@ class Predictor(RowPredictor):
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
 
     def describe_truncation(self) -> str | None:
-        """As in [`Task`]."""
+        """See [`Task`]."""
         return self.task.describe_truncation(self.columns)
 
     def run(self, features: Features) -> Logits:

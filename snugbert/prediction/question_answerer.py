@@ -61,7 +61,7 @@ class QuestionAnswerer:
             if device is None:
                 device = choose_device()
         elif "QuestionAnswering" not in type(model).__name__:  # the naming convention of transformers
-            raise ValueError(f"`model` must have a question answering head, unlike {type(model).__name__}.")
+            raise ValueError(f"`model`: a {type(model).__name__} has no question answering head.")
         if tokenizer is None:
             raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:

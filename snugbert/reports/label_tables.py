@@ -90,7 +90,7 @@ def list_label_lines(scores: Mapping[str, LabelScores]) -> Iterator[tuple[str, s
 
 
 def describe_labels(set_name: str, scores: LabelScores) -> list[str]:
-    """Returns a sentence if labels are never predicted, and one if only the labels with the lowest F1 are shown."""
+    """Returns sentences about labels that are never predicted, and if only the labels with the lowest F1 are shown."""
     title, labels = set_title(set_name).capitalize(), scores["labels"]
     never = [f"{row['label']} ({row['number']:,})" for row in labels if row["number"] and not row["predicted"]]
     more = f" and {len(never) - MOST_SHOWN:,} more" if len(never) > MOST_SHOWN else ""
@@ -120,7 +120,7 @@ def decision_section(facts: DecisionFacts, metrics: Mapping[str, Mapping[str, fl
 
     Args:
         facts: what the run chose.
-        metrics: evaluation set -> metric -> value, with the cross-fitted ones.
+        metrics: evaluation set -> metric -> value, with the cross-fitted metrics.
     """
     parts = [describe_calibration(facts)] if facts["calibration"] is not None else []
     if facts["metric"] is not None:

@@ -315,7 +315,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def score(self, split: SplitT, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-        """Returns the metrics. Undefined ones are NaN.
+        """Returns the metrics. Undefined metrics are NaN.
 
         The same function gives the scores of a run and, on resampled examples, their intervals.
 

@@ -67,7 +67,7 @@ METRICS = {
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
 DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
-# The scores of each label are shown if the most frequent one is this many times as frequent as the rarest.
+# The scores of each label are shown if the most frequent label is this many times as frequent as the rarest.
 UNEVEN = 2
 
 METRIC_INFO = {
@@ -168,7 +168,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return found | args.files
 
     def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
-        """As in [`Task`], and finds GLUE on the Hub. MNLI has more than one validation and test split."""
+        """See [`Task`]. Also finds GLUE on the Hub. MNLI has more than one validation and test split."""
         args = self.args
         from_hub = args.dataset_name is None and args.task_name is not None
         place = (GLUE_ON_THE_HUB, args.task_name) if from_hub else (args.dataset_name, args.dataset_config_name)
@@ -207,7 +207,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """As in [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
+        """See [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
         trains = not is_teacher and {"train", "unlabeled"} & splits.keys()
         self._use_windows(None if trains else get_windows(config), is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
@@ -241,7 +241,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.args = replace(args, max_seq_length=size, doc_stride=stride)
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
-        """As in [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
+        """See [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
         args, task, name = self.args, self.args.task, split.name
         if task is None or name == "unlabeled" or name in args.files or args.dataset_name is not None:
             (source,) = super().describe_sources(split)
@@ -268,7 +268,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return None if self.args.doc_stride is None else (self.max_length, self.args.doc_stride)
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """As in [`Task`].
+        """See [`Task`].
 
         Raises:
             InputError: a window has no room for more tokens than it shares with its neighbor.
@@ -283,7 +283,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def encode(self, split: TextSplit) -> Features:
-        """Tokenizes the examples. Longer ones are cut into windows, or truncated, the longer text of a pair first.
+        """Tokenizes the examples. Longer texts are cut into windows, or truncated, the longer text of a pair first.
 
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
         a row has a list of windows, and their number in the column `num_windows`.
@@ -324,7 +324,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return Features(Dataset(pa.table(columns)))
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
-        """As in [`Task`]."""
+        """See [`Task`]."""
         return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
 
     def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
@@ -357,7 +357,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return self.args.calibrate or self.args.tune_thresholds is not None
 
     def check_decisions(self, split: TextSplit | None) -> None:
-        """As in [`Task`].
+        """See [`Task`].
 
         Raises:
             InputError: the task predicts numbers, the labels do not fit the metric, or there are too few examples.
@@ -576,7 +576,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
-        """As in [`Task`]. As in transformers, a single output without `problem_type` is a number."""
+        """See [`Task`]. As in transformers, a single output without `problem_type` is a number."""
         self._use_windows(get_windows(config))
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"

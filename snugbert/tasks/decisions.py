@@ -15,7 +15,7 @@ from scipy.special import expit, softmax
 
 FOLDS = 5  # of cross-fitting
 BINS = 15  # of the calibration error, as in Guo et al. (2017)
-# No useful model needs a temperature beyond these. The logits of a barely trained one are small.
+# No useful model needs a temperature beyond these. The logits of a barely trained model are small.
 COLDEST, HOTTEST = 0.01, 20.0
 ROUNDING = 1e-12  # of the mean over examples; a single wrong decision adds far more
 
@@ -88,7 +88,7 @@ class Decisions(NamedTuple):
         return probabilities.max(axis=1), probabilities.argmax(axis=1) == references
 
     def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns mean probability, share of events that occurred, and number of events, of each bin with any."""
+        """Returns mean probability, share of events that occurred, and number of events, of each non-empty bin."""
         confidences, occurred = self.list_confidences(answers)
         bins = assign_bins(confidences)
         numbers = np.bincount(bins)

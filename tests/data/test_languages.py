@@ -69,8 +69,8 @@ def test_a_region_has_the_rules_of_its_language(code, number):
         ("de", ["mul"], "de"),  # neither do several languages
         (None, ["mul", "de"], "de"),
         (None, ["mul"], "mul"),
-        ("de", [None, "en"], "--language de: the file 1 stores en. Remove the flag, or change 1."),
-        ("mul", ["de"], "--language mul: the file 0 stores de. Remove the flag, or change 0."),
+        ("de", [None, "en"], "--language de: the language of the file 1 is en. Remove the flag, or change 1."),
+        ("mul", ["de"], "--language mul: the language of the file 0 is de. Remove the flag, or change 0."),
         ("de", ["de", "fr"], "--language de: the language of the file 1 is fr. Remove the flag, or change 1."),
         (None, ["de", "en"], "the language of the file 0 is de, but the language of the file 1 is en. To"),
     ],

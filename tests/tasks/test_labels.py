@@ -155,7 +155,7 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
     (tmp_path / "dev.csv").write_text("sentence,label\na,POS\n")
     files = {"train_file": str(tmp_path / "a.csv"), "validation_file": str(tmp_path / "dev.csv")}
     splits = load_splits(GlueDataArguments(**files), None)
-    with pytest.raises(InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected 'Pos' or 'pos', from the"):
+    with pytest.raises(InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected 'Pos' or 'pos', as in the"):
         encode_labels(splits["validation"], names)
 
 

@@ -421,8 +421,8 @@ BAD = [
     ({"config_name": None}, "--model_name_or_path is missing"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
-    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order contradict each other"),
-    ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp contradict each other"),
+    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order cannot be combined"),
+    ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp cannot be combined"),
     (
         {"objective": "clm"},
         "--objective: unknown value 'clm'. Did you mean mlm? Choose one of mlm+nsp, mlm, ",

@@ -82,8 +82,8 @@ def test_a_run_near_the_baseline_is_warned_once_when_it_should_be_below_it(size,
     gain = EXPECTED_GAIN
     stuck = dict.fromkeys(range(2, 9), gain - 0.25)
     (warning,) = warnings_of(caplog, size, stuck)
-    assert warning.startswith(f"MLM gain is {gain - 0.25:.2f} nats after 2,000,000 tokens, but {RECIPE} ")
-    assert "Compare bigram_init" in warning
+    assert warning.startswith(f"MLM gain is {gain - 0.25:.2f} nats after 2,000,000 tokens, but the recipe {RECIPE} ")
+    assert "Compare your bigram_init" in warning
     # Not in the first 10 % of the steps: before step 120 and step 30.
     assert not warnings_of(caplog, size, stuck, max_steps=1200)
     (warning,) = warnings_of(caplog, size, stuck, max_steps=300)
