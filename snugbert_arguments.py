@@ -44,9 +44,9 @@ LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the regi
 
 
 def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """Returns " Did you mean X?" with the choices that contain the word, or else the most similar one.
+    """Returns " Did you mean X?" with the choices that contain the word, or else the most similar choice.
 
-    Empty if none is similar.
+    Empty if no choice is similar.
     """
     choices = list(dict.fromkeys(choices))
     longer = [choice for choice in choices if len(word) > 3 and word in choice]
@@ -77,7 +77,7 @@ def explain_files(pattern: str) -> str:
 
 
 def explain_folder(name: str) -> str:
-    """Returns an error message if a model can only be a folder, and there is none. Empty otherwise.
+    """Returns an error message if a model can only be a folder that does not exist. Empty otherwise.
 
     Hub names are `name` or `owner/name`. If a similar folder exists, `folder/name` is a mistyped path.
     """

@@ -6,15 +6,15 @@ a new random number. It removes the object at the end. Clocks are not compared.
 
 A run that finds a lock watches the lock. If the lock changes, its holder lives, and this run stops. If the lock stays
 the same for `STALE_SECONDS`, its holder is dead, and this run takes the lock over. If the owner is the local folder of
-this run, the holder was a process on this machine. That process is dead, because this process has the lock of the local
-folder. So this run takes the lock over at once.
+this run, the holder was a process on this machine. That process is dead, because this process has the lock of the
+local folder. So this run takes the lock over at once.
 
 Some stores ignore conditional writes (If-None-Match). If two runs find no lock there, both write a lock, and the last
-lock stays. Each run reads the lock again after `SETTLE_SECONDS`, and the run that finds a different number stops. A run
-that takes over a lock while its holder renews it stops in the same way. If a write takes longer than that, both runs
-start, and the first run finds the other number at its next beat. The same happens to a holder that was cut off from
-the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. Every run reads the lock
-before it changes anything in the store, so it replaces nothing.
+lock stays. Each run reads the lock again after `SETTLE_SECONDS`, and the run that finds a different number stops. A
+run that takes over a lock while its holder renews it stops in the same way. If a write takes longer than that, both
+runs start, and the first run finds the other number at its next beat. The same happens to a holder that was cut off
+from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. Every run reads the
+lock before it changes anything in the store, so it replaces nothing.
 """
 
 import json

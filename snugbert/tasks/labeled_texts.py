@@ -374,7 +374,7 @@ def convert_vectors(splits: Iterable[TextSplit]) -> None:
                     f"{split.source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first "
                     f"labels. Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
                 )
-            # Probabilities and counts are no names.
+            # Probabilities and counts are not names.
             numbers = label and all(NUMBER.fullmatch(part) for part in label)
             distinct = len(set(label)) == len(label) and all(float(part).is_integer() for part in label if numbers)
             if not size and numbers and not distinct:

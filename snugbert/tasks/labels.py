@@ -30,7 +30,7 @@ def choose_labels(
     """Returns the labels in the order of their ids, or None for regression.
 
     The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
-    sorted. If all training labels are numbers and some have a decimal point, it is a regression.
+    sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
     Args:
         task: the GLUE task. None: your own data.

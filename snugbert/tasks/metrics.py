@@ -2,7 +2,7 @@
 
 `evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `TaskMetric(TextClassification(
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
-scikit-learn, SciPy, seqeval and the official scripts. These take no counts, so they cannot score a resample cheaply.
+scikit-learn, SciPy, seqeval and the official scripts. These libraries take no counts, so a resample would be slow.
 """
 
 from typing import Any

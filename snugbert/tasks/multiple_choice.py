@@ -180,7 +180,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def encode(self, split: ChoiceSplit) -> Features:
-        """Tokenizes the pairs of text and choice. Longer ones are truncated, the longer text first.
+        """Tokenizes the pairs of text and choice. Truncates the longer text first.
 
         The correct choice is in the column `label`.
         """

@@ -129,7 +129,7 @@ def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int
     Returns:
         First token and end (exclusive) of each span. An empty text has one empty span.
     """
-    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous one
+    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous span
     return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
 
 

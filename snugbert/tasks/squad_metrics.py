@@ -47,8 +47,8 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
     """Compares an answer with its best matching gold answer.
 
     Some answers, such as "The", have no words after normalization. In v2.0 such gold answers are ignored. If a
-    question has no others, the correct answer is "", or any answer without words, with F1 1. In v1.1 an answer without
-    words has F1 0, although it can be an exact match.
+    question has no other gold answer, the correct answer is "", or any answer without words, with F1 1. In v1.1 an
+    answer without words has F1 0, although it can be an exact match.
 
     Args:
         answer: the predicted answer; "" for "no answer".

@@ -34,7 +34,7 @@ class TagWindows(Features):
 def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
     """Makes RoBERTa's tokenizer put a space before each word of a list.
 
-    The tokens of a word depend on that space, and nearly all words of a text have one. Other tokenizers do not change.
+    The tokens of a word depend on that space, and nearly all words of a text have it. Other tokenizers do not change.
     """
     backend = tokenizer.backend_tokenizer
     if isinstance(backend.pre_tokenizer, ByteLevel) and not backend.pre_tokenizer.add_prefix_space:

@@ -77,7 +77,7 @@ def agree_on_checkpoint(
         find: returns a complete checkpoint on this machine. The first process of each machine calls this function.
         keeps: whether the checkpoint belongs to `output_dir`, so that a copy for the first process stays there. Other
             copies are temporary: the next checkpoint removes them.
-        only_first: whether only the first process needs it.
+        only_first: whether only the first process needs the checkpoint.
 
     Returns:
         The checkpoint on this machine. None: no machine has a checkpoint.

@@ -25,7 +25,7 @@ LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Vol
 # default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need graphs of
 # their own.
 RECOMPILE_LIMIT = 64
-# torch's modes with CUDA graphs record one for every number of tokens. These compile the same way without them.
+# torch's modes with CUDA graphs record a graph for every number of tokens. The modes below use no graphs.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 WARMUP_STEPS = 3  # Steps of a run that compile. Batches of a new kind, such as a single sequence, can compile later.
 

@@ -34,7 +34,7 @@ ADVICE = "Start all processes again with --resume_from_checkpoint true."
 
 
 class SignsOfLife:
-    """Shows the other processes that this one is alive, and waits for them.
+    """Shows the other processes that this process is alive, and waits for them.
 
     Args:
         store: the store of the process group. Its timeout is `--ddp_timeout`.
@@ -126,7 +126,7 @@ class Meeting(threading.Thread):
 
 
 def show_signs_of_life() -> None:
-    """Lets the other processes of the run see that this one is alive, from now on."""
+    """Lets the other processes of the run see that this process is alive, from now on."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         _signs_in(_get_default_store())
 
@@ -151,7 +151,7 @@ def _signs_in(store: Any) -> SignsOfLife:
 
 
 def explain_lost_process(error: RuntimeError) -> str | None:
-    """Returns a sentence about an error of torch.distributed that another process caused. None: another error."""
+    """Returns a sentence about an error of torch.distributed that another process caused. None for other errors."""
     if isinstance(error, ProcessLost):
         return str(error)
     text = str(error)

@@ -152,7 +152,7 @@ def _check_explicit(checkpoint: str) -> Path:
 def clear_output_dir(training_args: TrainingArguments) -> None:
     """Removes the checkpoints and results of an earlier run. Call it in every process, after all steps that can fail.
 
-    Other machines may have their own checkpoints of it, from when the first process ran there.
+    Other machines may have checkpoints of that run, from when the first process ran there.
     """
     output_dir = Path(training_args.output_dir or "")
     if training_args.should_save:

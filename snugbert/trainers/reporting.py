@@ -44,7 +44,7 @@ class Reports:
         return [callback for callback in callbacks if isinstance(callback, kinds)]
 
     def begin(self, state: TrainerState) -> None:
-        """Opens the report of a run, or with the `state` of a checkpoint the one that it stores."""
+        """Opens the report of a run, or the report that the `state` of a checkpoint stores."""
         args, folder = self._trainer.args, Path(self._trainer.args.output_dir or "").resolve()
         self.name = None
         for callback in self._callbacks:

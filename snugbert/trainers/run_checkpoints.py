@@ -1,4 +1,4 @@
-"""Writes and removes the checkpoints of a run, and explains errors when one is read."""
+"""Writes and removes the checkpoints of a run, and explains errors when a checkpoint is read."""
 
 import logging
 import shutil

@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 class RunSettings(TrainerCallback):
     """What must not change when a run resumes, and what did change. Checkpoints store both.
 
-    The intervals of logging, evaluating and saving may change. Trainer would use the ones in the checkpoint.
+    The intervals of logging, evaluating and saving may change. Trainer would use the intervals in the checkpoint.
 
     Attributes:
         command_settings: settings of the command that must not change, in addition to the trainer's.
@@ -112,7 +112,7 @@ def collect_training_settings(args: TrainingArguments, config: Any, names: tuple
 
     Args:
         args: training arguments.
-        config: configuration of the model. None: the model has none.
+        config: configuration of the model. None if the model has no configuration.
         names: names of further training arguments.
     """
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
@@ -167,7 +167,7 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
 
 
 def describe_change(name: str, before: Any, now: Any) -> list[str]:
-    """Describes how a setting changed. Empty if it did not. Lists the changed entries of `DIGESTS`."""
+    """Describes how a setting changed. Empty if unchanged. Lists the changed entries of `DIGESTS`."""
     if before == now:
         return []
     if not (name in DIGESTS and isinstance(before, dict) and isinstance(now, dict)):

@@ -75,7 +75,7 @@ class RunTrainer(Trainer):
         write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
         model_config: the configuration of the model. None if the model has no configuration.
         checkpoints, run_settings, stop_signal, uploads, reports, graphs: see their classes.
-        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: they are not
+        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: rows are not
             filled.
         passes_to_repay_compiling: see [`Compilation`].
 
@@ -129,7 +129,7 @@ class RunTrainer(Trainer):
         return self.stop_signal.interrupted
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer. TF32 is on or off as the arguments say. accelerate does not compile the model.
+        """Extends Trainer's method: TF32 is on or off as the arguments say, and accelerate does not compile the model.
 
         Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy of them.
         """
@@ -148,7 +148,7 @@ class RunTrainer(Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """As in Trainer. Locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
+        """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
 
         Raises:
             InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
@@ -215,7 +215,7 @@ class RunTrainer(Trainer):
     # --- a step -------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """As in Trainer, but a run that resumes after its last step takes no further step."""
+        """Extends Trainer's method: a run that resumes after its last step takes no further step."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return [], None
@@ -224,7 +224,7 @@ class RunTrainer(Trainer):
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """As in Trainer. With `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
+        """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
 
         Raises:
             InputError: torch's compiler failed, or a graph cannot be recorded.
@@ -254,7 +254,7 @@ class RunTrainer(Trainer):
         return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """As in Trainer. An invalid option is a short error."""
+        """Extends Trainer's method: an invalid option is a short error."""
         optim = getattr(self.args.optim, "value", self.args.optim)
         with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
             return super().create_optimizer(model)
@@ -269,11 +269,11 @@ class RunTrainer(Trainer):
     # --- batches ------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
         return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
@@ -281,7 +281,7 @@ class RunTrainer(Trainer):
         return self._make_loader(make, dataset, self.args.eval_batch_size)
 
     def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
-        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
         make = functools.partial(super().get_test_dataloader, test_dataset)
         return self._make_loader(make, test_dataset, self.args.eval_batch_size)
 
@@ -385,7 +385,7 @@ class RunTrainer(Trainer):
         self.reports.store(self.state)
 
     def save_state(self) -> None:
-        """As in Trainer, with the settings of the run, and only the name of the best checkpoint."""
+        """Extends Trainer's method: adds the settings of the run, and keeps only the name of the best checkpoint."""
         self.run_settings.store(self.state)
         best = self.state.best_model_checkpoint
         self.state.best_model_checkpoint = best and Path(best).name
@@ -393,7 +393,8 @@ class RunTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # The only hook, `on_save`, comes after Trainer's last file. It cannot change where and what Trainer writes.
+        # The only hook, `on_save`, comes after Trainer's last file. That is too late to change where and what Trainer
+        # writes.
         self.store_in_state()
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):

@@ -61,7 +61,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     """Learns or extends a tokenizer, saves it, and prints a summary and the next command.
 
     Args:
-        args: the text, the settings and the output folder. With `init`, its model, if any, is extended, too.
+        args: the text, the settings and the output folder. With `init`, a model in its folder is extended, too.
 
     Returns:
         The tokenizer.

@@ -1,4 +1,4 @@
-"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing one.
+"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing tokenizer.
 
     snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
     snugbert vocabulary --init bert-base-uncased --train_file law.txt --vocab_size 34000 --output_dir law-bert

@@ -61,7 +61,7 @@ class DistillationTrainer(FineTuningTrainer):
         kwargs: as in [`FineTuningTrainer`].
 
     Raises:
-        InputError: as in [`FineTuningTrainer`]; or the teacher has other labels, or splits the text into other tokens.
+        InputError: as in [`FineTuningTrainer`]; or teacher and data have different labels or tokens.
     """
 
     compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")

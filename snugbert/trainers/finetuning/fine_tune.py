@@ -67,8 +67,8 @@ def fine_tune(
 
     Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
-    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the one
-    that it resumes. If the run is already finished, returns its results.
+    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
+    command that it resumes. If the run is already finished, returns its results.
 
     Args:
         prepared: the task, its examples and its checkpoint.

@@ -62,7 +62,7 @@ def describe_wide_intervals(
     """Returns a sentence for each set whose main metric has an interval wider than `WIDE` points, and what to do.
 
     Args:
-        prepared: the task. Metrics that are no scores, such as the mean squared error, are skipped.
+        prepared: the task. Metrics that are not scores, such as the mean squared error, are skipped.
         intervals: evaluation set -> metric -> low and high.
         remedy: what to do.
     """

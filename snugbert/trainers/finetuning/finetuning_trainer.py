@@ -82,7 +82,7 @@ class FineTuningTrainer(RunTrainer):
         prepared: the task, connected with its model, and its data.
         output: the form of the task's logits.
         checks_output_dir: whether the next call of `train` checks the output folder.
-        decisions: thresholds and temperature of the trained model. None: the task chooses none.
+        decisions: thresholds and temperature of the trained model. None if the task chooses neither.
 
     Raises:
         InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
@@ -222,7 +222,7 @@ class FineTuningTrainer(RunTrainer):
         self._scores[self.model_step] = examples.score(self.decisions.fitted)
 
     def describe_decisions(self) -> DecisionFacts | None:
-        """Returns the thresholds, the temperature, and scores without thresholds. None: the task chooses none."""
+        """Returns the thresholds, the temperature, and scores without thresholds. None if the task chooses neither."""
         if self.decisions is None:
             return None
         examples: Any = self.prepared.validation_set
@@ -285,7 +285,7 @@ class FineTuningTrainer(RunTrainer):
         return super().compute_loss(model, inputs, return_outputs, count)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in `Trainer`, with a learning rate per layer if `layerwise_lr_decay` is below 1."""
+        """Extends Trainer's method: a learning rate per layer if `layerwise_lr_decay` is below 1."""
         optimizer = super().create_optimizer(model)
         decay = self.args.layerwise_lr_decay  # type: ignore[attr-defined]
         if decay < 1:
@@ -316,7 +316,7 @@ class FineTuningTrainer(RunTrainer):
             metric_key_prefix: prefix of the names of metrics.
 
         Raises:
-            InputError: a row cannot be used, or the rows have no labels, or other labels than the model.
+            InputError: a row cannot be used, or the rows have no labels, or their labels differ from the model's.
             DivergedError: a logit is NaN.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -399,7 +399,7 @@ class FineTuningTrainer(RunTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, None]:
-        """As in `Trainer`, but pads the logits of packed batches, and returns no labels.
+        """Extends Trainer's method: pads the logits of packed batches, and returns no labels.
 
         The logits of padding in filled rows are dropped.
         """
@@ -423,7 +423,7 @@ class FineTuningTrainer(RunTrainer):
         return loss, logits, None
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in `Trainer`, with predictions in the order of the dataset. Does not change the random state of training.
+        """Extends Trainer's method: predictions are in the order of the dataset. Keeps the random state of training.
 
         Raises:
             DivergedError: a logit is NaN.

@@ -1,4 +1,4 @@
-"""The default learning rate: the BERT paper's for base and large, a higher one for narrower encoders."""
+"""The default learning rate: the BERT paper's for base and large, a higher rate for narrower encoders."""
 
 import logging
 

@@ -66,7 +66,7 @@ def digest_examples(prepared: PreparedTask) -> dict[str, str]:
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
-    More seeds and runs than before are allowed. Fewer are not: the best weights may come from one that would be left
+    More seeds and runs than before are allowed. Fewer are not: the best weights may come from a run that would be left
     out.
 
     Args:

@@ -54,8 +54,8 @@ class Distillation:
     Attributes:
         teacher: a digest of the teacher.
         soft_targets: the teacher's logits for the training examples. None: not computed yet.
-        compare: measures teacher and student. Every process must call it. Returns a function that makes the rows of a
-            table from the results of a run. None: they are not compared.
+        compare: measures teacher and student. Every process must call this. Returns a function that makes the rows of
+            a table from the results of a run. None: they are not compared.
     """
 
     teacher: str
@@ -154,7 +154,7 @@ def prepare_task(
         task: the task. It does not change.
         model_args: the checkpoint. With `is_teacher`, it is not trained.
         args: the settings. Sets `learning_rate` unless the user chose one.
-        teacher: the prepared task of a teacher. The labels get its order.
+        teacher: the prepared task of a teacher, whose order of labels is used.
         sources: the data of each split. None: the arguments of the task select them.
         checks_output_dir: whether to check the output folder of a run that trains now, or when training begins.
 
@@ -305,10 +305,10 @@ def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) 
 
 
 def read_finished_run(args: FineTuningArguments) -> RunResults | None:
-    """Returns the results of a finished run that the command would resume. None: there is none, or it can be resumed.
+    """Returns the results of a finished run that the command would resume. None if the run is not finished.
 
     So a job can always use the same command, even after its run is finished. Every process must call this. The first
-    one reads, because machines may share no disk.
+    process reads, because machines may share no disk.
     """
     output_dir = Path(str(args.output_dir))
 

@@ -74,8 +74,8 @@ def distillation_loss(
 
     Args:
         student, teacher: logits. *Shape:* (I, C)
-        labels: ids, `UNLABELED` without one. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
-            *Shape:* (I, C) Regression: numbers, NaN without one. *Shape:* (I,)
+        labels: ids, `UNLABELED` without a label. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
+            *Shape:* (I, C) Regression: numbers, NaN without a label. *Shape:* (I,)
         kind: the kind of problem.
         temperature: above 0. Not used for regression.
         weight: from 0 to 1.

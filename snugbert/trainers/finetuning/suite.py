@@ -83,10 +83,10 @@ def run_suite(
 
 
 def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
-    """Returns the tasks with all `wanted` splits, and logs which files the others lack.
+    """Returns the tasks with all `wanted` splits, and logs which files other tasks lack.
 
     Raises:
-        InputError: there is no such task.
+        InputError: no task has all files.
     """
     if data_args.data_dir is None:
         return list(TASKS)

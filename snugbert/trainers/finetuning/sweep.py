@@ -307,7 +307,7 @@ def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int)
 def _run_all(
     prepared: PreparedTask, args: FineTuningArguments, run_once: Callable[..., FinishedRun | None]
 ) -> list[FinishedRun]:
-    """Runs the settings, then the best one with further seeds. Returns all finished runs of these settings.
+    """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings.
 
     Args:
         prepared, args: of the sweep.
@@ -357,7 +357,7 @@ def _run_all(
     for values, number in itertools.product(tried, range(args.seeds, search.winner_seeds)):
         run = plan_run(args, examples, values, args.seed + number)
         result = run_once(run, f"seed {number + 1} of the best setting", []) if run.setting == best else run.read()
-        if result is not None:  # another setting was the best one until the sweep got a larger budget
+        if result is not None:  # a different setting was the best until the sweep got a larger budget
             finished[run.folder] = result
     return [*finished.values()]
 
@@ -415,7 +415,7 @@ def _store(run: PlannedRun, failure: dict[str, Any], evaluations: list[float], s
 
 
 def _is_out_of_time(hours: float | None, runs: list[FinishedRun], needed: int) -> bool:
-    """Whether `needed` more runs would exceed the budget, if they take as long as the others. The first one may.
+    """Whether `needed` more runs would exceed the budget, if they take as long as earlier runs. The first run may.
 
     The time of attempts that were interrupted does not count.
     """

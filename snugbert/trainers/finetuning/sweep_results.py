@@ -73,7 +73,7 @@ def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineT
         its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
         set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of failed runs;
         `stopped`: the fields of each setting that was stopped early and its `scores` in training, if there are any.
-        The interval of one seed is the run's own. It is None if there is none.
+        The interval of one seed is the run's own, or None.
     """
     set_name, metric = selection_metric(prepared, args)
     settings = []

@@ -49,7 +49,7 @@ class Phase:
     """Consecutive steps on the examples of one dataset.
 
     Attributes:
-        dataset: the examples of an epoch. Every epoch has a different order. A [`PretrainingDataset`] also has other
+        dataset: the examples of an epoch. Every epoch has a different order. A [`PretrainingDataset`] also has new
             examples in every epoch.
         steps: optimizer steps.
         batch_size: examples per step, over all processes and accumulated batches.
@@ -102,8 +102,8 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
             passes over the data.
 
     Raises:
-        InputError: a dataset is empty or has no length, one of several has no `max_seq_length`, a phase gets no step,
-            or a step has fewer examples than processes x accumulation steps.
+        InputError: a dataset is empty or has no length, one of several datasets has no `max_seq_length`, a phase gets
+            no step, or a step has fewer examples than processes x accumulation steps.
     """
     for dataset in datasets:
         check_dataset(dataset)
@@ -249,7 +249,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     prefetched_batches: int = 0
 
     def __len__(self) -> int:
-        """Number of batches of this process in the whole run, from which Trainer computes its number of steps."""
+        """Number of batches of this process in the whole run. Trainer computes its number of steps from it."""
         return sum(phase.steps for phase in self.phases) * self.accumulation_steps
 
     def __iter__(self) -> Iterator[list[int]]:

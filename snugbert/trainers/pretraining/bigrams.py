@@ -411,7 +411,7 @@ def _head_rows(head: int, config: SnugBertConfig) -> slice:
 
 
 def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> None:
-    """Sets queries and keys of a head, so that it attends to the token at an offset, such as -1, the previous one.
+    """Sets queries and keys of a head, so that it attends to the token at an offset, such as -1, the previous token.
 
     Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
     of the queries stay random. Their keys are zero. If both were zero, they would have no gradient. The distance of a

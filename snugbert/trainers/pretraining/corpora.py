@@ -125,7 +125,7 @@ def _log_repeated_text(name: str, corpus: Corpus) -> None:
 
 
 def _check_files(data_args: PretrainingDataArguments) -> None:
-    """Finds the text files, and reads the first line or row of each one on this machine.
+    """Finds the text files, and reads the first line or row of each file on this machine.
 
     Raises:
         InputError: a file does not exist, has an unknown suffix, or cannot be read.

@@ -1,4 +1,4 @@
-"""Distillation of a masked language model into a smaller one (DistilBERT: Sanh et al., 2019).
+"""Distillation of a masked language model into a smaller model (DistilBERT: Sanh et al., 2019).
 
 The student learns from the text, as without a teacher, and also from two outputs of the teacher: its predictions of
 the masked tokens and its last hidden states. The teacher does not change. DistilBERT's authors compare predictions at

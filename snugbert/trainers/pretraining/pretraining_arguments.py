@@ -41,8 +41,8 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
     "sop": ("A and B are in order", "A and B are swapped"),
 }
 
-# Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and
-# ELECTRA's original release. The others stay unchanged.
+# Shares of the predicted tokens to replace with [MASK] and with a random token: Devlin et al. (2018), appendix A.1,
+# and ELECTRA's original release. The others stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
 MASK_RATE = Range(0, 1, open_below=True)

@@ -83,7 +83,7 @@ def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:
 
 
 def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float) -> str:
-    """Names the recipe that fits a run of some `passes` over the text and what to expect, or why there is none."""
+    """Names the recipe that fits a run of some `passes` over the text and what to expect, or why no recipe fits."""
     if reasons := list_unmeasured(config, corpus_tokens):
         return (
             f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "

@@ -86,8 +86,8 @@ class PretrainingTrainer(RunTrainer):
     new examples and masks in every epoch.
 
     - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
-      process equals two. A collator that masks at random may draw other masks if the batches are split differently.
-      Our collator on a [`PretrainingDataset`] draws the same.
+      process equals two. A collator that masks at random may draw different masks if the batches are split
+      differently. Our collator on a [`PretrainingDataset`] draws the same.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
@@ -196,7 +196,7 @@ class PretrainingTrainer(RunTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """As in Trainer. After training, also adds the metrics to the plot and to the model card."""
+        """Extends Trainer's method: after training, also adds the metrics to the plot and to the model card."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if self.state.global_step and not self.is_in_train and not self.command_arguments:
             self.report({name.removeprefix(f"{metric_key_prefix}_"): value for name, value in metrics.items()})
@@ -265,9 +265,9 @@ class PretrainingTrainer(RunTrainer):
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer. The generator of an [`ElectraPair`] is saved in a subfolder of the discriminator.
+        """Extends Trainer's method: the generator of an [`ElectraPair`] is saved in a subfolder of the discriminator.
 
-        Saves complete weights, also under FSDP2.
+        Saves complete weights, even under FSDP2.
         """
         for part, model in self._list_models():
             folder = str(Path(output_dir or self.args.output_dir or "") / part)
@@ -467,7 +467,7 @@ class PretrainingTrainer(RunTrainer):
         return 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in Trainer, with the metrics of [`TrainingLog`]. Also writes every line to `metrics.jsonl`."""
+        """Extends Trainer's method: adds the metrics of [`TrainingLog`], and writes every line to `metrics.jsonl`."""
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         if "loss" in logs:
             logs.update(self.training_log.next_line())
@@ -487,7 +487,7 @@ class PretrainingTrainer(RunTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, dataloader: torch.utils.data.DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in Trainer, with `mlm_gain`. Masks that the collator draws at random are the same in every evaluation.
+        """Extends Trainer's method: adds `mlm_gain`. Random masks of the collator are the same in every evaluation.
 
         Evaluation does not change the random state of training, and its time does not count in tokens per second.
         """

@@ -205,7 +205,7 @@ def cut_pairs(
     no pair.
 
     Documents are cut from the front or from the back, at random. So pairs change from epoch to epoch, and the lengths
-    of two segments do not reveal which one was first.
+    of two segments do not reveal which segment was first.
 
     Args:
         block: any number of documents.

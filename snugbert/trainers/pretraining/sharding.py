@@ -97,7 +97,7 @@ class Sharding:
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def gather_model(self) -> PreTrainedModel:
-        """Returns the trainer's model with complete weights in the first process, and without weights in the others.
+        """Returns the trainer's model with complete weights in the first process, without weights in others.
 
         The class is the one that the model had before it was sharded. Every process must call this.
         """
