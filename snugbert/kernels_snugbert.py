@@ -817,7 +817,7 @@ class _CrossEntropy(torch.autograd.Function):
         ignored = targets == IGNORE_INDEX
         classes = targets.masked_fill(ignored, 0)
         chunks = zip(logits.split(ctx.length), classes[:, None].split(ctx.length), strict=True)
-        # `dtype` goes to the function. In float16 a GPU converts inside its kernel, in bfloat16 before it.
+        # `log_softmax` converts to `dtype`. A GPU converts float16 inside the kernel, and bfloat16 before it.
         losses = [chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]
         return -torch.cat(losses).masked_fill_(ignored[:, None], 0).sum()
 

@@ -175,7 +175,7 @@ class RemoteOutput:
     def clear(self) -> None:
         """Removes the local files. A lock in the folder stays.
 
-        The files that make the folder count as newer than the store go first. After a kill, the next run downloads it.
+        First removes the files that mark the folder as newer than the store. After a kill, the next run downloads it.
         """
         for name in (PENDING, OWNER, STORED):
             (self.folder / name).unlink(missing_ok=True)

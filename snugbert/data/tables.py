@@ -62,7 +62,7 @@ def read_rows(
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
-        TSV and CSV values are strings. Class labels of a dataset are replaced by their names, or by None if the label
+        TSV and CSV values are strings. Class labels of a dataset become their names, or None if the label
         is missing.
 
     Raises:

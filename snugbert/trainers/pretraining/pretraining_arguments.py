@@ -307,7 +307,7 @@ def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
     """Parses `--phases`: "64:80%:mlm,128:20%" with "nsp" -> [(64, 0.8, "mlm"), (128, 0.2, "nsp")].
 
     Args:
-        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, it changes nothing.
+        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
         objective: what the examples of the run are for.
 
     Raises:
