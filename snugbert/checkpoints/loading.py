@@ -276,8 +276,8 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     free = sorted(set(range(len(tokenizer))) - set(tokenizer.get_vocab().values()))
     if free:
         raise InputError(
-            f"{name}: no token has the id {free[0]}. Add a token with this id to the tokenizer's files. In vocab.txt, "
-            f"line {free[0] + 1} repeats a different line."
+            f"{name}: no token has the id {free[0]}. Add a token with this id to the tokenizer's files. If there is a "
+            f"vocab.txt, line {free[0] + 1} repeats another line."
         )
 
 

@@ -123,7 +123,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         modules[0]["path"] = ""
         write_json(written / MODULES, modules)
         reason = f"has {', '.join(others)}" if others else "has modules that old versions cannot express"
-        return [f"modules.json {reason}, so the new format was kept. Older servers may not read this file."]
+        return [f"modules.json {reason}, so its format was not changed. Older servers may not read this file."]
     _write_transformer(model_folder, written)
     if is_cross_encoder(source):  # old versions have no modules.json here
         return []

@@ -86,7 +86,7 @@ def find_compiler_problem(device: torch.device) -> str | None:
     try:
         torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
     except Exception as error:  # there may be no C compiler, no Python headers or no folder to write to
-        return f"torch's compiler failed ({shorten_error(error)}). Install a C compiler and Python's headers."
+        return f"torch's compiler failed ({shorten_error(error)}). Compiling needs a C compiler and Python's headers."
     return None
 
 

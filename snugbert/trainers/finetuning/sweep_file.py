@@ -171,7 +171,7 @@ def _refuse_repeated_keys(node: yaml.Node | None) -> None:
     if isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"{repeated[0]} is given twice. Remove one of the two lines.")
+            raise InputError(f"{repeated[0]} is given twice. Remove one of the two.")
         for _, value in node.value:
             _refuse_repeated_keys(value)
 

@@ -124,7 +124,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         datasets, lengths, batch_sizes, pairwise(bounds), strict=True
     ):
         if start == end:
-            raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase this share.")
+            raise InputError(f"--phases: length {length} gets no steps (the run has {steps}). Increase its share.")
         phases.append(Phase(dataset, end - start, batch_size))
     return phases
 

@@ -239,7 +239,9 @@ class PretrainingDataArguments(PreparationArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
-            raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Pass only one of them.")
+            raise InputError(
+                "--corpus cannot be combined with --train_file or --dataset_name. Pass only one of these flags."
+            )
         if self.corpus is not None and self.deduplicate is not None:
             raise InputError("--deduplicate cannot change a prepared corpus. Pass the flag to `snugbert prepare`.")
         self.objective = self._choose_objective()

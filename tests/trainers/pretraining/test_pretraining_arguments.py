@@ -57,7 +57,7 @@ def test_the_masks_of_each_objective():
 def test_mask_rates_are_parsed():
     assert parse_mask_rates("0.3:0.15") == (0.3, 0.15) and parse_mask_rates(0.2) == (0.2, 0.2)
     for text in ("0.3:", "0.3:0.2:0.1", "15%"):
-        with pytest.raises(InputError, match="--mlm_probability: expected a share, or the first and the last one"):
+        with pytest.raises(InputError, match="--mlm_probability: expected a share, or the first and the last share"):
             parse_mask_rates(text)
     with pytest.raises(InputError, match=r"^--mlm_probability 1\.5 must be above 0 and at most 1"):
         parse_mask_rates("0.3:1.5")
