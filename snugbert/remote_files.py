@@ -295,9 +295,7 @@ def upload(file: Path, url: str) -> None:
         if _is_copy(file, url):
             return
         remove(url)  # so that nobody reads it
-    raise InputError(
-        f"{hide_credentials(url)}: the stored copy differs. Check the network and its proxies."
-    )
+    raise InputError(f"{hide_credentials(url)}: the stored copy differs. Check the network and its proxies.")
 
 
 def _is_copy(file: Path, url: str) -> bool:

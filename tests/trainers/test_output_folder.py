@@ -201,7 +201,7 @@ def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         check_output_dir(arguments(tmp_path, "true"), overwrite=False)
-    assert "starts again" not in caplog.text
+    assert "starts at step 0" not in caplog.text
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
 
 

@@ -263,7 +263,7 @@ class FineTuningArguments(DeviceArguments):
             for name in self.given:
                 for other in self.search.settings:
                     if other == name or {other, name} in EXCLUSIVE:
-                        raise InputError(f"--{name}: --sweep {self.sweep} sets {other}. Remove --{name} or --sweep.")
+                        raise InputError(f"--{name}: --sweep {self.sweep} sets {other}. Remove one of the two.")
             # `max_steps` would win over the number of epochs that the user chose.
             for name, value in self.search.defaults.items():
                 if name not in self.given and not (name == "max_steps" and "num_train_epochs" in self.given):
