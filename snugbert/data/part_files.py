@@ -49,7 +49,9 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
     num_parts = next((int(match[1]) for match in matches if match), 0)
     names = [part_name(number, num_parts) for number in range(num_parts)]
     if stray := set(complete) - set(names):
-        raise InputError(f"{folder}: {min(stray)} is not one of this corpus's {num_parts} parts. Remove this file.")
+        raise InputError(
+            f"{folder}: {min(stray)} does not belong to this corpus ({num_parts} parts). Remove this file."
+        )
 
     def describe(name: str) -> str:
         if name in complete:

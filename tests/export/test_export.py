@@ -201,7 +201,7 @@ def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
         ("Model", ["--to", "onnx", "--calibration_file", __file__], "--calibration_file needs --dtype int8"),
         ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: none.txt: no such file"),
         ("ForMaskedLM", ["--to", "onnx", "--validation_file", __file__], "ForMaskedLM cannot be scored"),
-        ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name is about --validation_file"),
+        ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name needs --validation_file"),
         ("Model", ["--to", "tensorrt"], "--to: unknown value 'tensorrt'"),
     ],
 )
