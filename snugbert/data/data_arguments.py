@@ -108,7 +108,7 @@ class OutputArguments:
     )
     check: bool = field(
         default=False,
-        metadata={"help": "Only verify the corpus. With --shard 1/n, also print which shards to repeat."},
+        metadata={"help": "Only verify the corpus. --shard 1/n also lists the shards to repeat."},
     )
 
     def __post_init__(self):

@@ -41,7 +41,7 @@ class SquadDataArguments(DataArguments):
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "What to do if an answer is not at its position in the context."},
+        metadata={"help": "Answers that are not at their position in the context: stop or skip."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
