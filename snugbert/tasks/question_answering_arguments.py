@@ -30,7 +30,7 @@ class SquadDataArguments(DataArguments):
     )
     unlabeled_file: str | None = field(
         default=None,
-        metadata={"help": "Training questions for --teacher_name_or_path to answer. Answers in the file are ignored."},
+        metadata={"help": "Training questions for --teacher_name_or_path to answer. Given answers are ignored."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Questions to evaluate on."})
     test_file: str | None = field(
