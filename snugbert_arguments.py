@@ -44,9 +44,9 @@ LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the regi
 
 
 def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
-    """Returns " Did you mean X?" with the choices that contain the word, or else the most similar one.
+    """Returns " Did you mean X?" with the choices that contain the word, or else the most similar choice.
 
-    Empty if none is similar.
+    Empty if no choice is similar.
     """
     choices = list(dict.fromkeys(choices))
     longer = [choice for choice in choices if len(word) > 3 and word in choice]
@@ -66,7 +66,7 @@ def explain_choice(flag: str, value: str, choices: Iterable[str]) -> str:
 
 
 def explain_files(pattern: str) -> str:
-    """Returns an error message if no file matches a path or glob pattern. Empty if one does."""
+    """Returns an error message if no file matches a path or glob pattern. Empty if a file matches."""
     if not pattern:
         return "the name of the file is empty."
     if Path(pattern).is_file() or any(Path(match).is_file() for match in glob.iglob(pattern, recursive=True)):
@@ -77,7 +77,7 @@ def explain_files(pattern: str) -> str:
 
 
 def explain_folder(name: str) -> str:
-    """Returns an error message if a model can only be a folder, and there is none. Empty otherwise.
+    """Returns an error message if a model can only be a folder that does not exist. Empty otherwise.
 
     Hub names are `name` or `owner/name`. If a similar folder exists, `folder/name` is a mistyped path.
     """
@@ -101,7 +101,7 @@ def explain_language(code: str) -> str:
     elif similar := get_close_matches(lower, names := _read_language_names(), n=1):
         hint = f"Did you mean {names[similar[0]]}?"
     else:
-        hint = "Give an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar one."
+        hint = "Use an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar language."
     return f"--language {code!r} is not a language code. {hint}"
 
 

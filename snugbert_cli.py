@@ -30,7 +30,7 @@ class Command(NamedTuple):
             which import neither models nor datasets.
         function: runs the command. It is called with an instance of each dataclass.
         options: other arguments of the function.
-        opens: names of the arguments whose URLs the function opens. Otherwise, it gets local copies.
+        opens: names of the arguments whose URLs the function opens. For other URLs, the function gets local copies.
         uploads: name of the argument whose folder is uploaded after the function if it is a URL.
         extra: what to install: snugbert[extra].
     """

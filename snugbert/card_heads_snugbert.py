@@ -16,7 +16,7 @@ class Head(NamedTuple):
         use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`, and
             `{fill_mask_example}` by a line in the language of the model. If this is not English, dots replace the
             texts in quotes, see `EXAMPLE_TEXT`.
-        use_of_package: more code, for which the package snugbert must be installed.
+        use_of_package: more code, which needs the package snugbert.
     """
 
     auto_class: str

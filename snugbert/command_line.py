@@ -111,8 +111,7 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
-    The constructors only get the arguments that were given. Files and folders that URLs name are local ones for them,
-    see [`_replace_urls`].
+    The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
 
     Args:
         dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
@@ -179,7 +178,7 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
             continue
         if name in LOCAL or (name.endswith("_dir") and name not in INPUTS):
             kind = "folder" if name.endswith("_dir") else "file"
-            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Give a local {kind}.")
+            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Use a local {kind}.")
         if name.endswith("_file") or name in INPUTS:
             output = find_output(local.get("output_dir"))
             folder, _, checkpoint = str(value).rstrip("/").rpartition("/")
@@ -201,9 +200,11 @@ def _find_output_path(name: str, url: str) -> str:
     """
     folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
     if name == "output_file" and (not file or len(name_parts(url)) < 2):
-        raise InputError(f"--{name}: {hide_credentials(url)} names no file, such as s3://bucket/folder/file.jsonl.")
+        raise InputError(
+            f"--{name}: {hide_credentials(url)} names no file. Use a URL like s3://bucket/folder/file.jsonl."
+        )
     if not name_parts(url):
-        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Write s3://bucket/folder.")
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Use a URL like s3://bucket/folder.")
     return str(choose_output(folder) / file)
 
 
@@ -214,7 +215,7 @@ def _stage(name: str, url: str) -> list[Path]:
 def _stage_one(name: str, url: str) -> str:
     paths = _stage(name, url)
     if len(paths) > 1:
-        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names {len(paths)} files. Give one of them.")
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} matches {len(paths)} files. Name one file.")
     return str(paths[0])
 
 

@@ -62,8 +62,8 @@ class SnugBertConfig(PreTrainedConfig):
             `max_position_embeddings`. DeBERTa's attention scores depend on the distance of two tokens.
             `position_ids` have no effect.
         position_buckets (`int`, *optional*, defaults to 256): Number of rows for distances in each direction, with
-            relative positions. Distances up to half of it have a row each. Longer ones share rows, on a logarithmic
-            scale up to `max_position_embeddings`.
+            relative positions. Distances up to half of it have a row each. Longer distances share rows, on a
+            logarithmic scale up to `max_position_embeddings`.
         pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. ELECTRA uses `"gelu"`.
             Classifiers converted from DistilBERT use `"relu"`.
         prediction_act (`str`, *optional*): Activation of the masked token head. None: `hidden_act`. RoBERTa and
@@ -224,7 +224,7 @@ class SnugBertConfig(PreTrainedConfig):
                 f"Sinusoidal positions need an even `embedding_size`, not {compute_embedding_size(self)}."
             )
         if self.position_embedding_type == "after_padding" and self.pad_token_id is None:
-            raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after it.')
+            raise ValueError('`pad_token_id` is missing. Positions of type "after_padding" start after this id.')
         if self.classification_head not in CLASSIFICATION_HEADS:
             raise ValueError(
                 f"Unknown `classification_head` {self.classification_head!r}. Expected "

@@ -24,16 +24,16 @@ from snugbert.modeling_snugbert import has_hooks
 logger = logging.getLogger(__name__)
 
 # The first batch of a size compiles, and the libraries choose their kernels. If the second does not wait for the GPU,
-# the third is recorded. Otherwise the next ones are tried, because the second may have compiled something, too.
+# the third is recorded. Otherwise the next batches are tried, because the second may have compiled something, too.
 EAGER_BATCHES = 4
 MOST_GRAPHS = 16
-# A graph that so many batches did not use makes room for another one. Sizes change during a run if the share of masked
-# tokens falls, or the sequences get longer. Recording takes a tenth of a second.
+# A graph that was not used for this many batches makes room for a new graph. Sizes change during a run if the share of
+# masked tokens falls, or the sequences get longer. Recording takes a tenth of a second.
 UNUSED_BATCHES = 500
 MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
 SHORT_MEMORY = "the GPU's memory is short (--cuda_graphs false: no graphs)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
-# Graphs of one device may share memory and streams, so only one thread runs one at a time.
+# Graphs of one device may share memory and streams, so only one thread runs a graph at a time.
 _lock = threading.RLock()
 
 
@@ -69,7 +69,7 @@ class CudaGraphs:
     dropout modules that the model has now, on torch's random state, and on tensors that keep their place in memory.
     New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
 
-    The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next one is recorded.
+    The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
     Results are the same as without graphs: a graph draws the random numbers that the function would draw, and it adds
     to the gradients. The tensors of gradients stay allocated between steps.
 
@@ -94,7 +94,7 @@ class CudaGraphs:
         self._parameters = list(model.parameters())
         self._dropouts = [module for module in self._modules if isinstance(module, nn.Dropout)]
         self._sizes: dict[Hashable, Size] = {}
-        self._weights: Hashable = None  # the parameters for which graphs were recorded
+        self._weights: Hashable = None  # the parameters that recorded graphs use
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
         self._memory: Any = None  # all graphs share it, because one runs at a time
         self._batches = 0
@@ -112,7 +112,7 @@ class CudaGraphs:
         if self.reason is not None or not are_on_gpu(tensors.values()):
             return self._function(dict(batch))
         trains = torch.is_grad_enabled()
-        # A graph recorded in inference mode would make torch 2.11 refuse later ones of training.
+        # A graph recorded in inference mode would make torch 2.11 refuse later graphs of training.
         with _lock, torch.inference_mode(False), torch.set_grad_enabled(trains), without_autocast_cache():
             try:
                 return tree_map_only(torch.Tensor, torch.clone, self._run(batch, tensors))
@@ -175,7 +175,7 @@ class CudaGraphs:
             del self._sizes[oldest]
             return True
         if not self._warned_of_limit:
-            logger.info("CUDA graphs: %d sizes have one. Batches of other sizes run eagerly.", MOST_GRAPHS)
+            logger.info("CUDA graphs: recorded %d batch sizes, the limit. Other sizes run eagerly.", MOST_GRAPHS)
             self._warned_of_limit = True
         return False
 
@@ -193,7 +193,7 @@ class CudaGraphs:
         if waits and size.eager_batches == EAGER_BATCHES:
             self.turn_off(f"the step waits for the GPU at {waits[0]}")
         elif len(self._sizes) == MOST_SIZES and self.count == 0:
-            self.turn_off("hardly two batches have the same size (see pad_to_multiple_of)")
+            self.turn_off("nearly every batch has a different size (see pad_to_multiple_of)")
         return result
 
     def _record(
@@ -281,7 +281,7 @@ def get_side_stream(device: int) -> torch.cuda.Stream:
 
 @contextmanager
 def on_side_stream() -> Iterator[None]:
-    """Queues kernels on the side stream, after the kernels that are already queued. Later ones wait for them."""
+    """Queues kernels on the side stream, after the kernels that are already queued. Later kernels wait for them."""
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -311,7 +311,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
 
     Args:
         function: the function. It has run on the side stream before.
-        memory: memory of earlier graphs, which this one may overwrite; None for the first.
+        memory: memory of earlier graphs, which the new graph may overwrite; None for the first.
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.
@@ -322,7 +322,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
     with torch.cuda.stream(side):
-        torch.cuda.current_blas_handle()  # a thread's first one needs memory, which a recording may not allocate
+        torch.cuda.current_blas_handle()  # a thread's first handle needs memory, which a recording may not allocate
     torch.cuda.empty_cache()
     reserved = torch.cuda.memory_reserved()
     try:

@@ -34,6 +34,6 @@ def format_count(number: int, noun: str) -> str:
 
 
 def shorten(names: list[str]) -> str:
-    """Joins the first names for a message, and appends the number of remaining ones."""
+    """Joins the first names for a message, and appends the number of remaining names."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more

@@ -1,6 +1,6 @@
 """Names and configurations of the BERT family: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers. DeBERTa-v3 adds relative positions. Their weights have other names, and some values
+These models have BERT's layers. DeBERTa-v3 adds relative positions. Weights have different names, and some values
 are in their code and not in their configurations. The tables below translate both. The facts come from transformers'
 `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """
@@ -76,8 +76,8 @@ def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
         return _deberta_fields(values)
     if values.get("position_embedding_type", "absolute") != "absolute":
         raise ValueError(
-            f"`position_embedding_type` {values['position_embedding_type']!r} is not supported. Only DeBERTa-v3's "
-            "relative positions are."
+            f"`position_embedding_type` {values['position_embedding_type']!r} is not supported. The only supported "
+            "relative positions are DeBERTa-v3's."
         )
     fields = {name: value for name, value in values.items() if name != "model_type"}
     is_choice = str((values.get("architectures") or [""])[0]).endswith("ForMultipleChoice")
@@ -90,7 +90,7 @@ def convert_family_config(values: dict[str, Any]) -> dict[str, Any]:
 def _roberta_fields(fields: dict[str, Any], is_choice: bool) -> dict[str, Any]:
     pad_token_id = fields.get("pad_token_id", 1)
     if pad_token_id is None:
-        raise ValueError("`pad_token_id` is missing. RoBERTa's positions start after it.")
+        raise ValueError("`pad_token_id` is missing. RoBERTa's positions start after this id.")
     return {
         # Defaults of RobertaConfig that differ from BERT's.
         "pad_token_id": pad_token_id,

@@ -58,7 +58,7 @@ def check_unicode(text: str, name: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
-        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove it.") from error
+        raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove {half}.") from error
     return text
 
 
@@ -223,7 +223,7 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     system has no locks, the block runs with a warning.
 
     filelock has no such lock: version 3.20 stays locked while a forked worker lives, and without locks in the file
-    system, a killed process blocks the next one.
+    system, a killed process blocks the next process.
 
     Args:
         file: created with its folder. While it is locked, it contains the name of the process, for messages.
@@ -259,7 +259,7 @@ def holds_lock(file: Path) -> bool:
 
 
 def _close_in_child() -> None:
-    """Closes the descriptors that a forked process, such as a data worker, shares with this one.
+    """Closes the descriptors that a forked process, such as a data worker, shares with this process.
 
     PyTorch's workers notice after 5 seconds that the run was killed, and never if it was killed while they started.
     """
@@ -298,7 +298,7 @@ def _try_lock(file: Path) -> int | None:
         if isinstance(error, BlockingIOError):
             return None
         raise
-    # A process that ends removes its file. A lock on it would not keep out a third one, which makes a new file.
+    # A process that ends removes its file. A lock on that file would not stop a third process, which makes a new file.
     if _is_at(file, descriptor):
         return descriptor
     os.close(descriptor)
@@ -311,7 +311,7 @@ def _warn_of_no_locks(folder: Path) -> None:
 
 
 def _is_at(file: Path, descriptor: int) -> bool:
-    """Whether an open file is still the one at this path."""
+    """Whether an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.lstat())
     except FileNotFoundError:

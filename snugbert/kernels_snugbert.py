@@ -36,7 +36,7 @@ FLASH_HEAD_SIZE = 192
 HEAD_SIZE_MULTIPLE = 8
 LSE_MULTIPLE = 32  # memory-efficient attention pads each row of its logsumexp to a multiple
 SECOND_DERIVATIVE = (
-    'attn_implementation="sdpa" has only first derivatives. For second ones, call '
+    'attn_implementation="sdpa" supports only first derivatives. For second derivatives, call '
     '`model.set_attn_implementation("eager")`.'
 )
 
@@ -760,7 +760,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
 def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, ...]:
     """Computes several layers of the same input with one product. Their weights are concatenated in each call.
 
-    On a GPU one large product is faster than several small ones. Its gradients, too, are one product each.
+    On a GPU one large product is faster than several small products. Each gradient is one product, too.
 
     Args:
         values: *Shape:* (..., H)
@@ -817,14 +817,14 @@ class _CrossEntropy(torch.autograd.Function):
         ignored = targets == IGNORE_INDEX
         classes = targets.masked_fill(ignored, 0)
         chunks = zip(logits.split(ctx.length), classes[:, None].split(ctx.length), strict=True)
-        # `dtype` goes to the function. In float16 a GPU converts inside its kernel, in bfloat16 before it.
+        # `log_softmax` converts to `dtype`. A GPU converts float16 inside the kernel, and bfloat16 before it.
         losses = [chunk.log_softmax(1, dtype=ctx.dtype).gather(1, target) for chunk, target in chunks]
         return -torch.cat(losses).masked_fill_(ignored[:, None], 0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets = ctx.saved_tensors
-        # One factor for each row, 0 for ignored ones.
+        # One factor for each row, 0 for ignored rows.
         ignored = targets == IGNORE_INDEX
         grad_losses = grad_outputs[0].expand(len(targets), 1).masked_fill(ignored[:, None], 0)
         classes = targets.masked_fill(ignored, 0)

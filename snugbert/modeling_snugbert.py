@@ -183,7 +183,7 @@ def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torc
     """Computes DeBERTa's buckets of distances (He et al., 2021, `make_log_bucket_position` in transformers).
 
     Args:
-        distances: position of a token minus position of another one, of any shape.
+        distances: position of a token minus position of another token, of any shape.
         buckets: buckets of each direction. Distances up to half of them are their own bucket.
         longest: distances from `longest` - 1 on share the last bucket.
 
@@ -270,7 +270,7 @@ class SnugBertSelfAttention(nn.Module):
         # torch 2.11 cannot trace the second condition. The first one skips it in the training commands.
         if implementation not in ("sdpa", "eager") and is_flash_attention_requested(self.config, version=[3, 4]):
             if options["dropout"]:
-                warn_once(f"{implementation} has no dropout. Attention drops no weights.")
+                warn_once(f"{implementation} does not support dropout. Attention drops no weights.")
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
         # torch's kernels have no second or forward derivatives, and ONNX does not take them with a mask of scores.
@@ -301,7 +301,7 @@ class SnugBertSelfAttention(nn.Module):
             context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
         elif "cu_seq_lens_q" not in kwargs:
-            raise ValueError("A wrapper of the layer dropped keyword arguments. Pass all of them on to the layer.")
+            raise ValueError("A wrapper of the layer dropped keyword arguments. Pass all arguments on to the layer.")
         elif implementation == "sdpa":
             if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
                 value, options["dropout"] = 0 * value, 0.0
@@ -429,7 +429,7 @@ def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
     replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
     own = module_class.forward
-    # transformers wraps `forward` in each subclass of its layers, also in the one that FSDP2 makes.
+    # transformers wraps `forward` in each subclass of its layers, including the subclass that FSDP2 makes.
     while forward is not own and getattr(forward, "__code__", None) is own.__code__:
         forward = getattr(forward, "__wrapped__", None)
     return forward is own
@@ -575,7 +575,7 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         # transformers' collators also pass key boundaries. They equal the query boundaries.
         others = [label_indices, kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
         if boundaries[0] is None and any(value is not None for value in (*boundaries, *others)):
-            raise ValueError("`cu_seq_lens_q` is missing. A packed batch needs it.")
+            raise ValueError("`cu_seq_lens_q` is missing. Pass the boundaries of the sequences in a packed batch.")
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
             # DataParallel would split `cu_seq_lens_q` and the labels among replicas, but not the row of tokens.
             raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
@@ -932,7 +932,9 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             ValueError: `output_last_hidden_state` without labels, in a vmap, or with all hidden states.
         """
         if output_last_hidden_state and (labels is None or is_transformed() or kwargs.get("output_hidden_states")):
-            raise ValueError("`output_last_hidden_state` needs `labels` and excludes `output_hidden_states` and vmap.")
+            raise ValueError(
+                "`output_last_hidden_state` needs `labels`. It cannot be combined with `output_hidden_states` or vmap."
+            )
         if labels is None:
             outputs = self._encode(batch, **kwargs)
             return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
@@ -1413,8 +1415,8 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
         batch = self._batch(kwargs, *inputs)
         if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
-                f"`num_choices` is {num_choices}. It must divide the {batch.num_sequences} sequences of the packed "
-                "batch."
+                f"The packed batch has {batch.num_sequences} sequences, not a multiple of `num_choices` "
+                f"({num_choices})."
             )
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         examples = batch.num_sequences // num_choices  # with -1, an exported model would reject 1 example

@@ -18,7 +18,7 @@ from .kernels_snugbert import IGNORE_INDEX, has_own_kernels, is_exporting, is_tr
 
 logger = logging.get_logger(__name__)
 
-# Device types on which torch has assertions and `nonzero_static`, for which the host does not wait.
+# On these device types, torch has assertions and `nonzero_static`, and the host does not wait for either.
 ASYNCHRONOUS = {"cpu", "cuda"}
 
 
@@ -103,7 +103,7 @@ def check_shape(name: str, tensor: torch.Tensor, *allowed: tuple[int, ...]) -> N
     """Checks that a tensor has one of the allowed shapes.
 
     Raises:
-        ValueError: it has a different shape.
+        ValueError: the tensor has a different shape.
     """
     if tuple(tensor.shape) not in allowed:
         expected = " or ".join(str(list(shape)) for shape in allowed)
@@ -265,7 +265,7 @@ class SnugBertBatch:
         if not (torch.equal(labeled, label_indices) and are_unlabeled):
             raise ValueError(
                 f"`label_indices` does not match the {len(label_indices)} labels that are not {IGNORE_INDEX}. Change "
-                "both, or drop `label_indices`."
+                "labels and `label_indices` together, or drop `label_indices`."
             )
         return self.label_indices
 
@@ -316,7 +316,7 @@ def make_batch(
         check_range("input_ids", inputs, config.vocab_size, "vocab_size")
     B, L = inputs.shape[:2]
     if L == 0:
-        raise ValueError(f"The batch has no tokens. Its shape is {[B, L]}.")
+        raise ValueError(f"A batch of shape {[B, L]} has no tokens.")
     if token_type_ids is None:
         token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
     else:

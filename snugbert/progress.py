@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 Item = TypeVar("Item")
 
-# Seconds. After the first, a log file gets another line if another 10 % is done. After the second, it gets one anyway.
+# Seconds. After the first, a log file gets another line if another 10 % is done. After the second, in any case.
 SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
 ITEMS_AT_ONCE = 1000  # that [`Progress.follow`] counts
 

@@ -1,6 +1,6 @@
 """Files on any file system that fsspec opens, such as `s3://bucket/corpus/part.arrow`: listed, read and written.
 
-Every function tries again until a deadline, and then fails with one message (see `remote_requests`). Files are read
+Every function retries until a deadline, and then fails with one message (see `remote_requests`). Files are read
 and written completely or not at all.
 
 Processes that were forked, such as data workers, should not call these functions. Each would open its own connections.
@@ -119,8 +119,8 @@ def _check_size(store: Store, url: str, path: str, end: int) -> None:
     size = _read_entry(store, path, store.call("info", path)).size
     if size < end:
         raise InputError(
-            f"{hide_credentials(url)}: {size:,} bytes instead of {end:,} or more. It was cut off, or changed while it "
-            "was read. Run the same command again."
+            f"{hide_credentials(url)}: {size:,} bytes instead of {end:,} or more. The file was cut off, or changed "
+            "while it was read. Run the same command again."
         )
 
 
@@ -181,7 +181,7 @@ def _read_range(url: str, start: int, end: int) -> bytes:
                 raise answer
             if len(answer) > last - first:
                 raise InputError(
-                    f"{hide_credentials(url)}: the server does not send parts of a file. Download it first."
+                    f"{hide_credentials(url)}: the server does not send parts of a file. Download the file first."
                 )
             if len(answer) < last - first:
                 _check_size(store, url, path, end)
@@ -246,18 +246,18 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """As in `io.IOBase`."""
+        """See `io.IOBase`."""
         self._position = max(0, offset + (0, self._position, self.size)[whence])
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """As in `io.RawIOBase`. A file that was replaced is an error, and never a mixture of both."""
+        """See `io.RawIOBase`. If the file was replaced, raises an error instead of mixing both versions."""
         data = self._read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def readall(self) -> bytes:
-        """As in `io.RawIOBase`, which would read small pieces."""
+        """Reads the rest at once. `io.RawIOBase` would read small pieces."""
         return self._read(self.size)
 
     def _read(self, length: int) -> bytes:
@@ -295,7 +295,7 @@ def upload(file: Path, url: str) -> None:
         if _is_copy(file, url):
             return
         remove(url)  # so that nobody reads it
-    raise InputError(f"{hide_credentials(url)}: the store changes the file. Check the network and its proxies.")
+    raise InputError(f"{hide_credentials(url)}: the stored copy differs. Check the network and its proxies.")
 
 
 def _is_copy(file: Path, url: str) -> bool:
@@ -319,7 +319,7 @@ def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
 
     With `only_new`, an existing file stays. The data must then name the writer, because the file is read again. So the
     answer is right after a lost connection, too. In a store without conditional writes, two writers that start in the
-    same moment replace each other's file, and the first one may not notice.
+    same moment replace each other's file, and the first writer may not notice.
 
     Raises:
         InputError: the store does not answer before the deadline, or refuses access.
@@ -341,7 +341,7 @@ def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
 
 
 def _make_folder(store: Store, path: str) -> None:
-    """Creates the folder of a file. Object stores, which are asynchronous, have none."""
+    """Creates the folder of a file. Object stores, which are asynchronous, have no folders."""
     if not store.system.async_impl:
         store.call("makedirs", store.system._parent(path), exist_ok=True)
 
@@ -350,7 +350,7 @@ def _write(url: str, do: Callable[[Store, str], None]) -> None:
     try:
         ask(url, do)
     except FileNotFoundError as error:
-        raise InputError(f"{hide_credentials(url)}: no such bucket. Check its name, or create it.") from error
+        raise InputError(f"{hide_credentials(url)}: no such bucket. Check the name, or create the bucket.") from error
 
 
 def remove(url: str) -> None:

@@ -89,7 +89,7 @@ class RemoteOutput:
         return file.read_text()
 
     def was_last_writer(self) -> bool:
-        """Whether the local folder was the last one that a run began to write from. Then it may be newer."""
+        """Whether this local folder was the last that a run began to write from. Then it may be newer."""
         try:
             return read_bytes(join(self.url, WRITER)).decode() == self.owner
         except FileNotFoundError:
@@ -139,7 +139,7 @@ class RemoteOutput:
         """Checks that the local folder can be replaced.
 
         Raises:
-            InputError: it contains checkpoints of a run that may not be in the store.
+            InputError: the folder contains checkpoints of a run that may not be in the store.
         """
         files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
         if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):  # others are only listed
@@ -175,7 +175,7 @@ class RemoteOutput:
     def clear(self) -> None:
         """Removes the local files. A lock in the folder stays.
 
-        The files that make the folder count as newer than the store go first. After a kill, the next run downloads it.
+        First removes the files that mark the folder as newer than the store. After a kill, the next run downloads it.
         """
         for name in (PENDING, OWNER, STORED):
             (self.folder / name).unlink(missing_ok=True)
@@ -227,7 +227,7 @@ def choose_output(url: str) -> Path:
 
 
 def find_output(path: str | Path | None) -> RemoteOutput | None:
-    """Returns the output that a local path belongs to. None: it belongs to no store."""
+    """Returns the output that a local path belongs to. None if the path belongs to no store."""
     path = Path(path or "")
     return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
 
@@ -275,7 +275,9 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
             output.clear()
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:
-        raise InputError(f"{hide_credentials(output.url)}: {holder} is writing it. Wait until it ends.") from holder
+        raise InputError(
+            f"{hide_credentials(output.url)}: {holder} is writing this output. Wait until that process ends."
+        ) from holder
 
 
 def is_stored(file: Path) -> bool:

@@ -1,6 +1,6 @@
-"""Requests to any file system that fsspec opens: URLs, time limits, trying again, credentials.
+"""Requests to any file system that fsspec opens: URLs, time limits, retries, credentials.
 
-fsspec tries again for a few seconds. [`ask`] tries for longer, because a network can be gone for minutes, and fails
+fsspec retries for a few seconds. [`ask`] retries for longer, because a network can be gone for minutes, and fails
 with one message. Every request has a time limit, so that none waits forever. No list of files is cached.
 
 Credentials come from the environment, as fsspec's file systems read them. They are read again after a refusal, because
@@ -61,7 +61,7 @@ NETWORK_ERRORS = {
 }
 DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 400, as it does to mistakes
 LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
-# It logs errors with their traceback. Here they are tried again, or become one message.
+# It logs errors with their traceback. In this module, errors are retried, or become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 # A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
 if hasattr(os, "register_at_fork"):
@@ -129,7 +129,7 @@ _thread = threading.local()  # `stop`: an event that ends the attempts of this t
 
 
 def ask_together(function: Callable[[Item], T], items: Iterable[Item], stop: threading.Event | None = None) -> list[T]:
-    """Like `map`, in `CONNECTIONS` threads. After an error or Ctrl-C, they do not try again.
+    """Like `map`, in `CONNECTIONS` threads. After an error or Ctrl-C, they do not retry.
 
     Args:
         function: makes requests.
@@ -183,7 +183,7 @@ def ask(url: str, do: Callable[[Store, str], T]) -> T:
         if _is_temporary(error):
             if deadline == float("inf"):
                 deadline = time.monotonic() + seconds
-                logger.warning("%s: %s. Trying again for %g seconds.", shown, reason, seconds)
+                logger.warning("%s: %s. Retrying for %g seconds.", shown, reason, seconds)
             if time.monotonic() + wait > deadline:
                 raise InputError(
                     f"{shown}: no answer for {seconds:g} seconds ({reason}). Check the network, and run the same "

@@ -1,9 +1,9 @@
 """Shares the cores with other processes: torch's threads stop spinning while the machine is busy.
 
 The threads of an operation wait for each other at its end. GNU's OpenMP (libgomp), which torch uses on Linux, spins
-for milliseconds first, because waking a thread is slow. On a quiet machine this is fastest. If another process has one
-of the cores, a thread spins there while the thread that it waits for waits for the core. Small models have ten
-thousand operations per second, and fall to a third of their speed or less.
+for milliseconds first, because waking a thread is slow. On a quiet machine this is fastest. If another process uses
+one of the cores, a thread spins while the thread that it waits for has no core. Small models have ten thousand
+operations per second, and fall to a third of their speed or less.
 
 libgomp has no function to change this while it runs. But it counts its threads, and if there are more than cores, all
 threads spin a thousand times shorter (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
@@ -31,7 +31,7 @@ SECONDS = 1.0  # between measurements
 
 @cache  # one thread for the process, however many commands it runs
 def share_cores() -> None:
-    """Starts to watch the load of the machine, until the process ends. Commands call it when they start.
+    """Starts to watch the load of the machine, until the process ends. Commands call this function when they start.
 
     Does nothing on a machine with an accelerator, with one thread, or if the environment variable OMP_WAIT_POLICY or
     GOMP_SPINCOUNT is set.
@@ -51,7 +51,7 @@ def follow_loads(loads: Iterable[float], num_cores: int) -> None:
     """Stops spinning while other processes need cores that torch uses.
 
     Args:
-        loads: how many cores the others use, measured again and again.
+        loads: how many cores other processes use, measured again and again.
         num_cores: cores of the process.
     """
     start_spinning: Callable[[], None] | None = None
@@ -65,7 +65,7 @@ def follow_loads(loads: Iterable[float], num_cores: int) -> None:
 
 
 def measure_others(cores: Set[int], seconds: float) -> float:
-    """Measures how many of `cores` other processes, also children, use on average over the next `seconds`."""
+    """Measures how many of `cores` other processes, including children, use on average over the next `seconds`."""
     import psutil
 
     start, own = time.perf_counter(), time.process_time()
@@ -81,7 +81,7 @@ def stop_spinning(num_cores: int) -> Callable[[], None]:
         num_cores: cores of the process when torch was imported.
 
     Returns:
-        A function that makes them spin again.
+        A function that makes the threads spin again.
     """
     done = threading.Event()
     num_teams = (num_cores - 1) // (torch.get_num_threads() - 1)  # with torch's own team, more threads than cores

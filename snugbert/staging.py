@@ -4,7 +4,7 @@ What is read as a stream or in blocks, such as text and corpora, is not copied. 
 
 ~/.cache/huggingface/snugbert/staged/0123456789abcdef0123456789abcdef/folder/name
 
-The digest is of the URL and of the versions in the store. So a changed file has another place, and an unchanged one is
+The digest is of the URL and of the versions in the store. So a changed file has a new place, and an unchanged file is
 not copied again, even if other files of its folder changed.
 """
 
@@ -58,7 +58,7 @@ def stage(url: str, flag: str) -> list[Path]:
         The local files, with their names, or the local folder.
 
     Raises:
-        InputError: there is nothing of this name, it changed while it was copied, or the store cannot be read.
+        InputError: the URL does not exist, or changed while it was copied, or the store cannot be read.
     """
     if entries := find_entries(url):
         files = _stage_files(url, entries)
@@ -139,11 +139,11 @@ def check_names(names: Iterable[str], url: str) -> None:
     """Checks that files of a folder in a store are also below a local folder. Keys of objects can contain `..`.
 
     Raises:
-        InputError: one is not.
+        InputError: a file would be outside the local folder.
     """
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
-            raise InputError(f"{hide_credentials(url)}: the name {name!r} is not below the folder. Remove this file.")
+            raise InputError(f"{hide_credentials(url)}: the file {name!r} is outside the folder. Remove this file.")
 
 
 def serves_only_its_run(name: str) -> bool:

@@ -2,19 +2,19 @@
 
 Who holds it: the run whose owner and number are in the object `_lock`. The owner is the local copy of the folder, see
 `RemoteOutput`, and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
-another random number. It removes the object at the end. Clocks are not compared.
+a new random number. It removes the object at the end. Clocks are not compared.
 
-A run that finds a lock watches it. If it changes, its holder lives, and this run stops. If it stays the same for
-`STALE_SECONDS`, its holder is dead, and this run takes it over. If its owner is the local folder of this run, the
-holder was a process on this machine. It is dead, because this process has the lock of the local folder. So this run
-takes it over at once.
+A run that finds a lock watches the lock. If the lock changes, its holder lives, and this run stops. If the lock stays
+the same for `STALE_SECONDS`, its holder is dead, and this run takes the lock over. If the owner is the local folder of
+this run, the holder was a process on this machine. That process is dead, because this process has the lock of the
+local folder. So this run takes the lock over at once.
 
-Some stores ignore conditional writes (If-None-Match). If two runs find no lock there, both write one, and the last
-one stays. Each reads it again after `SETTLE_SECONDS`, and the run that finds another number stops. A run that takes
-over a lock while its holder renews it stops in the same way. If a write takes longer than that, both start, and the
-first one finds the other number at its next beat. The same happens to a holder that was cut off from the store for
-longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. It reads the lock before it changes
-anything in the store, so it replaces nothing.
+Some stores ignore conditional writes (If-None-Match). If two runs find no lock there, both write a lock, and the last
+lock stays. Each run reads the lock again after `SETTLE_SECONDS`, and the run that finds a different number stops. A
+run that takes over a lock while its holder renews it stops in the same way. If a write takes longer than that, both
+runs start, and the first run finds the other number at its next beat. The same happens to a holder that was cut off
+from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. Every run reads the
+lock before it changes anything in the store, so it replaces nothing.
 """
 
 import json
@@ -62,7 +62,7 @@ class StoreLock:
         """Takes the lock, and starts to renew it.
 
         Raises:
-            InputError: another run holds it.
+            InputError: another run holds the lock.
         """
         self._wait_for_holder()
         time.sleep(SETTLE_SECONDS)
@@ -75,7 +75,7 @@ class StoreLock:
         first = found
         if found and found.get("owner") != self._content["owner"]:
             logger.info(
-                "%s is locked by %s. Waiting up to %g seconds to see whether it still runs.",
+                "%s is locked by %s. Waiting up to %g seconds to see whether that process still runs.",
                 self._shown,
                 found.get("holder"),
                 STALE_SECONDS,
@@ -91,10 +91,13 @@ class StoreLock:
 
     def _explain(self, found: dict[str, Any]) -> str:
         holder = found.get("holder", "another run")
-        return f"--output_dir: {holder} is running in {self._shown}. Wait until it ends, or choose another folder."
+        return (
+            f"--output_dir: {holder} is running in {self._shown}. Wait until that process ends, or choose another "
+            "folder."
+        )
 
     def _read(self) -> dict[str, Any]:
-        """Returns the content of the lock. Empty: there is none.
+        """Returns the content of the lock. Empty if there is no lock.
 
         Some stores replace a file in two steps. So a lock that seems to be missing or damaged is read again.
 
@@ -121,7 +124,7 @@ class StoreLock:
         """Reads the lock.
 
         Raises:
-            InputError: another run holds it, or the store does not answer.
+            InputError: another run holds the lock, or the store does not answer.
         """
         with self._access:
             found = self._read()
@@ -131,7 +134,7 @@ class StoreLock:
             raise InputError(self.loss)
 
     def _start(self) -> None:
-        """Renews the lock in a thread whose requests are not tried again after the end."""
+        """Renews the lock in a thread whose requests are not retried after the end."""
         ask_together(lambda renew: renew(), [self._renew], self._ended)
 
     def _renew(self) -> None:
@@ -142,7 +145,7 @@ class StoreLock:
                 self._content["beat"] = uuid.uuid4().hex
                 with self._access:
                     write_bytes(self._url, json.dumps(self._content).encode())
-            except Exception as error:  # if the lock is not lost, the next beat tries again
+            except Exception as error:  # if the lock is not lost, the next beat retries
                 if self.loss or self._ended.is_set():
                     return
                 logger.warning("%s: the lock was not renewed. %s", self._shown, error)

@@ -74,7 +74,7 @@ class SnugBertTokenizer(TokenizersBackend):
         missing = [token for token in special_tokens if token not in ids]
         if missing:
             raise ValueError(
-                f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}. It must contain "
+                f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}. Every vocabulary must contain "
                 f"{', '.join(special_tokens)}."
             )
         self.do_lower_case = do_lower_case
@@ -119,10 +119,10 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
             token = line.decode("utf-8").rstrip()
         except UnicodeDecodeError as error:
             raise ValueError(f"{file}, line {index + 1}: not UTF-8 ({error.reason}).") from error
-        if token in vocabulary:  # one line's id would have no token, and an added token would take another one's id
+        if token in vocabulary:  # an id would have no token, and an added token would take another token's id
             raise ValueError(
                 f"{file}, line {index + 1}: {repr(token) if token else 'an empty line'} is already on line "
-                f"{vocabulary[token] + 1}. Replace one of them with a new word. Removing it would change later ids."
+                f"{vocabulary[token] + 1}. Replace this line with a new word. Removing a line would change later ids."
             )
         vocabulary[token] = index
     return vocabulary

@@ -48,7 +48,7 @@ def test_groups_and_effective_defaults(capsys):
     text = {line.split()[0]: line for line in lines if line.startswith("  --")}
     assert text["--num_train_epochs"].endswith("Default: 3.")
     assert text["--bf16"].endswith("Default: true on Ampere and newer GPUs.")
-    assert text["--do_train"].endswith("Default: train, evaluate and predict on the data that you give.")
+    assert text["--do_train"].endswith("Default: train, evaluate and predict on the data that you pass.")
     assert text["--lr_scheduler_type"].endswith("Default: linear.")
     assert "--adam_beta1" not in text and "--overwrite_cache" not in text
     everything = "\n".join(print_help("glue", "--help-all", capsys))

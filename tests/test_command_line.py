@@ -118,7 +118,7 @@ def test_positional_arguments_switches_and_a_config_file(tmp_path):
     assert (args.input, args.output, args.do_lower_case, args.overwrite_output_dir) == ("in", "out", True, True)
     (tmp_path / "run.yaml").write_text("to: roberta\ndo_lower_case: true\nmax_shard_size: 1GB\n")
     argv = ["in", "--no_do_lower_case", "out", "--config", str(tmp_path / "run.yaml")]
-    with pytest.raises(InputError, match="--do_lower_case and --no_do_lower_case exclude each other"):
+    with pytest.raises(InputError, match="--do_lower_case and --no_do_lower_case cannot be combined"):
         parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
     argv = ["in", "--do_lower_case", "false", "out", "--config", str(tmp_path / "run.yaml")]
     (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")

@@ -100,7 +100,7 @@ def unfilled(head: str, number: int) -> list[dict]:
     ("make", "reason"),
     [
         (lambda head, number: [ragged_batch(head)] * number, "the step waits for the GPU at "),
-        (unfilled, "hardly two batches have the same size"),
+        (unfilled, "nearly every batch has a different size"),
         (make_batches, "the model has hooks"),
     ],
     ids=["padded", "unfilled", "hooks"],

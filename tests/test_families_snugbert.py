@@ -286,10 +286,10 @@ def test_auto_model_for_pretraining_opens_the_discriminator(tmp_path):
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("roberta", {"position_embedding_type": "relative_key"}, "Only DeBERTa-v3's relative positions are"),
+        ("roberta", {"position_embedding_type": "relative_key"}, "supported relative positions are DeBERTa-v3's"),
         ("xlm-roberta", {"is_decoder": True}, "SnugBERT is an encoder"),
         ("electra", {"add_cross_attention": True}, "SnugBERT is an encoder"),
-        ("camembert", {"pad_token_id": None}, "RoBERTa's positions start after it"),
+        ("camembert", {"pad_token_id": None}, "RoBERTa's positions start after this id"),
         (
             "electra",
             {"summary_type": "mean", "architectures": ["ElectraForMultipleChoice"]},

@@ -614,9 +614,9 @@ def test_packed_choices_must_be_divisible():
     ours, _ = ours_and_stock("ForMultipleChoice")
     inputs = {"input_ids": torch.ones(1, 6, dtype=torch.long), "cu_seq_lens_q": torch.tensor([0, 2, 4, 6])}
     for more, message in (
-        ({}, "`num_choices` is None. It must divide the 3 sequences"),
-        ({"num_choices": 2}, "`num_choices` is 2"),
-        ({"labels": torch.tensor([0])}, "`num_choices` is None"),
+        ({}, r"3 sequences, not a multiple of `num_choices` \(None\)"),
+        ({"num_choices": 2}, r"`num_choices` \(2\)"),
+        ({"labels": torch.tensor([0])}, r"`num_choices` \(None\)"),
         ({"labels": torch.tensor([0, 0, 0, 0]), "num_choices": 3}, r"`labels` has shape \[4\]. Expected \[1\]"),
     ):
         with pytest.raises(ValueError, match=message):

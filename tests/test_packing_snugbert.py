@@ -31,7 +31,7 @@ BAD_INPUTS = [
     ({"label_indices": torch.tensor([0])}, "`cu_seq_lens_q` is missing"),
     ({"attention_mask": torch.tensor([[1, 1, 2], [1, 2, 2]])}, r"`attention_mask` contains 2\. It must be 1"),
     ({"attention_mask": torch.ones(2, 1, 3, 4)}, r"`attention_mask` has shape \[2, 1, 3, 4\]"),
-    ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"no tokens\. Its shape is \[2, 0\]"),
+    ({"input_ids": torch.ones(2, 0, dtype=torch.long)}, r"shape \[2, 0\] has no tokens"),
 ]
 
 

@@ -80,7 +80,7 @@ def test_after_a_failed_upload_the_same_command_uploads_the_rest(output, bucket,
 
 def test_a_command_and_a_run_do_not_write_one_folder(output, bucket, tmp_path):
     with hold_store_lock(RemoteOutput(tmp_path / "elsewhere/model", output.url)):
-        with pytest.raises(InputError, match=r"is running in s3://.*/model\. Wait until it ends"):
+        with pytest.raises(InputError, match=r"is running in s3://.*/model\. Wait until that process ends"):
             write_output(output, "command", lambda: None)
     optimizer = output.folder / "checkpoint-5/optimizer.pt"
     optimizer.parent.mkdir()

@@ -81,7 +81,7 @@ def test_a_fault_that_passes_is_not_noticed(faults, url, bucket, tmp_path, monke
     assert found.hits == 2
     assert (bucket.folder / "file").read_bytes() == file.read_bytes()
     warnings = [record.getMessage() for record in caplog.records]
-    assert all(each.startswith(f"{url}: ") and each.endswith(". Trying again for 20 seconds.") for each in warnings)
+    assert all(each.startswith(f"{url}: ") and each.endswith(". Retrying for 20 seconds.") for each in warnings)
     assert len(warnings) == 1 or fault == "hang"  # a busy computer can take 0.3 seconds for other requests
 
 

@@ -112,11 +112,11 @@ def test_arguments_get_local_paths(bucket):
     args = parse("--output_dir", f"{bucket.url}/run/", "--resume_from_checkpoint", f"{bucket.url}/run/checkpoint-5/")
     assert args.resume_from_checkpoint == f"{args.output_dir}/checkpoint-5" and "://" not in args.output_dir
     for argv, message in (
-        (("--test_file", f"{bucket.url}/*"), r"--test_file: s3://.*/\* names 3 files"),
+        (("--test_file", f"{bucket.url}/*"), r"--test_file: s3://.*/\* matches 3 files"),
         (("--test_file", f"{bucket.url}/c"), "--test_file: s3://.*/c does not exist"),
-        (("--config", f"{bucket.url}/[ab]"), r"--config: s3://.*/\[ab\] names 2 files"),
-        (("--cache_dir", f"{bucket.url}/c"), "--cache_dir: .* is a URL. Give a local folder"),
-        (("--deepspeed", f"{bucket.url}/a"), "--deepspeed: .* is a URL. Give a local file"),
+        (("--config", f"{bucket.url}/[ab]"), r"--config: s3://.*/\[ab\] matches 2 files"),
+        (("--cache_dir", f"{bucket.url}/c"), "--cache_dir: .* is a URL. Use a local folder"),
+        (("--deepspeed", f"{bucket.url}/a"), "--deepspeed: .* is a URL. Use a local file"),
         (("--output_dir", "s3://"), "--output_dir: s3:// names no bucket"),
         (("--output_file", "s3://out.jsonl"), "--output_file: s3://out.jsonl names no file"),
         (("--output_file", f"{bucket.url}/out/"), "--output_file: .*/out/ names no file"),

@@ -29,7 +29,7 @@ def outputs(bucket, tmp_path) -> list[RemoteOutput]:
 
 def test_a_second_run_is_refused_while_the_first_lives(outputs, bucket):
     with hold_store_lock(outputs[0]):
-        with pytest.raises(InputError, match=r"process \d+ on .* is running in s3://.*/run\. Wait until it ends"):
+        with pytest.raises(InputError, match=r"process \d+ on .* is running in s3://.*/run\. Wait until that"):
             with hold_store_lock(outputs[1]):
                 pass
         outputs[0].check()

@@ -42,8 +42,8 @@ def find_difference(outputs: Iterable[tuple[Batch, Outputs, Outputs]], head: str
         head: the head of the models.
 
     Returns:
-        The largest absolute difference, and the largest one relative to the largest value of its output, if that
-        exceeds 1. Both are infinite if an output is not finite.
+        The largest absolute difference, and the largest difference relative to the largest value of its output, if
+        that exceeds 1. Both are infinite if an output is not finite.
     """
     differences: dict[str, float] = {}
     largest: dict[str, float] = {}

@@ -81,7 +81,7 @@ WORDPIECE_TOKENIZERS = (
     "ElectraTokenizer",
     "ElectraTokenizerFast",
 )
-# Model type -> tokenizer class if the folder does not name one. For all others it is BertTokenizer.
+# Model type -> tokenizer class if the folder does not name a class. Other model types use BertTokenizer.
 TOKENIZERS = {
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
@@ -254,7 +254,7 @@ def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
 
 
 def put_in_place(written: Path, output_dir: Path) -> None:
-    """Moves a model into the output folder, and replaces the one in it.
+    """Moves a model into the output folder, and replaces the model in it.
 
     Until the last file is moved, the folder has no config.json.
     """
@@ -345,7 +345,7 @@ def _convert_tokenizer(
     """Converts the tokenizer to a `tokenizer.json`.
 
     A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. Its
-    limit is `max_length`. None: the smaller one of its own limit and the model's.
+    limit is `max_length`. None: the smaller of its own limit and the model's.
 
     Returns:
         The tokenizer's class name; None if the source has no tokenizer.

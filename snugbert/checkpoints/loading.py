@@ -61,14 +61,14 @@ def check_repository(
 ) -> None:
     """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
 
-    If the Hub cannot be reached, transformers tries each file again for half a minute. This asks once.
+    If the Hub cannot be reached, transformers retries each file for half a minute. This function asks once.
 
     Args:
         name: a folder or a Hub name.
         revision, token, cache_dir: see `TokenizerArguments`. Other Hub arguments are ignored.
 
     Raises:
-        InputError: it is none of the three.
+        InputError: `name` is not a folder, was not downloaded, and is not on the Hub.
     """
     if Path(name).exists():
         return
@@ -141,7 +141,7 @@ def override_config(config: PreTrainedConfig, overrides: str) -> None:
         if not equals:
             raise ValueError(f"expected name=value, found {pair!r}")
         old = getattr(config, name, "")
-        # transformers takes the type of a value from the old one. So it cannot replace None, or a dropout of 0 by 0.1.
+        # transformers takes the type from the old value. So it cannot replace None, or a dropout of 0 by 0.1.
         if old is None:
             setattr(config, name, yaml.safe_load(text))
         elif type(old) is int and old == 0 and not text.lstrip("+-").isdigit():
@@ -202,7 +202,9 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     check_words(tokenizer, name)
     missing = [token for token in required if getattr(tokenizer, token) is None]
     if missing:
-        raise InputError(f"the tokenizer of {name} lacks special tokens: {', '.join(missing)}.")
+        raise InputError(
+            f"the tokenizer of {name} lacks special tokens: {', '.join(missing)}. Choose a different tokenizer."
+        )
     return tokenizer
 
 
@@ -254,7 +256,7 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     tokenizer is empty.
 
     Raises:
-        InputError: it has only special tokens.
+        InputError: the tokenizer has only special tokens.
     """
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
         raise InputError(
@@ -274,8 +276,8 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     free = sorted(set(range(len(tokenizer))) - set(tokenizer.get_vocab().values()))
     if free:
         raise InputError(
-            f"{name}: no token has the id {free[0]}. Give this id to a new token in the files of the tokenizer. If "
-            f"there is a vocab.txt, line {free[0] + 1} repeats another line."
+            f"{name}: no token has the id {free[0]}. Add a token with this id to the tokenizer's files. If there is a "
+            f"vocab.txt, line {free[0] + 1} repeats another line."
         )
 
 
@@ -366,7 +368,9 @@ def load_model(
     """
     name = model_args.model_name_or_path
     if trained and name is None:
-        raise InputError("--model_name_or_path is missing. Random weights (--config_name) must be trained first.")
+        raise InputError(
+            "--model_name_or_path is missing. This command needs trained weights. --config_name gives random weights."
+        )
     try:
         # float32 even if the configuration or the file has 16 bits, because 16-bit weights would lose AdamW's small
         # steps.
@@ -394,8 +398,8 @@ def load_model(
             remedy = f" Choose a model that was fine-tuned for this data (number of labels: {config.num_labels})."
         else:
             remedy = (
-                f" Number of labels in this data: {config.num_labels}. If the classifier has a different number, "
-                "replace it with --ignore_mismatched_sizes true."
+                f" Number of labels in this data: {config.num_labels}. To replace a classifier with a different "
+                "number of labels, add --ignore_mismatched_sizes true."
             )
         raise InputError(f"the weights of {name} do not fit its configuration.{remedy}") from error
     _check_loaded(model, info, name, trained, model_args.allow_missing_weights)
@@ -412,7 +416,7 @@ def _check_loaded(
         found = shorten(sorted(info["unexpected_keys"])) or "heads only"
         remedy = "" if trained else " To start from random weights, use --config_name."
         raise InputError(
-            f"{name}: no weights of the encoder. Expected names such as {random_encoder[0]}, found {found}.{remedy}"
+            f"{name}: no encoder weights. Expected names such as {random_encoder[0]}, found {found}.{remedy}"
         )
     unknown = sorted(key for key in info["unexpected_keys"] if not HEAD_WEIGHTS.match(key))
     # Other architectures (`snugbert evaluate`) are transformers' own classes, which load all that they use.
@@ -430,8 +434,8 @@ def _check_loaded(
         )
     if random_encoder and not allow_missing_weights:
         raise InputError(
-            f"{name}: weights of the encoder are missing or have another shape: {shorten(random_encoder)}. Get the "
-            "whole checkpoint. To train them from random values, add --allow_missing_weights true."
+            f"{name}: encoder weights are missing or have the wrong shape: {shorten(random_encoder)}. Get the "
+            "complete checkpoint. To train these weights from random values, add --allow_missing_weights true."
         )
     if random_encoder:
         logger.warning("%s: missing weights were initialized randomly: %s", name, shorten(random))
@@ -443,7 +447,7 @@ def _check_loaded(
 def _lacks_encoder(model: PreTrainedModel, info: dict[str, Any]) -> bool:
     """Whether no layer was in the checkpoint. Tied word embeddings can come from a head.
 
-    Other architectures (`snugbert evaluate`) have other names.
+    Other architectures (`snugbert evaluate`) have different names.
     """
     layers = {key for key in model.state_dict() if "encoder.layer." in key}
     return bool(layers) and layers <= set(info["missing_keys"])

@@ -74,7 +74,7 @@ class ModelArguments(TokenizerArguments):
     """Which model to train. The names come from transformers' example scripts.
 
     Raises:
-        InputError: neither a model nor a configuration is given, a configuration without a tokenizer, or a folder that
+        InputError: neither a model nor a configuration is given, a configuration has no tokenizer, or a folder
             does not exist.
     """
 
@@ -95,7 +95,7 @@ class ModelArguments(TokenizerArguments):
     )
     allow_missing_weights: bool = field(
         default=False,
-        metadata={"advanced": True, "help": "Train encoder weights that the checkpoint lacks from random values."},
+        metadata={"advanced": True, "help": "Start encoder weights from random values if the checkpoint lacks them."},
     )
     attn_implementation: str | None = field(
         default=None,
@@ -104,7 +104,7 @@ class ModelArguments(TokenizerArguments):
 
     def __post_init__(self):
         if self.model_name_or_path is None and self.config_name is None:
-            raise InputError("--model_name_or_path is missing. To start from random weights, give --config_name.")
+            raise InputError("--model_name_or_path is missing. To start from random weights, pass --config_name.")
         if self.model_name_or_path is None and self.tokenizer_name is None:
             raise InputError(
                 "--tokenizer_name is missing. A model with random weights (--config_name) has no tokenizer."
@@ -133,7 +133,7 @@ class StudentArguments(ModelArguments):
         default=None,
         metadata={
             "advanced": True,
-            "help": "Keep this many layers of --model_name_or_path. Default checkpoint: the teacher.",
+            "help": "Keep this many layers of --model_name_or_path, or of the teacher if that flag is not set.",
         },
     )
     student_layers: str = field(
@@ -186,7 +186,7 @@ class ConversionArguments:
     """Arguments of `snugbert convert`.
 
     Raises:
-        InputError: `max_shard_size` is no size, or two arguments contradict each other.
+        InputError: `max_shard_size` is not a size, or two arguments cannot be combined.
     """
 
     help_group: ClassVar[str] = "more"
@@ -228,5 +228,5 @@ class ConversionArguments:
             raise InputError(f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}.")
         if self.no_do_lower_case:
             if self.do_lower_case:
-                raise InputError("--do_lower_case and --no_do_lower_case exclude each other. Give one of them.")
+                raise InputError("--do_lower_case and --no_do_lower_case cannot be combined. Remove one of the flags.")
             self.do_lower_case = False

@@ -1,7 +1,7 @@
 """Extends learned position embeddings, so that a checkpoint reads longer texts.
 
-In a trained BERT, nearly one rotation takes each position's row to the next one. New rows continue it, so that the
-distance of two tokens has the same effect everywhere. No position is a copy of another one, as it is in tiled tables
+In a trained BERT, nearly one rotation takes each position's row to the next row. New rows continue it, so that the
+distance of two tokens has the same effect everywhere. No position is a copy of another position, as in tiled tables
 (Beltagy et al., 2020, "Longformer"). benchmarks/longer_positions.py compares the methods.
 """
 
@@ -24,7 +24,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
     """Extends a checkpoint to more positions, in place. Existing rows stay as they are.
 
     Args:
-        checkpoint: the checkpoint. It gets a note.
+        checkpoint: the checkpoint. A note is added to it.
         positions: the new `max_position_embeddings`, without RoBERTa's rows for padding.
 
     Raises:
@@ -39,7 +39,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         )
     if positions < before:
         raise InputError(
-            f"--max_position_embeddings {positions}: {folder} already has {before} positions. Give a larger number. "
+            f"--max_position_embeddings {positions}: {folder} already has {before} positions. Use a larger number. "
             "For shorter inputs, set --max_seq_length in training."
         )
     if positions == before:
@@ -50,7 +50,7 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
         return
     table = checkpoint.weights[POSITIONS]
     if not table.isfinite().all():
-        raise InputError(f"{folder}: the position embeddings contain values that are not finite. The file is damaged.")
+        raise InputError(f"{folder}: position embeddings are NaN or infinite. The file is damaged. Get a new copy.")
     rows = table[len(table) - before :]  # RoBERTa's rows for padding come before them
     checkpoint.weights[POSITIONS] = torch.cat([table, continue_rows(rows, positions - before)])
     checkpoint.notes.append(
@@ -75,7 +75,7 @@ def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
         count: number of rows to add.
 
     Returns:
-        The new rows, in the dtype of the old ones. *Shape:* (`count`, E)
+        The new rows, in the dtype of the old rows. *Shape:* (`count`, E)
     """
     edge = min(EDGE, len(rows) // 4)
     learned = rows[edge : len(rows) - edge].double()

@@ -139,7 +139,8 @@ DISTILBERT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
 }
-# `sinusoidal_pos_embds` only sets initial values. BERT's question answering head has no dropout.
+# DistilBERT's settings that change no outputs. `sinusoidal_pos_embds` only sets initial values. BERT's question
+# answering head has no dropout.
 DISTILBERT_ONLY = ("model_type", "sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_")
 
 
@@ -323,7 +324,7 @@ def _find_head(kind: str, declared: str | None, weights: dict[str, torch.Tensor]
         return heads[0]
     if declared is None:
         classes = " or ".join(CLASSES[kind][head].__name__ for head in heads) or "no supported architecture"
-        raise InputError(f'{file}: no "architectures". The weights match {classes}. Add the right one.')
+        raise InputError(f'{file}: no "architectures". The weights match {classes}. Add the right class.')
     return declared
 
 
@@ -378,9 +379,11 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
     if any("pooler" in name for name in unused):
         checkpoint.notes.append(f"The pooler was dropped. {checkpoint.head} does not use it.")
     if missing := sorted(expected.keys() - weights.keys()):
-        raise InputError(f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}.")
+        raise InputError(
+            f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}. Get the complete checkpoint."
+        )
     if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(f"{folder}: unknown weights for {checkpoint.head}: {shorten(unknown)}.")
+        raise InputError(f"{folder}: {checkpoint.head} has no weights named {shorten(unknown)}.")
     for name, shape in expected.items():
         if weights[name].shape != shape:
             raise InputError(

@@ -2,7 +2,7 @@
 
 They are copied in the format of sentence-transformers 3 to 5.3. Later versions read it too, and so do servers that
 support only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLLM up to 0.21. Versions from 5.4 on
-write another format, which stops some of these servers and makes others use the wrong pooling.
+write a different format. Then some of these servers fail, and others use the wrong pooling.
 """
 
 import shutil
@@ -21,7 +21,7 @@ TRANSFORMER_NAMES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 SENTENCE_TRANSFORMERS_FILES = (MODULES, SETTINGS_FILE, *TRANSFORMER_NAMES)
-# Modules that exist in all versions. Folders with other ones are copied unchanged.
+# Modules that exist in all versions. Folders with other modules are copied unchanged.
 OLD_MODULES = ("Transformer", "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout", "WeightedLayerPooling")
 # Pooling mode -> its name in the old format, where each mode is true or false. Several modes are concatenated in this
 # order.
@@ -123,7 +123,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         modules[0]["path"] = ""
         write_json(written / MODULES, modules)
         reason = f"has {', '.join(others)}" if others else "has modules that old versions cannot express"
-        return [f"modules.json {reason}, so it keeps its format. Older servers may not read it."]
+        return [f"modules.json {reason}, so its format was not changed. Older servers may not read this file."]
     _write_transformer(model_folder, written)
     if is_cross_encoder(source):  # old versions have no modules.json here
         return []
@@ -158,7 +158,7 @@ def _write_transformer(folder: Path, written: Path) -> None:
 
 
 def set_max_length(folder: Path, max_length: int) -> None:
-    """Sets the maximum number of tokens of a converted model, if sentence-transformers stores one."""
+    """Sets the maximum number of tokens of a converted model, if sentence-transformers stores this number."""
     for file in (folder / name for name in TRANSFORMER_NAMES):
         if file.is_file():
             write_json(file, {**read_json(file), "max_seq_length": max_length})

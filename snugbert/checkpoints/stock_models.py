@@ -27,7 +27,8 @@ from snugbert.families_snugbert import (
 from snugbert.modeling_snugbert import SnugBertSinusoidalPositions
 
 BERT_HEADS = ("bert", "deberta-v2")  # no dropout before the pooler, and one activation in layers and token head
-# The masked token head gets BERT's names, as in transformers. Released files have other ones, which are read.
+# The masked token head is written with BERT's names, as in transformers. Released files use different names, which are
+# also read.
 DEBERTA_STOCK_NAMES = {"pooler.": "bert.pooler.", "deberta.": "bert."}
 # Fields of a SnugBERT configuration that other families do not have, or whose values differ.
 NOT_IN_STOCK = (
@@ -63,7 +64,7 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
     config, head = checkpoint.config, checkpoint.head
     if obstacle := _find_obstacle(checkpoint, to):
         others = _find_families(checkpoint)
-        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model can express it."
+        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model supports this."
         raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
     weights, rows = _convert_positions(checkpoint, to, dtype)
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_STOCK}
@@ -113,13 +114,13 @@ def choose_family(checkpoint: Checkpoint) -> str:
     """Returns the first family that can express the model, BERT before the others.
 
     Raises:
-        InputError: there is none.
+        InputError: no family can express the model.
     """
     families = _find_families(checkpoint)
     if not families:
         is_relative = checkpoint.config.position_embedding_type == "relative"
         obstacle = _find_obstacle(checkpoint, "deberta-v2" if is_relative else "bert")
-        raise InputError(f"{checkpoint.folder}: {obstacle} No stock model can express it.")
+        raise InputError(f"{checkpoint.folder}: {obstacle} No stock model supports this.")
     return families[0]
 
 
@@ -155,7 +156,7 @@ def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
     if BIAS in checkpoint.weights and prediction_act != stock_act:
         return f"the masked token head uses {prediction_act}, but {stock} uses {stock_act}."
     if to in ROBERTA_TYPES and config.pad_token_id is None:
-        return f"`pad_token_id` is missing, but positions of {stock} start after it. Add it to config.json."
+        return f"positions of {stock} start after the padding id. Add `pad_token_id` to config.json."
     return None
 
 
@@ -184,10 +185,10 @@ def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> t
     rows = format_count(padding_rows, "row")
     if to in ROBERTA_TYPES:
         table = torch.cat([table.new_zeros(padding_rows, table.shape[1]), table])
-        checkpoint.notes.append(f"The position table got {rows} for padding. Left padding no longer changes outputs.")
+        checkpoint.notes.append(f"Added {rows} for padding to the positions. Left padding no longer changes outputs.")
     else:
         table = table[padding_rows:].clone()
-        checkpoint.notes.append(f"The position table lost {rows} for padding. Left padding now changes outputs.")
+        checkpoint.notes.append(f"Removed {rows} for padding from the positions. Left padding now changes outputs.")
     return weights | {POSITIONS: table}, len(table)
 
 

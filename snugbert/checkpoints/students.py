@@ -36,7 +36,7 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
     Args:
         num_layers: number of layers of the teacher.
         num_student_layers: number of layers of the student.
-        which: `"spread"` for evenly spaced layers, including the first and the last one. For 6 of 12 layers, these are
+        which: `"spread"` for evenly spaced layers, including the first and the last. For 6 of 12 layers, these are
             the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one
             layer, this is the first. `"first"` and `"last"` for the first and the last layers. Or the numbers
             themselves, counted from 0: `"0,2,5"`.
@@ -45,7 +45,7 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
         Numbers of layers in ascending order, counted from 0.
 
     Raises:
-        InputError: the teacher has too few layers, or `which` is invalid or lists another number of layers.
+        InputError: the teacher has too few layers, or `which` is invalid or lists a different number of layers.
     """
     if not 1 <= num_student_layers <= num_layers:
         raise InputError(

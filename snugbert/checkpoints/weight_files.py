@@ -56,7 +56,8 @@ def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     missing_shards = [shard for shard in shards if not (folder / shard).exists()]
     if missing_shards:
         raise InputError(
-            f"{folder}: missing {len(missing_shards)} of {len(shards)} shards: {shorten(missing_shards)}."
+            f"{folder}: missing {len(missing_shards)} of {len(shards)} shards: {shorten(missing_shards)}. Get the "
+            "complete checkpoint."
         )
     return {name: tensor for shard in shards for name, tensor in _read_tensors(folder / shard).items()}
 
@@ -83,12 +84,17 @@ def read_torch_file(file: Path) -> dict[str, Any]:
         with safe_globals():  # random states are NumPy arrays
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{file}: damaged, or contains objects that could run code. It was not loaded.") from error
+        raise InputError(
+            f"{file}: damaged, or contains objects that could run code. The file was not loaded."
+        ) from error
     except Exception as error:  # a damaged archive or pickle can raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
     if not isinstance(content, dict):
-        raise InputError(f"{file}: expected a dictionary written by torch.save, found a {type(content).__name__}.")
+        raise InputError(
+            f"{file}: expected a state dict saved with torch.save, found a {type(content).__name__}. Choose a file "
+            "with weights."
+        )
     return content
 
 
@@ -101,7 +107,7 @@ def find_tensorflow_prefix(path: Path) -> Path | None:
         return None
     if len(found) > 1:
         raise InputError(
-            f"{path}: contains {len(found)} checkpoints. Pass one of them, such as {found[-1].with_suffix('')}."
+            f"{path}: contains {len(found)} checkpoints. Pass one checkpoint, such as {found[-1].with_suffix('')}."
         )
     return found[0].with_suffix("")
 

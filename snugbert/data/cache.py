@@ -152,7 +152,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
             print(f"removed {name}, {format_bytes(size)}")
     print(f"{format_bytes(freed)} freed in {cache}")
     if kept:
-        raise InputError(f"--clean: kept {', '.join(kept)}, because a process is using it. Try again later.")
+        raise InputError(f"--clean: a running process uses {', '.join(kept)}. Try again later.")
 
 
 def _remove(folder: Path) -> int | None:

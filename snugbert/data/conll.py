@@ -48,13 +48,13 @@ class Sentence(NamedTuple):
 
 
 def parse_column_number(flag: str, value: str | None) -> int | None:
-    """Returns the number of a column of a CoNLL file, counted from 1. None: `value` is None.
+    """Returns a column number of a CoNLL file, counted from 1. None if `value` is None.
 
     Raises:
         InputError: `value` is not a number. The message names the flag, such as "text_column_name".
     """
     if value is not None and (not value.isdecimal() or int(value) == 0):
-        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Give a number, from 1.")
+        raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Use a number, counted from 1.")
     return None if value is None else int(value)
 
 
@@ -69,14 +69,14 @@ def read_conll(
     """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
     An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
-    begins with "# " is a comment if it has another number of columns than words, or if words have tabs and it has
-    none. A file with one column has no tags.
+    begins with "# " is a comment if it has a different number of columns than words, or no tab although words have
+    tabs. A file with one column has no tags.
 
     Args:
         lines: the lines of the file.
-        source: its name in messages.
-        word_column: number of the column of words, counted from 1. None: the first.
-        tag_column: number of the column of tags. None: the last.
+        source: the name of the file in messages.
+        word_column: number of the word column, counted from 1. None: the first column.
+        tag_column: number of the tag column, counted from 1. None: the last column.
         labeled: whether every sentence must have tags.
         reports: whether to log the number of comments.
 
@@ -95,8 +95,8 @@ def read_conll(
             needed = max(word_column, tag_column or 2) if labeled else word_column
             if columns < needed:
                 raise InputError(
-                    f"{source}, line {first}: no column {needed} in {line!r}. A line must contain a word and its tag, "
-                    "separated by spaces or a tab. JSON files must end in .json or .jsonl."
+                    f"{source}, line {first}: no column {needed} in {line!r}. Expected a word and its tag, separated "
+                    "by spaces or a tab. If the file contains JSON, rename it to .json or .jsonl."
                 )
             break
     tag_index = find_tag_cell(columns, tag_column)
@@ -142,16 +142,16 @@ def has_only_ids(sentences: Iterable[Sentence]) -> bool:
 
 
 def split_cells(line: str) -> list[str]:
-    """Splits a line at tabs or, if it has none, at spaces. Cells have even indices, separators odd ones."""
+    """Splits a line at tabs, or at spaces if the line has no tabs. Cells have even indices, separators odd indices."""
     return re.split(r"(\t)" if "\t" in line else "( +)", line)
 
 
 def find_tag_cell(columns: int, tag_column: int | None) -> int | None:
-    """Returns the index of the tag among the cells of a word. None: it has no tag.
+    """Returns the index of the tag among the cells of a word. None if words have no tags.
 
     Args:
         columns: the number of cells.
-        tag_column: number of the column of tags, counted from 1. None: the last, unless there is only one.
+        tag_column: number of the tag column, counted from 1. None: the last column, unless there is only one.
     """
     column = tag_column or columns
     return column - 1 if columns > 1 and column <= columns else None
@@ -212,7 +212,7 @@ def _choose_column(
 def _read_tags(
     tags: Any, num_words: int, data: Path | Dataset, column: str, where: str, labeled: bool
 ) -> list[str] | None:
-    """Returns the tags of a row. None: it has none."""
+    """Returns the tags of a row. None if the row has no tags."""
     if tags is None:
         if labeled:
             raise InputError(f"{where}: no tags in column {column!r}.")
@@ -225,7 +225,7 @@ def _read_tags(
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
         raise InputError(
-            f"{where}: the tags in column {column!r} are neither text nor class labels. Write them as text."
+            f"{where}: the tags in column {column!r} are neither text nor class labels. Write tags as text."
         )
     names = feature.feature.names
     if all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags):
@@ -254,7 +254,7 @@ def tag_lines(
         lines: the lines of the source.
         sentences: the sentences that were read from them.
         tags: the tags of each sentence.
-        tag_column: number of the column of tags in the source, counted from 1. None: the last.
+        tag_column: number of the tag column in the source, counted from 1. None: the last column.
         limited: leave out the lines after the last sentence.
     """
     changed = [*lines]

@@ -107,7 +107,7 @@ def _find_language(settings: dict[str, Any]) -> str | None:
 
 
 def read_corpus_language(folder: str | Path) -> str | None:
-    """Returns the language of a corpus without opening all of it. None: it stores none.
+    """Returns the language of a corpus without opening all of it. None if no language is stored.
 
     Raises:
         InputError: `folder` holds no corpus, or a part is missing or damaged.
@@ -177,8 +177,8 @@ def open_corpus(
 def _check_tokenizer(folder: str | Path, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
     if settings["tokenizer"] != hash_tokenizer(tokenizer):
         raise InputError(
-            f"{hide_credentials(str(folder))} was prepared with a different tokenizer. Use that one, or prepare the "
-            "text again."
+            f"{hide_credentials(str(folder))} was prepared with a different tokenizer. Use that tokenizer, or prepare "
+            "the text again."
         )
 
 
@@ -195,7 +195,7 @@ def _find_parts(folder: str | Path) -> dict[str, int]:
     """Returns the paths or URLs of the parts of a corpus, in order, and their sizes.
 
     Raises:
-        InputError: there are none, one is missing, or one does not belong to the others.
+        InputError: there are no parts, a part is missing, or a part does not belong to the others.
     """
     if is_url(folder):
         entries = list_files(str(folder))
@@ -217,7 +217,7 @@ def _check_parts(folder: str, names: Collection[str], files: Collection[str]) ->
         files: names of all files in the folder.
 
     Raises:
-        InputError: there are none, one is missing, or one does not belong to the others.
+        InputError: there are no parts, a part is missing, or a part does not belong to the others.
     """
     states = find_states(folder, names, files)
     if not states:

@@ -128,8 +128,8 @@ class Blocks(Sequence[Block]):
 class CachedBlocks(Blocks):
     """The blocks of a corpus in a bucket, through a cache on the local disk.
 
-    Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next one
-    is read.
+    Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next
+    block is read.
 
     Args:
         parts, vocab_size: as in [`Blocks`]. The names of parts are URLs.
@@ -160,7 +160,7 @@ class CachedBlocks(Blocks):
         elif in_use > self.cache_bytes:
             raise InputError(
                 f"--corpus_cache_gb {self.cache_bytes / 1e9:g} is too small: two windows of blocks need "
-                f"{in_use / 1e9:.2g} GB. Increase it, or choose a smaller --window_blocks."
+                f"{in_use / 1e9:.2g} GB. Increase the cache, or decrease --window_blocks."
             )
         else:
             self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
@@ -172,12 +172,12 @@ class CachedBlocks(Blocks):
             InputError: the bucket does not answer before the deadline, or a block is damaged there.
         """
         if self._download is not None:
-            self._download.join()  # what it could not download is tried again now
+            self._download.join()  # blocks that failed to download are retried now
             self._download = None
         self._fetch_missing(numbers)
 
     def ensure_later(self, numbers: Sequence[int]) -> None:
-        """Begins to download the blocks that are missing, and returns. After an error, [`ensure`] tries again."""
+        """Starts to download missing blocks, and returns. After an error, [`ensure`] retries."""
         if self._download is None and any(not self._file(number).exists() for number in numbers):
             self._stop.clear()
             self._download = threading.Thread(target=self._try_to_fetch, args=(numbers,), daemon=True)
@@ -188,14 +188,14 @@ class CachedBlocks(Blocks):
             self._fetch_missing(numbers, self._stop)
 
     def end_download(self) -> None:
-        """Ends what [`ensure_later`] began, after the current requests. Call it before the folder is removed."""
+        """Ends the downloads of [`ensure_later`] after the current requests. Call it before removing the folder."""
         self._stop.set()
         if self._download is not None:
             self._download.join()
             self._download = None
 
     def keep(self, numbers: Iterable[int]) -> None:
-        """Removes all blocks from the cache except `numbers` and the pinned ones, and unfinished files."""
+        """Removes unfinished files, and all blocks from the cache except `numbers` and the pinned blocks."""
         kept = {self._file(number).name for number in numbers}
         with lock_file(self.folder / "blocks.lock"):
             for file in self.folder.glob("*.block"):

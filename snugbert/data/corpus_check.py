@@ -18,7 +18,7 @@ from snugbert.remote_requests import ask_together
 
 
 def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
-    """Reads all parts of a corpus. Prints which ones are missing or damaged, and how many are complete.
+    """Reads all parts of a corpus. Prints which parts are missing or damaged, and how many are complete.
 
     Args:
         output: the folder of the corpus.
@@ -44,7 +44,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
     if problems:
         count, verb = format_count(len(problems), "part"), "is" if len(problems) == 1 else "are"
         state = "missing, damaged or different" if different else "missing or damaged"
-        remove = "Remove the damaged ones. " if damage else ""
+        remove = "Remove the damaged parts. " if damage else ""
         replace = " --overwrite_output_dir" if different else ""
         shards = sorted({[*states].index(name) % num_shards + 1 for name in problems})
         again = "with " + ", ".join(f"--shard {shard}/{num_shards}" for shard in shards)
@@ -72,7 +72,7 @@ def _find_damage(output: CorpusFolder, sizes: Mapping[str, int]) -> tuple[dict[s
         ask_together(check, sizes)
     usual = Counter(settings[name] for name in sizes if name in settings).most_common(1)
     different = [name for name in settings if settings[name] != usual[0][0]]
-    problem = "has other settings or another version of the dataset than most parts."
+    problem = "has different settings, or a different version of the dataset, than most parts."
     return damage, {name: f"{output}/{name} {problem}" for name in different}
 
 
@@ -90,7 +90,7 @@ def _read_settings(output: CorpusFolder, name: str, size: int) -> str:
             raise damaged(shown, f"{size:,} bytes instead of {index.file_size:,}")
         with open_file(part) as stream:
             if stream.read(len(index.schema)) != index.schema.tobytes():
-                raise damaged(shown, "it does not belong to its index")
+                raise damaged(shown, "the file does not match its index")
             for digest, (start, end) in zip(index.digests, pairwise(index.offsets.tolist()), strict=True):
                 if hashlib.sha256(stream.read(end - start)).digest() != digest.tobytes():
                     raise damaged(shown, f"the checksum of bytes {start:,} to {end:,} does not match the index")

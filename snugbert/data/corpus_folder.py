@@ -19,7 +19,7 @@ from snugbert.remote_requests import ask_together, hide_credentials, is_url
 from snugbert.staging import work_folder
 
 IDENTITIES = ".identities"  # next to a part: what its text files were, which saves reading them again
-# The files of a part, in the order of their upload. The last one marks the part as complete.
+# The files of a part, in the order of their upload. The last file marks the part as complete.
 SUFFIXES = (IDENTITIES, ".arrow", ".index")
 
 
@@ -70,7 +70,7 @@ class CorpusFolder:
             self._fetch_part(name, self.measure_parts().get(name))
 
     def _fetch_part(self, name: str, size: int | None) -> None:
-        """Copies the header of a part of `size` bytes. None: it is not in the bucket (any more)."""
+        """Copies the header of a part of `size` bytes. Returns None if the part is not in the bucket (any more)."""
         assert self.url is not None
         file, url = self.folder / name, join(self.url, name)
         # A process that holds the lock is writing the part or uploading it.
@@ -96,7 +96,7 @@ class CorpusFolder:
         file = self.folder / name
         if self.url is None or _is_header(file):
             return
-        # While its files are replaced, the part is not complete.
+        # The last file marks the part as complete. It is removed first, because the other files are replaced now.
         remove(join(self.url, _replace_suffix(name, SUFFIXES[-1])))
         for suffix in SUFFIXES:
             self.publish_file(_replace_suffix(name, suffix))

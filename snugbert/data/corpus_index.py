@@ -96,7 +96,7 @@ class PartIndex:
 
     Attributes:
         schema: the first bytes of the part, an Arrow schema. *Shape:* (bytes,), uint8
-        offsets: where each block begins in the part, and the end of the last one. *Shape:* (blocks + 1,)
+        offsets: where each block begins in the part, and the end of the last block. *Shape:* (blocks + 1,)
         digests: SHA-256 of the bytes of each block. *Shape:* (blocks, 32), uint8
         counts: counts of the blocks.
     """
@@ -122,7 +122,7 @@ class PartIndex:
 
 
 def index_name(part: str) -> str:
-    """Returns the name of the index of a part, both without their folders."""
+    """Returns the name of a part's index. Both names are without folders."""
     return part.removesuffix(".partial").removesuffix(".arrow") + ".index"
 
 
@@ -147,7 +147,7 @@ def read_index(part: str) -> PartIndex:
     """Reads the index of a part in a bucket.
 
     Raises:
-        InputError: it is missing or damaged, or the bucket does not answer.
+        InputError: the index is missing or damaged, or the bucket does not answer.
     """
     name = index_name(part)
     try:
@@ -161,7 +161,7 @@ def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
 
     Args:
         part: the file.
-        vocab_size: token ids must be below this. None: they are not checked.
+        vocab_size: token ids must be below this. None: token ids are not checked.
 
     Raises:
         InputError: the part is damaged.
@@ -232,7 +232,7 @@ def parse_index(data: bytes, name: str) -> PartIndex:
         is_whole = len(sizes) == 1 and index.digests.shape[1:] == (32,) and index.offsets[0] == len(index.schema)
         is_counted = all((numbers > 0).all() for numbers in (*columns.values(), np.diff(index.offsets)))
         if not (is_whole and is_counted):
-            raise ValueError("its numbers contradict each other")
+            raise ValueError("its numbers are inconsistent")
         parse_origin(index.read_schema())
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:
         raise damaged(name, error) from error

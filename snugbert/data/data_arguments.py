@@ -44,7 +44,7 @@ class TextArguments:
 
     def __post_init__(self):
         if self.train_file and self.dataset_name is not None:
-            raise InputError("--train_file and --dataset_name exclude each other. Give one of them.")
+            raise InputError("--train_file and --dataset_name cannot be combined. Remove one of the two flags.")
 
 
 @dataclass(kw_only=True)
@@ -62,7 +62,7 @@ class PreparationArguments(TextArguments):
         default=False, metadata={"help": "Each line is one sentence. By default, lines are split into sentences."}
     )
     language: str | None = field(
-        default=None, metadata={"help": "Language code for splitting into sentences. Default: the stored one, or en."}
+        default=None, metadata={"help": "Language code for splitting into sentences. Default: the stored code, or en."}
     )
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "Number of processes for tokenizing. Default: one per core."}
@@ -108,7 +108,7 @@ class OutputArguments:
     )
     check: bool = field(
         default=False,
-        metadata={"help": "Only verify the corpus. --shard 1/n names the shards to repeat."},
+        metadata={"help": "Only verify the corpus. --shard 1/n also lists the shards to repeat."},
     )
 
     def __post_init__(self):
@@ -119,7 +119,7 @@ def parse_shard(shard: str) -> tuple[int, int]:
     """Returns `i` and `n` of a shard "i/n".
 
     Raises:
-        InputError: it has another form, or `i` is not from 1 to `n`.
+        InputError: `shard` is not in this form, or `i` is not from 1 to `n`.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):

@@ -128,7 +128,7 @@ def read_dataset_documents(
     Args:
         text: names the dataset.
         log: follows the reading, and decides about rows without text. By default they raise an error.
-        shard: index and number of shards, to read only some of the dataset's files: consecutive ones, and each file
+        shard: index and number of shards, to read only some of the dataset's files: consecutive files, and each file
             in one shard. None: all files.
 
     Raises:
@@ -243,7 +243,9 @@ def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Ite
                 yield from enumerate(batch.to_pylist(), start=rows_read + 1)
                 rows_read += len(batch)
     except UnicodeDecodeError as error:
-        raise InputError(f"{file}, after row {rows_read}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+        raise InputError(
+            f"{file}, after row {rows_read}: not UTF-8 ({error.reason}). Convert the file to UTF-8."
+        ) from error
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise
@@ -256,7 +258,7 @@ def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = 
     Args:
         document: the lines of the document, as [`read_documents`] yields them.
         language: ISO 639-1 code of the language whose rules the sentencex library applies.
-        keep_spaces: whether a sentence that follows a space in its line begins with one.
+        keep_spaces: whether a sentence that follows a space in its line begins with that space.
     """
     sentences = []
     for line in document:

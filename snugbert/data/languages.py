@@ -23,7 +23,7 @@ class Stored(NamedTuple):
 
     Attributes:
         place: what stores it, for messages.
-        language: its code. None: it stores none.
+        language: its code. None if the file stores no language.
         remedy: how to change it, for messages.
     """
 
@@ -36,7 +36,7 @@ def check_language(code: str) -> None:
     """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`.
 
     Raises:
-        InputError: it has another form.
+        InputError: `code` is not in this form.
     """
     if mistake := explain_language(code):
         raise InputError(mistake)
@@ -56,7 +56,7 @@ def splitter_language(code: str) -> str:
 
 
 def read_language(source: PreTrainedConfig | PreTrainedTokenizerBase) -> str | None:
-    """Returns the language that a configuration or a tokenizer stores. None: it stores none.
+    """Returns the language that a configuration or a tokenizer stores. None if no language is stored.
 
     Values that are not a code are ignored. FARM, for example, wrote `"language": "english"` into configurations.
     """
@@ -87,7 +87,7 @@ def stored_in_model(
 ) -> list[Stored]:
     """Returns the languages of a checkpoint and of a tokenizer.
 
-    If the checkpoint stores one, it replaces the language of its own tokenizer.
+    A language stored in the checkpoint replaces the language of its own tokenizer.
 
     Args:
         config: configuration of the checkpoint.
@@ -108,26 +108,27 @@ def stored_in_model(
 def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     """Returns the language of a text: `--language`, or what the files of a command store. None: unknown.
 
-    A region, script or variety is no contradiction: `pt` and `pt-br`. A stored `mul` (several languages) contradicts
-    none.
+    A region, script or variety is no contradiction: `pt` and `pt-br`. A stored `mul` (several languages) fits every
+    language.
 
     Args:
         given: `--language`, or None.
         stored: languages of the files, the most specific first.
 
     Raises:
-        InputError: two of them contradict each other.
+        InputError: two of these languages differ.
     """
     known = [each for each in stored if each.language is not None]
     single = [each for each in known if each.language != SEVERAL]
     for each in single:
         if given is not None and primary_language(given) != primary_language(str(each.language)):
             raise InputError(
-                f"--language {given}: {each.place} stores {each.language}. Remove the flag, or {each.remedy}."
+                f"--language {given}: the language of {each.place} is {each.language}. Remove the flag, or "
+                f"{each.remedy}."
             )
         if primary_language(str(each.language)) != primary_language(str(single[0].language)):
             raise InputError(
-                f"{single[0].place} stores the language {single[0].language}, but {each.place} stores "
+                f"the language of {single[0].place} is {single[0].language}, but the language of {each.place} is "
                 f"{each.language}. To continue, {single[0].remedy}, or {each.remedy}."
             )
     return given or next((each.language for each in single or known), None)

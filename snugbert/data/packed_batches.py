@@ -17,7 +17,7 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 
 TOKEN_COLUMNS = ("input_ids", "token_type_ids", "attention_mask")
-NUM_WINDOWS = "num_windows"  # column of documents: how many windows one has
+NUM_WINDOWS = "num_windows"  # column of documents: how many windows each has
 KNOWN_COLUMNS = (*TOKEN_COLUMNS, *SEQUENCE_COLUMNS, NUM_WINDOWS)
 RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' default collator
 
@@ -75,7 +75,7 @@ class SnugBertDataCollatorWithPacking:
 
     def __post_init__(self):
         if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
-            raise ValueError(f"`pad_to_multiple_of` is {self.pad_to_multiple_of}. It must be at least 1.")
+            raise ValueError(f"`pad_to_multiple_of` must be at least 1, not {self.pad_to_multiple_of}.")
         if self.max_sequences is not None and self.pad_to_multiple_of is None:
             raise ValueError("`max_sequences` needs `pad_to_multiple_of`.")
 
@@ -113,7 +113,10 @@ class SnugBertDataCollatorWithPacking:
         elif _has_choices(columns["input_ids"][0]):
             counts = {len(choices) for choices in columns["input_ids"]}
             if len(counts) > 1:
-                raise ValueError(f"The features of a batch have different numbers of choices: {sorted(counts)}.")
+                raise ValueError(
+                    f"All examples of a batch must have the same number of choices, not {sorted(counts)}. Put "
+                    "examples with different numbers of choices into different batches."
+                )
             extra["num_choices"] = counts.pop()
         if extra:
             for name in columns.keys() & TOKEN_COLUMNS:
@@ -151,7 +154,7 @@ def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
             )
     unknown = [name for name in features[0] if RENAMED.get(name, name) not in KNOWN_COLUMNS]
     if unknown:
-        raise ValueError(f"Unknown columns {unknown}. Remove them: `dataset.remove_columns({unknown})`.")
+        raise ValueError(f"Unknown columns {unknown}. Call `dataset.remove_columns({unknown})`.")
     return {RENAMED.get(name, name): [feature[name] for feature in features] for name in features[0]}
 
 
@@ -249,7 +252,7 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
 
     Attributes:
         max_tokens: as in the arguments.
-        max_examples: the largest number of examples of an item.
+        max_examples: the maximum number of examples per item.
     """
 
     def __init__(self, dataset: Any, max_tokens: int, seed: int = 42):

@@ -18,7 +18,7 @@ from snugbert.errors import InputError
 
 PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 FORMAT = 1  # version of the files; other versions are refused
-WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
+WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
@@ -49,7 +49,9 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
     num_parts = next((int(match[1]) for match in matches if match), 0)
     names = [part_name(number, num_parts) for number in range(num_parts)]
     if stray := set(complete) - set(names):
-        raise InputError(f"{folder}: {min(stray)} does not belong to the other {num_parts} parts. Remove it.")
+        raise InputError(
+            f"{folder}: {min(stray)} does not belong to this corpus ({num_parts} parts). Remove this file."
+        )
 
     def describe(name: str) -> str:
         if name in complete:
@@ -70,7 +72,7 @@ class Block:
         sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
         documents: offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
         word_bits: for each token, whether it continues the word of the token before it. Eight tokens share a byte, the
-            first one in its lowest bit. None: not stored. *Shape:* (tokens / 8, rounded up,)
+            first token in the lowest bit. None: not stored. *Shape:* (ceil(tokens / 8),)
     """
 
     tokens: np.ndarray
@@ -134,7 +136,7 @@ def parse_origin(schema: pa.Schema) -> Origin:
     """Reads the origin of a part from its schema.
 
     Raises:
-        pyarrow.ArrowInvalid: it has none, or the part has another format.
+        pyarrow.ArrowInvalid: the schema has no origin, or the part has another format.
     """
     try:
         origin = json.loads(schema.metadata[b"snugbert"])
@@ -158,7 +160,7 @@ def damaged(file: Path | str, error: Exception | str) -> DamagedError:
     """Returns the error about a damaged part, or about a part of another format."""
     if isinstance(error, FormatError):
         return DamagedError(f"{file} {error}. Install the version that wrote it, or prepare the text again.")
-    return DamagedError(f"{file} is damaged ({error}). Remove it and prepare the text again.")
+    return DamagedError(f"{file} is damaged ({error}). Remove this file and prepare the text again.")
 
 
 def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:

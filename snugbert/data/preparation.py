@@ -69,7 +69,7 @@ from snugbert.remote_files import find_entry
 
 logger = logging.getLogger(__name__)
 
-BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last one of a part
+BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last block of a part
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
 MOST_PARTS = 256  # each is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
@@ -119,7 +119,7 @@ class Part:
 
     @property
     def places(self) -> list[str]:
-        """Absolute paths or URLs of the text files, or `dataset` and its name."""
+        """Absolute paths or URLs of the text files. For a dataset, the word "dataset" and its name."""
         return [locate_file(file) for file in self.files] or list(self.names)
 
     @property
@@ -132,7 +132,7 @@ class Part:
 
         Args:
             log: follows the reading.
-            counter: follows the text, also the documents that are not kept, and leaves out copies.
+            counter: follows the text, including documents that are not kept, and leaves out copies.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -208,8 +208,8 @@ def _hash_file(file: TextFile) -> str:
     """Returns the digest of a text file.
 
     A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
-    A version from the store would need no reading, but the same text would make other parts in another place. Reading
-    is much faster than tokenizing.
+    A version from the store would need no reading, but the same text would make different parts in a different place.
+    Reading is much faster than tokenizing.
     """
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
@@ -230,15 +230,15 @@ def plan_parts(
         deduplicate: which copies to leave out. Then there is one part per shard, see [`Part`].
 
     Returns:
-        The parts, the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The number of
-        parts depends on the sizes of the files, and on the number of shards if the files are few or small.
+        The parts, which are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The
+        number of parts depends on the sizes of the files, and on the number of shards if the files are few or small.
 
     Raises:
         InputError: there is no text, or there are fewer files than shards.
     """
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:
-        raise InputError("no text. Give --train_file or --dataset_name.")
+        raise InputError("no text. Pass --train_file or --dataset_name.")
     names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
     if not files or deduplicate is not None:
         divides_files = not files and deduplicate is None and _can_divide_files(text, num_shards)
@@ -266,7 +266,7 @@ def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
     if (num_files := count_dataset_files(text)) >= num_shards:
         return True
     logger.warning(
-        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth one.",
+        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth row.",
         text.dataset_name,
         format_count(num_files, "file"),
         num_shards,
@@ -295,7 +295,7 @@ def prepare_corpus(
     """Tokenizes text files once, into a corpus to pretrain on. `snugbert prepare` does the same from the command line.
 
     A second call with the same text, tokenizer and settings reuses the corpus in `folder`. A call after an
-    interruption continues where the first one stopped.
+    interruption continues where the first call stopped.
 
         tokenizer = AutoTokenizer.from_pretrained("tokenizer")
         corpus = snugbert.prepare_corpus(["corpus/*.txt.gz"], tokenizer, "prepared")
@@ -312,7 +312,7 @@ def prepare_corpus(
             that the tokenizer stores, or "en".
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
-        deduplicate: "lines" leaves out lines that are equal to an earlier one, and "documents" documents that are.
+        deduplicate: "lines" leaves out copies of earlier lines, "documents" copies of earlier documents.
         store_words: whether to store which tokens form a word, for masks of words and spans. The vocabulary of
             WordPiece already shows it, so nothing is stored.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
@@ -367,7 +367,7 @@ def prepare_parts(
 
     Args:
         folder, tokenizer, show_progress: as in [`prepare_corpus`].
-        parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only one.
+        parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only part.
         language: code of the language whose rules split lines into sentences. None if each line is a sentence.
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
         num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
@@ -507,12 +507,12 @@ def _write_missing_parts(
     folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / ".lock"):
         is_complete = _is_complete(output, parts, settings)  # another process may have completed it
-        output.fetch()  # other machines may have finished parts while this one read its text
+        output.fetch()  # other machines may have finished parts while this machine read its text
         foreign = _find_foreign_parts(folder, parts, settings)
         if foreign and not replace:
             raise InputError(
                 f"--output_dir: {output}/{foreign[0].name} was prepared with a different text, tokenizer or settings. "
-                "Choose another folder, or set --overwrite_output_dir to replace it."
+                "Choose another folder, or set --overwrite_output_dir to replace the corpus."
             )
         if not is_complete:
             output.remove_file(REPORT_NAME)
@@ -551,7 +551,7 @@ def _write_missing_parts(
 def _remove_foreign_parts(
     output: CorpusFolder, foreign: Sequence[Path], parts: Sequence[Part], settings: dict[str, Any]
 ) -> None:
-    """Removes foreign parts that `parts` replace, and parts of another division. Other shards replace theirs.
+    """Removes foreign parts that `parts` replace, and parts of another division. Other shards replace their own.
 
     So a shard never removes what another machine has just finished.
     """
@@ -564,12 +564,12 @@ def _remove_foreign_parts(
 
 
 def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Part) -> list[str]:
-    """Returns the names of parts of a corpus that are not finished, or have other settings.
+    """Returns the names of a corpus's parts that are not finished, or have different settings.
 
     Args:
         output: the folder of the corpus.
         parts: all parts of the corpus.
-        prepared: a finished one.
+        prepared: a finished part.
     """
     output.fetch()
     finished, settings = output.measure_parts(), read_origin(output.folder / prepared.name)["settings"]

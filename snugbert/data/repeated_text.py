@@ -1,7 +1,7 @@
-"""Repeated text: counts the lines and documents that are copies of earlier ones, and leaves them out on request.
+"""Repeated text: counts copies of earlier lines and documents, and leaves them out on request.
 
 Two lines are copies if they are equal without the space around them, and two documents if all their lines are. They
-are compared by 64-bit hashes. Among 15 million lines, two different ones have the same hash with a probability of
+are compared by 64-bit hashes. Among 15 million lines, two different lines have the same hash with a probability of
 6e-6.
 """
 
@@ -22,9 +22,9 @@ CHUNK_CHARACTERS = 2**20  # text whose lines are looked up together
 # The report ends after so many different lines. A billion words of books have 15 million. --deduplicate has no limit.
 MOST_COUNTED = 2**24
 LISTED, LISTED_CHARACTERS = 3, 60  # how many frequent lines are listed, and where they are cut
-# Share of the characters in copies from which on a warning says what to do. After equal steps, the held-out loss with
-# 10 % equaled the one without copies, and it was higher with 50 and 90 % (benchmarks/repeated_text.py). Books,
-# Wikipedia and WikiText-2 have at most 0.04 %.
+# If copies make up at least this share of the characters, a warning says what to do. After equal steps, the held-out
+# loss with 10 % equaled the loss without copies, and was higher with 50 and 90 % (benchmarks/repeated_text.py). In
+# books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
 
 NumberedDocument = tuple[int, list[str]]
@@ -36,8 +36,8 @@ class Copies:
 
     Attributes:
         total: number of lines or documents.
-        copies: how many of them are equal to an earlier one.
-        frequent: number of occurrences and beginning of the most frequent ones that occur at least twice.
+        copies: how many of them are copies of an earlier line or document.
+        frequent: number of occurrences and beginning of the most frequent texts that occur at least twice.
     """
 
     total: int = 0
@@ -88,9 +88,9 @@ class RepeatedText:
         if self.left_out is not None or self.copied_share < HIGH_SHARE:
             return ""
         return (
-            f"copies of earlier lines have {self.copied_share:.0%} of the characters. They take as much of the "
-            "training, and the model learns them by heart. --deduplicate lines leaves them out, --deduplicate "
-            "documents only copies of whole documents."
+            f"copies of earlier lines make up {self.copied_share:.0%} of the characters. Copies take the same share "
+            "of the training, and the model memorizes this text. --deduplicate lines leaves out copied lines, "
+            "--deduplicate documents only copied documents."
         )
 
 
@@ -106,7 +106,7 @@ def write_report(folder: Path, report: RepeatedText) -> None:
 def read_report(folder: Path | str) -> RepeatedText | None:
     """Reads the report of a corpus in a folder or at a URL.
 
-    None: its shards were prepared by different commands, or by an earlier version.
+    None if its shards were prepared by different commands, or by an earlier version.
     """
     try:
         file = join(str(folder), REPORT_NAME)
@@ -124,7 +124,7 @@ def read_report(folder: Path | str) -> RepeatedText | None:
 
 
 class HashCounts:
-    """Counts hashes, in 12 bytes for each different one. Merging needs twice as much for a moment.
+    """Counts hashes, in 12 bytes for each different hash. Merging needs twice as much for a moment.
 
     Attributes:
         num_distinct: number of different hashes.
@@ -132,7 +132,7 @@ class HashCounts:
 
     def __init__(self) -> None:
         self.num_distinct = 0
-        # Sorted hashes and their counts. Each array has more than twice the length of the next one.
+        # Sorted hashes and their counts. Each array has more than twice the length of the next array.
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, hashes: np.ndarray) -> np.ndarray:
@@ -212,8 +212,8 @@ class RepeatCounter:
     """Counts the copies in a text that is read in order, and leaves them out if asked to.
 
     Args:
-        deduplicate: "lines" leaves out each line that is equal to an earlier one of the text, and documents without
-            other lines. "documents" leaves out each document that is equal to an earlier one.
+        deduplicate: "lines" leaves out each line that is equal to an earlier line of the text, and documents without
+            other lines. "documents" leaves out each document that is equal to an earlier document.
     """
 
     def __init__(self, deduplicate: Deduplication | None = None):

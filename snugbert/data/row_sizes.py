@@ -1,6 +1,6 @@
 """Rows of fixed sizes: fills packed rows, and chooses the sizes in training and prediction.
 
-Random rows have random sizes. Filled up to a multiple of some number of tokens, they have a few. A larger multiple
+Random rows have random sizes. Filled up to a multiple of some number of tokens, they have few sizes. A larger multiple
 gives fewer sizes and more padding. `benchmarks/row_sizes.py` measures both.
 
 Shapes: N sequences, T tokens in the batch.
@@ -46,7 +46,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
     padding consists of sequences of at most 32 tokens (`PADDING_LENGTH`) after the others. They have no labels. All
     batches with the same N and T get the same number of padding sequences. So some can be empty.
 
-    It runs on any device and does not wait for it.
+    Runs on any device, without waiting for it.
 
     Args:
         batch: a packed batch, see [`pack`], with columns of any head except ELECTRA's generator.
@@ -59,7 +59,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
 
         - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding.
         - `max_length_q` becomes 128, 512 or T.
-        - `label_indices` gets more indices at its end, of tokens without a label. Its length is rounded up to a
+        - `label_indices` also lists tokens without a label, at its end. Its length is rounded up to a
           multiple of T/32. Above T/2 it is T.
         - `num_sequences` is N. Regression and several labels need it, because -100 is a number in their losses.
 
@@ -69,7 +69,7 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
         ValueError: the batch has more than `max_sequences` sequences, or documents of several windows.
     """
     if "num_windows" in batch:
-        raise ValueError("Documents have different numbers of windows. Do not fill their rows (`pad_to_multiple_of`).")
+        raise ValueError("Batches of documents with several windows cannot be filled. Remove `pad_to_multiple_of`.")
     starts = batch["cu_seq_lens_q"]
     tokens, count, choices = batch["input_ids"].shape[1], len(starts) - 1, batch.get("num_choices", 1)
     most = count if max_sequences is None else max_sequences * choices
@@ -141,7 +141,7 @@ def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
     Args:
         batch_size: examples of a row.
         dataset: a [`PretrainingDataset`], or another dataset with `max_seq_length` whose examples are in random order.
-            The first ones are a sample.
+            The first examples are a sample.
     """
     lengths = [len(dataset[row]["input_ids"]) for row in range(min(len(dataset), SAMPLE))]
     longest = batch_size * dataset.max_seq_length
@@ -177,7 +177,7 @@ def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches:
 
 
 def pads_in_attention(config: Any, device: torch.device) -> bool:
-    """Whether attention on a GPU pads sequences to the longest one, so shapes would still vary."""
+    """Whether attention on a GPU pads sequences to the longest, so shapes would still vary."""
     is_own = config._attn_implementation == "sdpa" and device.type in ("cpu", "cuda")
     return config.position_embedding_type == "relative" or not (is_own or is_flash_attention_requested(config))
 

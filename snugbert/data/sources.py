@@ -1,4 +1,4 @@
-"""The splits of a task's data: which ones to read, from files or a dataset, and how to name the data.
+"""The splits of a task's data: which splits to read, from files or a dataset, and how to name the data.
 
 This module imports `datasets` only when a dataset is loaded, so that `--help` is fast.
 """
@@ -78,13 +78,13 @@ class ExampleArguments(DataArguments):
     )
     unlabeled_file: str | None = field(
         default=None,
-        metadata={"help": "More training examples for --teacher_name_or_path. Their labels are not read."},
+        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     # BERT's limit. Without padding, a limit that nothing reaches costs nothing.
     max_seq_length: int = field(
-        default=512, metadata={"help": "Maximum tokens of a text or pair. Longer ones are truncated."}
+        default=512, metadata={"help": "Maximum tokens of a text or pair. Longer texts are truncated."}
     )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
@@ -118,7 +118,7 @@ def check_sources(
     if unlabeled_file is not None and not Path(unlabeled_file).is_file():
         raise InputError(f"--unlabeled_file: there is no file {unlabeled_file}.")
     if files and dataset_name is not None:
-        raise InputError("--dataset_name cannot be combined with files. Give one of them.")
+        raise InputError("--dataset_name cannot be combined with files. Pass either the dataset or the files.")
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":
@@ -165,7 +165,7 @@ def choose_splits(
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))
         if not requested and "unlabeled" not in available:
-            raise InputError("no data to train or evaluate on. Give --train_file or --validation_file.")
+            raise InputError("no data to train or evaluate on. Pass --train_file or --validation_file.")
         trains = True
     else:
         trains = "train" in requested
@@ -174,7 +174,7 @@ def choose_splits(
         requested = (*train, "unlabeled", *(split for split in requested if split != "train"))
     for split in requested:
         if split not in available:
-            raise InputError(f"no {split} {examples}. Give --{split}_file.")
+            raise InputError(f"no {split} {examples}. Pass --{split}_file.")
     return requested
 
 
@@ -185,7 +185,7 @@ class DataSource(NamedTuple):
         name: display name.
         split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
         num_examples: number of examples that the run used.
-        hub_id: the dataset on the Hub. None: it is not from the Hub.
+        hub_id: the dataset on the Hub. None if the data are not from the Hub.
         config_name: the dataset's configuration on the Hub.
     """
 

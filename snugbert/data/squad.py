@@ -1,4 +1,4 @@
-"""Reads questions about contexts from SQuAD's nested JSON, flat JSON, or a dataset, for SQuAD v1.1 and v2.0.
+"""Reads questions and contexts of SQuAD v1.1 and v2.0, from nested JSON, flat JSON, or a dataset.
 
 Questions are kept in memory. SQuAD v2.0 has 130,000 training questions.
 """
@@ -64,7 +64,7 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
         {"id": ..., "title": ..., "context": ..., "question": ...,
          "answers": {"text": [...], "answer_start": [...]}}
 
-    Blank answers are dropped. The id of a question without one is its position, counted from 1.
+    Blank answers are dropped. A question without an id gets its position, counted from 1.
 
     Args:
         source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
@@ -72,8 +72,8 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
         answered: whether to read answers.
 
     Raises:
-        InputError: the source is not JSON, has another structure, or has no questions. The message names source and
-            row.
+        InputError: the source is not JSON, has a different structure, or has no questions. The message names source
+            and row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     dropped = {} if answered else {"answers": None, "is_impossible": False}
@@ -142,7 +142,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
     is_impossible = _read_boolean(values, "is_impossible", where)
     if answers and is_impossible:
         raise InputError(
-            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of them."
+            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of the two."
         )
     question = Question(
         id=str(number if values.get("id") is None else values["id"]),
@@ -160,7 +160,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
 
 
 def _read_boolean(values: Mapping[str, Any], name: str, where: str) -> bool:
-    """Reads true or false, also as a number or as text. None, missing and empty mean false."""
+    """Reads true or false, which may be a number or text. None, missing and empty mean false."""
     value = values.get(name)
     text = "" if value is None else str(value).strip().lower()
     if text not in BOOLEANS:
@@ -241,9 +241,9 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     if misplaced:
         message = f"Answers that are not at their position in the context: {len(misplaced)}"
         if not skip:
-            raise InputError(f"{misplaced[0]}. {message}. Fix them, or set --on_bad_answer skip.")
-        dropped = f"They are skipped. Skipped questions: {len(questions) - len(checked)}"
-        outcome = dropped if training else "They are scored by their text"
+            raise InputError(f"{misplaced[0]}. {message}. Fix these answers, or set --on_bad_answer skip.")
+        dropped = f"Such answers are skipped. Skipped questions: {len(questions) - len(checked)}"
+        outcome = dropped if training else "Such answers are scored by their text"
         logger.warning("%s: %s. %s. The first: %s.", name, message, outcome, misplaced[0])
     if training and not any(question.answers for question in checked):
         raise InputError(f"{name}: no answer is at its position in the context. Check 'answer_start'.")

@@ -48,7 +48,7 @@ def read_rows(
 
     TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The columns of CSV files
     are separated by the first of comma, semicolon and tab that the first line has, or by the character that a first
-    line such as "sep=;" names. If it has none, there is one column. JSON files contain one object per line, or a
+    line such as "sep=;" names. Without a separator, there is one column. JSON files contain one object per line, or a
     single list of objects.
 
     Args:
@@ -62,7 +62,7 @@ def read_rows(
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
-        TSV and CSV values are strings. Class labels of a dataset are replaced by their names, or by None if the label
+        TSV and CSV values are strings. Class labels of a dataset become their names, or None if the label
         is missing.
 
     Raises:
@@ -81,8 +81,8 @@ def read_rows(
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
         advice = (
-            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain it. If it is "
-            "wrong, name the right one in a first line such as sep=;"
+            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain this separator. "
+            "If the file uses a different separator, add a first line such as sep=;"
         )
         rows = _read_csv_rows(file, separator, lines_log)
         return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
@@ -95,7 +95,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
     """Returns the text in a column of a row.
 
     Raises:
-        InputError: there is no such column, or it has no text. The message does not name the row.
+        InputError: the column is missing, or has no text. The message does not name the row.
     """
     if column not in values:
         raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
@@ -133,7 +133,9 @@ def _read_dataset_rows(dataset: Dataset) -> Iterator[tuple[int, dict[str, Any]]]
                 values[name] = feature.int2str(values[name]) if labeled else None
             yield row, values
     except UnicodeDecodeError as error:  # Parquet can contain any bytes
-        raise InputError(f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert it to UTF-8.") from error
+        raise InputError(
+            f"the dataset, row {row + 1}: not UTF-8 ({error.reason}). Convert the text to UTF-8."
+        ) from error
 
 
 def _name_cells(

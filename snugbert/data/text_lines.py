@@ -32,7 +32,7 @@ class RemoteText:
     """A text file in a bucket. It has the methods of `Path` that reading needs, and is read without a copy.
 
     Attributes:
-        url: may contain credentials. Messages and files get the text of this object, which has none.
+        url: may contain credentials. Messages and files use `str()` of this object, without credentials.
         size, version: see [`Entry`], from when the file was found.
     """
 
@@ -57,7 +57,7 @@ class RemoteText:
         """Opens the file for reading bytes, whatever `mode` is.
 
         Raises:
-            InputError: it was removed, or cannot be read.
+            InputError: the file was removed, or cannot be read.
         """
         try:
             return open_file(self.url)
@@ -130,7 +130,7 @@ class ReadingLog:
         """Decodes a line or the text of a row. Returns None if it is left out.
 
         Raises:
-            InputError: it is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
+            InputError: `text` is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
         """
         try:
             if b"\0" not in text:
@@ -138,7 +138,7 @@ class ReadingLog:
             reason = "contains NUL bytes, perhaps UTF-16"
         except UnicodeDecodeError as error:
             reason = error.reason
-        problem = f"not UTF-8 ({reason}). Convert it to UTF-8."
+        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8."
         self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1
@@ -201,7 +201,7 @@ def read_numbered_lines(
             lines = _join_line_ends(iter(lambda: stream.readline(longest + 1), ""))
             for number, line in enumerate(lines, start=1):
                 if len(line) > longest:
-                    advice = "Split it. In JSON, write one object per line"
+                    advice = "Split this line. In JSON, write one object per line"
                     raise InputError(f"{file}, line {number}: longer than {longest >> 20} MiB. {advice}.")
                 encoding = "utf-8-sig" if number == 1 else "utf-8"  # the first line may begin with a byte order mark
                 text = log.decode(file, f"line {number}", line.encode("latin-1"), encoding)

@@ -34,7 +34,7 @@ class TokenizedDocuments:
     """A batch of tokenized documents. Documents and sentences without tokens are left out.
 
     Attributes:
-        documents_read: number of documents in the batch, including empty ones.
+        documents_read: number of documents in the batch, including empty documents.
         numbers: indices of the documents that are left. *Shape:* (documents,)
         document_lengths: number of sentences per document. *Shape:* (documents,)
         sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)

@@ -95,7 +95,7 @@ def choose_sentence(checkpoint: LoadedCheckpoint) -> str:
 
 
 def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_length: bool = True) -> BatchEncoding:
-    """Tokenizes a text or a pair. *Shape:* (1, T) each
+    """Tokenizes a text or a pair. Each tensor has shape (1, T).
 
     Raises:
         InputError: a text has no word, or there are too many tokens (with `limits_length`).
@@ -146,7 +146,7 @@ def next_sentence(checkpoint: LoadedCheckpoint, first: str, second: str) -> dict
         InputError: a text is missing, or see [`encode`].
     """
     if not second.strip():
-        raise InputError("The second sentence is missing. Enter one.")
+        raise InputError("Enter a second sentence.")
     outputs = checkpoint.model(**encode(checkpoint, first, second))
     pretraining = isinstance(checkpoint.model, SnugBertForPreTraining)
     logits = outputs.seq_relationship_logits if pretraining else outputs.logits
@@ -267,7 +267,7 @@ def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, f
     """
     lines = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
     if len(lines) < 2:
-        raise InputError("At least two choices are needed. Enter one per line.")
+        raise InputError("At least two choices are needed. Enter one choice per line.")
     for line in lines:
         encode(checkpoint, text, line)
     predictor = Predictor(*checkpoint, columns=("text", "choices"), cuda_graphs=False)

@@ -374,7 +374,7 @@ def connect(
         inputs: components of its other arguments.
         outputs: components of its results.
         examples: example inputs. Only text columns with different values are displayed.
-        language: language of the examples. If the model is for another one, there are no examples.
+        language: language of the examples. A model for a different language gets no examples.
     """
     answered = show_errors(partial(function, model))
     texts = {index: component for index, component in enumerate(inputs) if isinstance(component, gr.Textbox)}
@@ -396,7 +396,9 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         longest = max((len(text) for text in inputs if isinstance(text, str)), default=0)
         try:
             if longest > MOST_CHARACTERS:
-                raise InputError(f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten it.")
+                raise InputError(
+                    f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten the text."
+                )
             return function(*inputs)
         except InputError as error:  # escaped, because the page renders messages as HTML and they may quote input
             raise gr.Error(html.escape(str(error)), print_exception=False) from None

@@ -87,7 +87,7 @@ def _resolve_address(host: str, port: int | None) -> str:
 def _warn_of_open_host(host: str, port: int) -> None:
     print(
         f"snugbert demo: warning: --host {host}: anyone who can reach this machine can use the model. There is no "
-        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+        "password and no encryption. To use the page from another machine, omit --host and open a tunnel there: "
         f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.",
         file=sys.stderr,
     )

@@ -65,7 +65,7 @@ def evaluate_model(
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()
     if not pairs_args.pairs_file and not text_args.validation_file:
-        raise InputError("no data. Give --pairs_file, --validation_file, or both.")
+        raise InputError("no data. Pass --pairs_file, --validation_file, or both.")
     output_dir = None if args.output_dir is None else Path(args.output_dir)
     if output_dir is not None:
         _check_output_dir(output_dir, args.overwrite_output_dir)
@@ -116,7 +116,7 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
     if (output_dir / RESULTS_NAME).exists() and not overwrite:
         raise InputError(
-            f"--output_dir: {output_dir} already contains results. Choose another folder, or replace them "
+            f"--output_dir: {output_dir} already contains results. Choose another folder, or replace the results "
             "(--overwrite_output_dir)."
         )
 

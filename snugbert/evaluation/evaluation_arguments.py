@@ -39,7 +39,8 @@ class EvaluatedModelArguments(ModelArguments):
     def __post_init__(self):
         if self.model_name_or_path is not None and self.config_name is not None:
             raise InputError(
-                "--config_name gives random weights. --model_name_or_path cannot be used with it. Remove one of them."
+                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one of the two "
+                "flags."
             )
         super().__post_init__()
 
@@ -72,7 +73,7 @@ class HeldOutTextArguments(PreparationArguments):
     )
     train_file: list[str] = field(
         default_factory=list,
-        metadata={"help": "Text that gives the token frequencies of the baseline. Default: --validation_file."},
+        metadata={"help": "Text for the token frequencies of the baseline. Default: --validation_file."},
     )
     dataset_name: str | None = field(
         default=None, metadata={"help": "Dataset (Hub name or folder) instead of --train_file."}
@@ -90,8 +91,8 @@ class HeldOutTextArguments(PreparationArguments):
         super().__post_init__()
         if (self.train_file or self.dataset_name is not None) and not self.validation_file:
             raise InputError(
-                "--validation_file is missing. --train_file and --dataset_name only give the baseline its token "
-                "frequencies."
+                "--validation_file is missing. --train_file and --dataset_name are only for the token frequencies of "
+                "the baseline."
             )
 
 

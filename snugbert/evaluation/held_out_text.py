@@ -70,7 +70,7 @@ def score_text(
         - `unknown_tokens`: share of the tokens that are [UNK].
 
     Raises:
-        InputError: the text cannot be used, its language contradicts the stored one, `max_seq_length` does not fit the
+        InputError: the text cannot be used, its language is not the stored language, `max_seq_length` does not fit the
             model, or the loss is not finite.
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
@@ -94,7 +94,10 @@ def score_text(
         with evaluating(model):
             metrics = score_examples(model, tokenizer, dataset, num_examples, EXAMPLES_PER_BATCH)
         if not math.isfinite(metrics["mlm_loss"]):
-            raise InputError("the model's loss is not finite. Its weights may be damaged, or its training diverged.")
+            raise InputError(
+                "--model_name_or_path: the loss is NaN or infinite. The weights may be damaged, or training diverged. "
+                "Choose a different checkpoint."
+            )
         baselines = compute_baselines(dataset, train or text)
     for scores in (metrics, baselines):
         scores["bits_per_character"] = scores["mlm_loss"] / math.log(2) * text.num_tokens / characters
@@ -115,12 +118,12 @@ def score_text(
 def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
     """Returns the arguments of `snugbert pretrain` that make the examples.
 
-    Masks have its defaults and no flags, because a loss at 40 % masks cannot be compared with one at 15 %.
+    Masks have its defaults and no flags, because losses at 40 % and at 15 % masks cannot be compared.
     """
     data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
     if not predicts_pairs(model):
         if args.sentence_order:
-            raise InputError("--sentence_order: the model does not predict the order of segments. Remove it.")
+            raise InputError("--sentence_order: this model does not predict the order of segments. Remove the flag.")
         data_args.objective = "mlm"
     return data_args
 
@@ -128,7 +131,7 @@ def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> Pret
 def count_characters(data_args: PretrainingDataArguments) -> int:
     """Counts the characters of the validation text: of its lines, without line ends and the spaces around lines.
 
-    They do not depend on a tokenizer, and less than bytes on the script of the language.
+    Characters do not depend on a tokenizer, and depend less than bytes on the script of the language.
     """
     log = ReadingLog(data_args.on_bad_text)
     documents = read_documents(find_files(data_args.validation_file), data_args.text_column_name, log)

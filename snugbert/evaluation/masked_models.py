@@ -55,11 +55,13 @@ def load_masked_model(
         required: names of the special tokens that the tokenizer must have.
 
     Raises:
-        InputError: there is no such model, it has no trained masked token head, or its tokenizer does not fit.
+        InputError: the model does not exist, has no trained masked token head, or its tokenizer does not fit.
     """
     tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:
-        raise InputError(f"{args.tokenizer_source}: the tokenizer has no tokenizer.json. Convert it to a fast one.")
+        raise InputError(
+            f"{args.tokenizer_source}: tokenizer.json is missing. Convert the tokenizer to a fast tokenizer."
+        )
     model = _load_heads(args, _load_any_config(args, tokenizer), sentence_pairs)
     vocab_size = len(model.get_input_embeddings().weight)  # type: ignore[arg-type]
     if len(tokenizer) > vocab_size:
@@ -115,7 +117,10 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         raise InputError(f"cannot load the configuration of {name}{overrides}: {error}") from error
     is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     if not is_masked and "AutoModelForMaskedLM" not in (getattr(config, "auto_map", None) or {}):
-        raise InputError(f"{name} is a {config.model_type!r} model, which does not predict masked tokens.")
+        raise InputError(
+            f"{name} is a {config.model_type!r} model, which does not predict masked tokens. Choose a masked language "
+            "model."
+        )
     return config
 
 

@@ -157,7 +157,10 @@ def score_pairs(
     with evaluating(model):
         scores = score_sentences(model, sentences, tokenizer.mask_token_id)
     if not all(np.isfinite(values).all() for values in scores.values()):
-        raise InputError("the model's scores are not finite. Its weights may be damaged, or its training diverged.")
+        raise InputError(
+            "--model_name_or_path: the scores are NaN or infinite. The weights may be damaged, or training diverged. "
+            "Choose a different checkpoint."
+        )
     correct = np.stack([scores[variant][::2] > scores[variant][1::2] for variant in VARIANTS], axis=1)
     return summarize(pairs, correct)
 

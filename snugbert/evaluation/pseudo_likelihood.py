@@ -92,7 +92,7 @@ def _score_same_length(model: PreTrainedModel, sentences: Sequence[EncodedSenten
     input_ids = torch.tensor([masked for _, masked in copies])
     positions = torch.tensor([position for position, _ in copies])
     log_probabilities = _predict_targets(model, input_ids, positions, torch.tensor(rows), torch.tensor(targets))
-    # Float64 makes the sums exact enough for equal log-probabilities in another order to tie.
+    # In float64, equal log-probabilities tie even if they are summed in a different order.
     return np.bincount(cells, log_probabilities.double().numpy(), minlength=shape[0] * shape[1]).reshape(shape)
 
 

@@ -124,7 +124,7 @@ def export_model(
     given = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     files = {name: None if file is None else Path(file) for name, file in given.items()}
     if validation_file is not None and eval_dataset is not None:
-        raise InputError("--validation_file and eval_dataset exclude each other. Give one of them.")
+        raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one of the two.")
     labeled = files["validation_file"] if eval_dataset is None else eval_dataset
     data = {
         "task_name": task_name,
@@ -217,7 +217,7 @@ def _write_export(
 
 
 def _find_wrapper(source: Path, head: str) -> Wrapper | None:
-    """Returns the class of sentence-transformers that opens a folder. None: it has no such files."""
+    """Returns the class of sentence-transformers that opens a folder. None without such files."""
     if is_cross_encoder(source):
         return "CrossEncoder"
     return "SentenceTransformer" if read_modules(source) and head == "Model" else None
@@ -240,7 +240,7 @@ def _check_arguments(
             raise InputError(f"--{name}: {file} does not exist.")
     given = [name for name, value in data.items() if value]
     if given and labeled is None:
-        raise InputError(f"--{given[0]} is about --validation_file, which is missing.")
+        raise InputError(f"--{given[0]} needs --validation_file. Pass that file, or remove --{given[0]}.")
 
 
 def _check_head(head: str, to: str, engine: ModuleType, labeled: Path | Dataset | None) -> None:
@@ -250,7 +250,7 @@ def _check_head(head: str, to: str, engine: ModuleType, labeled: Path | Dataset 
             "onnx or --to openvino."
         )
     if labeled is not None and head not in ("Model", *list_tasks()):
-        raise InputError(f"--validation_file: {head} cannot be scored. Remove this argument.")
+        raise InputError(f"--validation_file: {head} cannot be scored. Remove the flag.")
 
 
 def _import_engine(to: str) -> ModuleType:
@@ -366,7 +366,7 @@ def make_score(
     task_class = find_task(checkpoint.head) if embed is None else None
     known = set() if task_class is None else {each.name for each in dataclasses.fields(task_class.arguments)}
     if unknown := [name for name in data if name not in known]:
-        raise InputError(f"--{unknown[0]} does not apply to {checkpoint.head}. Remove it.")
+        raise InputError(f"--{unknown[0]} does not apply to {checkpoint.head}. Remove the flag.")
     if task_class is None:
         assert embed is not None
         return _make_similarity_score(labeled, embed)
@@ -428,7 +428,7 @@ def _make_similarity_score(labeled: Path | Dataset, embed: Embed) -> Score:
 
 
 def _complete_config(folder: Path, model: PreTrainedModel) -> None:
-    """Writes the labels of a classifier. transformers 5 omits the default ones, but servers need them."""
+    """Writes the labels of a classifier. transformers 5 omits default labels, but servers need them."""
     config: Any = model.config
     if config.architectures and "Classification" in config.architectures[0]:
         labels = {"id2label": {str(index): label for index, label in config.id2label.items()}}

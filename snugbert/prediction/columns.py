@@ -32,7 +32,7 @@ def choose_columns(
         given: the columns that the user named. None: choose them.
         source: the name of the rows in messages.
         first_rows: the rows to look at. Without rows, any columns will do.
-        trained_columns: the columns that the model was trained on. Empty if it stores none.
+        trained_columns: the columns that the model was trained on. Empty if it stores no columns.
 
     Raises:
         InputError: a given column or a text column is missing, or several columns may be meant.
@@ -42,7 +42,7 @@ def choose_columns(
     if given is not None:
         if len(given) not in numbers:
             expected = " or ".join(map(str, numbers))
-            raise InputError(f"{source}: expected {expected} text columns, not {len(given)}.")
+            raise InputError(f"--text_column_names: this model reads {expected} text columns, not {len(given)}.")
         missing = [name for name in given if first_rows and name not in present]
         if missing:
             raise InputError(f"{source}: no column {missing[0]!r}. Columns: {', '.join(present)}.")

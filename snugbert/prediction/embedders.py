@@ -76,7 +76,7 @@ class Reranker(SentenceTransformerPredictor):
 
 
 def _load_sentence_transformer(name: str, folder: Path, args: PredictionArguments, device: torch.device) -> Any:
-    """Loads an embedding model or a CrossEncoder, and replaces its encoder by the same weights in SnugBERT."""
+    """Loads an embedding model or a CrossEncoder, and replaces its encoder with the same weights in SnugBERT."""
     try:
         import sentence_transformers
     except ModuleNotFoundError as error:

@@ -153,8 +153,8 @@ class ConllFormat(Format):
 class TaggedConllFormat(ConllFormat):
     """Sentences in CoNLL columns, written as `snugbert ner` writes them: only the tags change.
 
-    Predicted tags replace the last column, in its scheme. If it has other values than entity tags, they are a new last
-    column.
+    Predicted tags replace the last column, in its scheme. If that column contains other values than entity tags,
+    predicted tags are a new last column.
     """
 
     def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:

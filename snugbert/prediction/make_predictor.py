@@ -31,8 +31,8 @@ def make_predictor(
     """Returns the predictor of a model.
 
     Args:
-        folder: a fine-tuned model, an embedding model or a CrossEncoder of sentence-transformers, or a plain encoder,
-            whose embeddings are means over tokens.
+        folder: a fine-tuned model, a sentence-transformers model (embedding model or CrossEncoder), or a plain
+            encoder. The embeddings of a plain encoder are means over tokens.
         args: the arguments of the command.
         first_rows: values of the first rows, to find the columns of text.
         device: where the model runs. Default: the accelerator, if there is one and the user wants it, or the CPU.
@@ -50,16 +50,16 @@ def make_predictor(
     known = set() if is_sentence_transformer else {each.name for each in dataclasses.fields(reader.arguments)}
     abstains = args.abstain_below is not None
     if abstains and "abstain_below" not in known:
-        raise InputError("--abstain_below: only classifiers of texts abstain. Remove it.")
+        raise InputError("--abstain_below: only text classifiers can abstain. Remove the flag.")
     predicted = {*reader.predicted_columns, *(["abstained"] if abstains else [])}
     taken = sorted({name for values in first_rows for name in values} & predicted)
     if taken:
-        raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename it.")
+        raise InputError(f"{args.input_file}: the column {taken[0]!r} would be overwritten. Rename the column.")
     device = device or choose_device(args.use_cpu)
     if is_sentence_transformer:
         return reader(args, folder, columns, device)
     if args.prompt_name is not None:
-        raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove it.")
+        raise InputError("--prompt_name: only embedding models and CrossEncoders have prompts. Remove the flag.")
     settings = {name: getattr(args, name) for name in TASK_SETTINGS if name in known}
     return Predictor(
         folder,

@@ -60,7 +60,7 @@ def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`.
 
     Raises:
-        InputError: the model or a row cannot be used, the output exists or belongs to other settings, or it cannot be
+        InputError: the model or a row cannot be used, the output exists or belongs to different settings, or cannot be
             written.
     """
     set_up_process()
@@ -88,15 +88,16 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     calibration = config.get("calibration")
     if calibration is None:
         return (
-            f"Abstaining below {least:g}. The model stores no scores by confidence. `snugbert glue --calibrate` does."
+            f"Abstaining below {least:g}. To learn the share of rows without a label, calibrate the model with "
+            "`snugbert glue --calibrate`."
         )
     coverage, accuracy = read_coverage(calibration, least)
     _, overall = read_coverage(calibration, 0)
     if not coverage:
         return f"Abstaining below {least:g}. No validation example reaches this confidence."
     return (
-        f"Abstaining below {least:g}. On the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
-        f"these are correct, instead of {overall:.1%} of all."
+        f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
+        f"these labels are correct ({overall:.1%} without abstaining)."
     )
 
 
@@ -119,7 +120,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
         InputError: see [`predict_file`].
     """
     output, source = _name_output(args), Path(str(args.input_file))
-    # Reading all rows first finds bad ones before hours of work. The number of rows makes shards equal.
+    # Reading all rows first finds bad rows before hours of work. The number of rows makes shards equal.
     logger.info("reading %s", source)
     numbers = count(1)
 
@@ -164,7 +165,7 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
     """Opens the partial output, and keeps other processes from writing it.
 
     Raises:
-        InputError: another process is writing it, or it cannot be written.
+        InputError: another process is writing the file, or the file cannot be written.
     """
     with ExitStack() as stack:
         with writing(output, "run the same command again"):
@@ -172,7 +173,7 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
                 stack.enter_context(lock_file(_partial(output, ".lock"), seconds=0))
             except LockTaken as holder:
                 raise InputError(
-                    f"--output_file: {holder} is writing {_partial(output)}. Wait until it ends."
+                    f"--output_file: {holder} is writing {_partial(output)}. Wait until that process ends."
                 ) from holder
             stream = stack.enter_context(_partial(output).open("ab"))
         yield stream
@@ -249,11 +250,11 @@ def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dic
     if overwrite:
         return nothing
     if state.get("version") != description["version"]:
-        what = "another version of SnugBERT"
+        what = "a different version of SnugBERT"
     else:
         settings = description["settings"].items()
         changed = [f"--{name}" for name, value in settings if state["settings"].get(name) != value]
-        what = f"other values of {', '.join(changed)}" if changed else "another model or input"
+        what = f"different values of {', '.join(changed)}" if changed else "a different model or input"
     raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
 
 

@@ -61,7 +61,7 @@ class PredictionArguments:
     )
     abstain_below: float | None = field(
         default=None,
-        metadata={"help": "Classifiers of texts: no label if its probability is lower. Adds the column abstained."},
+        metadata={"help": "Text classifiers: no label below this probability. Adds the column abstained."},
     )
     on_bad_text: OnBadText = field(
         default="error", metadata={"help": "Rows that cannot be read: error, skip, or replace bytes."}
@@ -96,7 +96,7 @@ class PredictionArguments:
     )
     overwrite_output_file: bool = field(
         default=False,
-        metadata={"help": "Replace --output_file, and partial output of other settings."},
+        metadata={"help": "Replace --output_file, and partial output from different settings."},
     )
     model_revision: str = field(
         default="main", metadata={"advanced": True, "help": "Branch, tag or commit on the Hub."}
@@ -128,7 +128,8 @@ class PredictionArguments:
         is_launched = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
         if is_launched and self.num_shards == 1:  # all processes would write the same file
             raise InputError(
-                "--num_processes: snugbert predict starts its own processes. Run it without torchrun or accelerate."
+                "--num_processes: `snugbert predict` starts its own processes. Run the command without torchrun or "
+                "accelerate."
             )
         if self.num_processes is None:  # launched processes, one per shard, share the GPUs
             alone = self.use_cpu or is_launched

@@ -71,7 +71,7 @@ class RowPredictor(ABC):
             yield window, self.answer([example for _, example in window])
 
     def describe_truncation(self) -> str | None:
-        """Returns a sentence about the texts so far that were too long for the model. None: there were none."""
+        """Returns a sentence about the texts so far that were too long for the model. None if no text was too long."""
         return None
 
 
@@ -137,7 +137,7 @@ class Predictor(RowPredictor):
         if task is None:
             task = find_task(find_head(class_name, "model: it is a"))()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
-            raise InputError(f"task: {type(task).__name__} does not fit a {class_name}.")
+            raise InputError(f"task: {type(task).__name__} does not fit a {class_name}. Omit `task`.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
         self.lengths = self.task.lengths
         self.columns = [columns] if isinstance(columns, str) else columns or task.given_columns
@@ -188,7 +188,7 @@ class Predictor(RowPredictor):
             data: a dataset, or a file in a format of the command. Windows have the `max_seq_length` of the task.
 
         Raises:
-            InputError: the examples cannot be used, have no labels, or have other labels than the model.
+            InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
         """
         config: Any = self.model.config
         validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [data]})
@@ -208,7 +208,7 @@ class Predictor(RowPredictor):
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
 
     def describe_truncation(self) -> str | None:
-        """As in [`Task`]."""
+        """See [`Task`]."""
         return self.task.describe_truncation(self.columns)
 
     def run(self, features: Features) -> Logits:
@@ -218,8 +218,8 @@ class Predictor(RowPredictor):
             return self.task.output.join_windows(self.compute_logits(columns))
         if NUM_WINDOWS in features.inputs.column_names:
             return self.task.output.join_windows(average_windows(self.compute_logits(columns), choices))
-        # Each sequence is an example with one choice. Examples may have different numbers of choices, and the logit of
-        # a choice does not depend on the others.
+        # Each choice is scored as an example of its own. Its logit does not depend on the other choices, and examples
+        # may have different numbers of choices.
         logits = np.concatenate(self.compute_logits(columns, has_choices=True))
         return self.task.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
 
@@ -251,7 +251,7 @@ class Predictor(RowPredictor):
                 del batch["num_sequences"]
             logits = self._run(batch, self._forward if multiple is None else self._graphs)
             if not np.isfinite(logits).all():
-                raise InputError("--model_name_or_path: the model's outputs are not finite. Are its weights damaged?")
+                raise InputError("--model_name_or_path: outputs are NaN or infinite. The weights may be damaged.")
             parts: Any = logits[:number]
             if self.task.output.per_token and packs:  # without the padding of filled rows
                 parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])

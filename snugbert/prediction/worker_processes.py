@@ -41,7 +41,7 @@ SECONDS_TO_EXIT = 10  # after a process has closed its connection
 def open_predictor(
     folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]], num_processes: int
 ) -> Iterator[RowPredictor]:
-    """Makes a predictor that runs in this process if `num_processes` is 1, or in others, which end with the block.
+    """Makes a predictor. It runs in this process if `num_processes` is 1, or in processes that end with the block.
 
     Args:
         folder, args, first_rows: see [`make_predictor`].
@@ -119,7 +119,7 @@ class ParallelPredictor(RowPredictor):
             yield window, predictions.result()
 
     def describe_truncation(self) -> str | None:
-        """As in [`RowPredictor`]."""
+        """See [`RowPredictor`]."""
         return self._reader.describe_truncation()
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Worker:
     Args:
         folder, args, first_rows: see [`make_predictor`].
         index: its number, from 0.
-        num_processes: how many there are.
+        num_processes: number of processes.
     """
 
     def __init__(self, *arguments: Any):

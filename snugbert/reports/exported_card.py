@@ -140,7 +140,7 @@ def write_card(
         to: the target.
         done: the export.
         is_regression: whether the head predicts numbers.
-        wrapper: the class of sentence-transformers that opens the folder. None: it has no such files.
+        wrapper: the class of sentence-transformers that opens the folder. None without such files.
     """
     head = type(model).__name__.removeprefix("SnugBert")
     text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]

@@ -34,11 +34,11 @@ class DecisionFacts(TypedDict):
 
     Keys:
         set: the evaluation set.
-        metric: what the thresholds maximize. None: there are none.
+        metric: what the thresholds maximize. None if there are no thresholds.
         thresholds: label -> lowest probability at which it is predicted.
         scores_without: the metrics without thresholds.
         intervals_without: their 95 % intervals.
-        calibration: the entry of the model's config.json. None: there is none.
+        calibration: the entry of the model's config.json. None if the model is not calibrated.
     """
 
     set: str
@@ -90,7 +90,7 @@ def list_label_lines(scores: Mapping[str, LabelScores]) -> Iterator[tuple[str, s
 
 
 def describe_labels(set_name: str, scores: LabelScores) -> list[str]:
-    """Returns a sentence if labels are never predicted, and one if only the labels with the lowest F1 are shown."""
+    """Returns sentences about labels that are never predicted, and if only the labels with the lowest F1 are shown."""
     title, labels = set_title(set_name).capitalize(), scores["labels"]
     never = [f"{row['label']} ({row['number']:,})" for row in labels if row["number"] and not row["predicted"]]
     more = f" and {len(never) - MOST_SHOWN:,} more" if len(never) > MOST_SHOWN else ""
@@ -120,7 +120,7 @@ def decision_section(facts: DecisionFacts, metrics: Mapping[str, Mapping[str, fl
 
     Args:
         facts: what the run chose.
-        metrics: evaluation set -> metric -> value, with the cross-fitted ones.
+        metrics: evaluation set -> metric -> value, with the cross-fitted metrics.
     """
     parts = [describe_calibration(facts)] if facts["calibration"] is not None else []
     if facts["metric"] is not None:
@@ -153,7 +153,7 @@ def describe_calibration(facts: DecisionFacts) -> str:
     """Returns the sentences about the temperature."""
     calibration: Any = facts["calibration"]
     return (
-        f"Temperature {calibration['temperature']:.3f}, fitted to the {set_title(facts['set'])} examples. The weights "
-        f"contain it. Expected calibration error (15 bins) before: {100 * calibration['ece_before']:.2f}, after: "
+        f"Temperature {calibration['temperature']:.3f}, fitted to the {set_title(facts['set'])} examples and included "
+        f"in the weights. Expected calibration error (15 bins) before: {100 * calibration['ece_before']:.2f}, after: "
         f"{100 * calibration['ece_after']:.2f} (percent, cross-fitted)."
     )

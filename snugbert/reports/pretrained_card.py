@@ -64,7 +64,7 @@ def write_pretraining_card(
         base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
         start_is_known: whether `base_model` is known. Otherwise, the card does not say what training started from.
         head_name: the head, a key of `HEADS`.
-        generator_folder: subfolder of ELECTRA's generator. None: there is none.
+        generator_folder: subfolder of ELECTRA's generator. None for other models.
     """
     head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
     base_id, start = find_base_model(base_model)
@@ -142,7 +142,8 @@ def format_results(
     ]
     if not baselines:  # in a card that is pushed during training
         return f"Metrics on the validation text.\n\n{table(('', 'this model'), [row[:2] for row in rows])}"
-    tokens = " For replaced tokens, it gives all tokens the same probability." if "disc_accuracy" in baselines else ""
+    same = " For replaced tokens, the baseline gives all tokens the same probability."
+    tokens = same if "disc_accuracy" in baselines else ""
     pairs = ", and the more frequent label for all sentence pairs" if "nsp_accuracy" in baselines else ""
     return (
         "Metrics on the validation text. The baseline ignores its input. It predicts tokens by their frequency in the "
@@ -155,7 +156,7 @@ def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, floa
 
     Args:
         metrics, baselines: as in [`format_results`].
-        pair_task: name of the task on sentence pairs. None: there are none.
+        pair_task: name of the task on sentence pairs. None if there are no pairs.
     """
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
     for name, description in PRETRAINING_METRICS.items():

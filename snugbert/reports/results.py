@@ -41,7 +41,7 @@ class TaskFacts(NamedTuple):
         head: the card text about the head.
         labels: in the order of their ids. None: the task has no classes.
         metrics: the metrics that the summary shows.
-        prediction_files: names of the files of predictions.
+        prediction_files: names of the prediction files.
     """
 
     name: str
@@ -70,7 +70,7 @@ class RunResults(TypedDict):
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
         comparison: teacher and student, see [`measure_models`].
-        labels: evaluation set -> scores of each label, if labels are uneven or one is never predicted.
+        labels: evaluation set -> scores of each label, if labels are uneven, or a label is never predicted.
         decisions: thresholds and temperature, if the run chose any. `metrics` has the scores with thresholds.
     """
 

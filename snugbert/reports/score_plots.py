@@ -67,7 +67,7 @@ def remove_plots(output_dir: Path) -> None:
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
     """Draws a confusion matrix: how often each label was predicted for each true label.
 
-    A row is a true label, a column a predicted one. The color shows the fraction of the row. Cells show counts
+    A row is a true label, a column a predicted label. The color shows the fraction of the row. Cells show counts
     if they fit, and the fraction too if there are at most `FEW_LABELS` labels.
 
     Args:

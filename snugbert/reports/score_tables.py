@@ -166,7 +166,7 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
-    """Returns Markdown tables of a sweep: all settings, and all metrics of the best one. For entity types, only F1.
+    """Returns Markdown tables of a sweep: all settings, and all metrics of the best. For entity types, only F1.
 
     Args:
         summary: see [`summarize_sweep`].

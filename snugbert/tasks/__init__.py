@@ -32,5 +32,5 @@ def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
 
 
 def find_task(head: str) -> "type[Task[Any, Any, Any]]":
-    """Returns the task of models with a head. KeyError: there is none."""
+    """Returns the task of models with a head. KeyError if no task has this head."""
     return list_tasks()[head]

@@ -56,7 +56,7 @@ class Split(Protocol):
 
     @property
     def name(self) -> str:
-        """A split in `SPLITS`, another one in the task's `set_names`, or "unlabeled": only a teacher labels it."""
+        """A split in `SPLITS` or in the task's `set_names`, or "unlabeled", which only a teacher labels."""
 
     @property
     def labeled(self) -> bool:
@@ -113,9 +113,9 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         predicted_columns: the columns that `to_columns` may return.
         labels: in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
-        thresholds: label id -> lowest probability at which a classifier of texts predicts the label. Empty: none.
+        thresholds: label id -> lowest probability at which a text classifier predicts the label. Empty: no thresholds.
         windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
-            windows of a long text. None: it does not.
+            windows of a long text. None if the model reads a text at once.
         chooses_decisions: whether a run chooses thresholds or a temperature after training, as [`TextClassification`].
         tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.
@@ -177,7 +177,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
         Returns:
             The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
-            "validation_mismatched", follow the split without one.
+            "validation_mismatched", follow the split without a suffix.
 
         Raises:
             InputError: there are no data, or a split or a dataset does not exist.
@@ -186,7 +186,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         if self.args.unlabeled_file is not None:
             found["unlabeled"] = [Path(self.args.unlabeled_file)]
         if not found:
-            raise InputError("no data. Give --train_file, --validation_file or --dataset_name.")
+            raise InputError("no data. Pass --train_file, --validation_file or --dataset_name.")
         split_of = {name: name.partition("_")[0] for name in found}
         chosen = choose_splits(wanted, split_of.values(), "test" in self.args.files, self.noun)
         return {name: found[name] for split in chosen for name in found if split_of[name] == split}
@@ -217,7 +217,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             trained_columns: the text columns that the checkpoint was trained on; empty if it stores none.
 
         Raises:
-            InputError: an example cannot be used, or a split has none. The message names the source and the row.
+            InputError: an example cannot be used, or a split has no examples. The message names source and row.
         """
 
     @abstractmethod
@@ -235,7 +235,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Args:
             splits: the splits from [`read_splits`].
             config: the configuration of the checkpoint. If its labels are the same, their order is kept.
-            teacher: the task of a teacher. Its labels replace the checkpoint's, and the data may lack some of them.
+            teacher: the task of a teacher. Its labels replace the checkpoint's, and the data may lack some labels.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
 
         Raises:
@@ -246,15 +246,15 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Checks that a run can choose thresholds and a temperature, if it `chooses_decisions`.
 
         Args:
-            split: the validation examples. None: there are none, or nothing is trained.
+            split: the validation examples. None if there are no such examples, or nothing is trained.
 
         Raises:
-            InputError: it cannot.
+            InputError: the run cannot choose them.
         """
         return
 
     def describe_sources(self, split: SplitT) -> list[DataSource]:
-        """Names the files or datasets of a split as results and cards do. Empty ones are left out."""
+        """Names the files or datasets of a split as results and cards do. Empty files are left out."""
         args = self.args
         (source, *_) = args.files.get(split.name, [args.dataset_name])
         if split.name == "unlabeled" and args.unlabeled_file is not None:
@@ -265,7 +265,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """The text columns that the arguments name. Empty: they name none."""
+        """The text columns that the arguments name. Empty if the arguments name no columns."""
         return ()
 
     @abstractmethod
@@ -278,7 +278,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Sets `tokenizer` and `max_length`.
 
         Raises:
-            InputError: they do not fit the task.
+            InputError: the tokenizer or the length does not fit the task.
         """
         self.tokenizer, self.max_length = tokenizer, max_length
 
@@ -315,7 +315,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def score(self, split: SplitT, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-        """Returns the metrics. Undefined ones are NaN.
+        """Returns the metrics. Undefined metrics are NaN.
 
         The same function gives the scores of a run and, on resampled examples, their intervals.
 
@@ -332,14 +332,14 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
         Args:
             split: labeled examples.
-            train: training examples, to derive the answer from. None: there are none.
+            train: training examples, to derive the answer from. None if there are no training examples.
 
         Returns:
             The metrics to compare with. None: there is no baseline.
         """
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
-        """Scores each label if that shows what the metrics hide. None: it does not.
+        """Scores each label if that shows what the metrics hide. Otherwise returns None.
 
         Args:
             split: labeled examples.
@@ -358,7 +358,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     # --- files --------------------------------------------------------------------------------------------------
 
     def list_prediction_files(self, split: SplitT) -> list[str]:
-        """Returns the names of the files of predictions that [`write`] creates for an evaluation set."""
+        """Returns the names of the prediction files that [`write`] creates for an evaluation set."""
         name = self.set_names[split.name]
         return ["predictions.jsonl" if name == "predict" else f"{name}_predictions.jsonl"]
 
@@ -369,7 +369,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
-        """Returns a sentence about the texts that were longer than `max_length`. None: there were none.
+        """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer.
 
         Args:
             columns: the columns of the texts.
@@ -405,12 +405,13 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_ca
     """Checks that a teacher was fine-tuned for the labels of the data.
 
     Args:
-        found: the teacher's labels. Names such as LABEL_0 mean that it stores none. Then only the number is compared.
+        found: the teacher's labels. Names such as LABEL_0 mean that no names are stored. Then only the number is
+            compared.
         expected: the labels of the data, in the order that the teacher must have. None: numbers.
         ignore_case: whether labels may differ in case.
 
     Raises:
-        InputError: they differ.
+        InputError: the labels of the teacher and of the data differ.
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
     normalize = str.lower if ignore_case else str

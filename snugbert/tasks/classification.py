@@ -67,7 +67,7 @@ METRICS = {
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
 DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
-# The scores of each label are shown if the most frequent one is this many times as frequent as the rarest.
+# The scores of each label are shown if the most frequent label is this many times as frequent as the rarest.
 UNEVEN = 2
 
 METRIC_INFO = {
@@ -132,7 +132,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.set_problem(problem)
 
     def set_problem(self, problem: Problem) -> None:
-        """Sets the kind of problem, and with it the metrics. The metric of the thresholds is the main one."""
+        """Sets the kind of problem, and with it the metrics. The metric of the thresholds is the main metric."""
         self.problem = problem
         task, tuned = self.args.task, self.args.tune_thresholds
         names = task.metrics if task else METRICS[problem]
@@ -155,7 +155,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- data ---------------------------------------------------------------------------------------------------
 
     def find_files(self) -> Sources:
-        """As in [`Task`], and finds GLUE's files in `data_dir`."""
+        """See [`Task`]. Also finds GLUE's files in `data_dir`."""
         args, task = self.args, self.args.task
         if args.data_dir is None or task is None:
             return super().find_files()
@@ -168,7 +168,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return found | args.files
 
     def find_datasets(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
-        """As in [`Task`], and finds GLUE on the Hub. MNLI has more than one validation and test split."""
+        """See [`Task`]. Also finds GLUE on the Hub. MNLI has more than one validation and test split."""
         args = self.args
         from_hub = args.dataset_name is None and args.task_name is not None
         place = (GLUE_ON_THE_HUB, args.task_name) if from_hub else (args.dataset_name, args.dataset_config_name)
@@ -182,13 +182,13 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return found
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
-        """As in [`Task`], with the name of GLUE's dataset."""
+        """See [`Task`]. Names GLUE's dataset, too."""
         if isinstance(data, Dataset) and self.args.dataset_name is None and self.args.task is not None:
             return f"{GLUE_ON_THE_HUB} ({split})"
         return super().describe_place(data, split)
 
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TextSplit]:
-        """As in [`Task`]. All splits use the text columns of the first one; without training, the trained columns."""
+        """See [`Task`]. All splits use the text columns of the first split. Without training: the trained columns."""
         splits: dict[str, TextSplit] = {}
         text_columns: tuple[str, ...] = ()
         for name, (data,) in sources.items():
@@ -207,7 +207,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """As in [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
+        """See [`Task`]. Also encodes the labels of the splits. A model that is not trained keeps its windows."""
         trains = not is_teacher and {"train", "unlabeled"} & splits.keys()
         self._use_windows(None if trains else get_windows(config), is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
@@ -241,7 +241,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.args = replace(args, max_seq_length=size, doc_stride=stride)
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
-        """As in [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
+        """See [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
         args, task, name = self.args, self.args.task, split.name
         if task is None or name == "unlabeled" or name in args.files or args.dataset_name is not None:
             (source,) = super().describe_sources(split)
@@ -264,11 +264,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @property
     def windows(self) -> tuple[int, int] | None:  # type: ignore[override]
-        """As in [`Task`]: with `doc_stride`."""
+        """See [`Task`]. None without `doc_stride`."""
         return None if self.args.doc_stride is None else (self.max_length, self.args.doc_stride)
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """As in [`Task`].
+        """See [`Task`].
 
         Raises:
             InputError: a window has no room for more tokens than it shares with its neighbor.
@@ -283,7 +283,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             )
 
     def encode(self, split: TextSplit) -> Features:
-        """Tokenizes the examples. Longer ones are cut into windows, or truncated, the longer text of a pair first.
+        """Tokenizes the examples. Longer texts are cut into windows, or truncated, the longer text of a pair first.
 
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
         a row has a list of windows, and their number in the column `num_windows`.
@@ -324,7 +324,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return Features(Dataset(pa.table(columns)))
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
-        """As in [`Task`]."""
+        """See [`Task`]."""
         return self._describe_lengths(self.lengths, len(columns) > 1) if self.lengths[1] else None
 
     def _describe_lengths(self, lengths: np.ndarray, are_pairs: bool) -> str:
@@ -357,7 +357,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return self.args.calibrate or self.args.tune_thresholds is not None
 
     def check_decisions(self, split: TextSplit | None) -> None:
-        """As in [`Task`].
+        """See [`Task`].
 
         Raises:
             InputError: the task predicts numbers, the labels do not fit the metric, or there are too few examples.
@@ -399,16 +399,19 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """Uses the thresholds that a fine-tuned model stores.
 
         Raises:
-            InputError: they do not fit its labels, or `abstain_below` does not apply.
+            InputError: the thresholds do not match the labels, or `abstain_below` does not apply.
         """
         stored = getattr(config, "thresholds", None) or {}
         labels = list_labels(config)
         fitting = len(labels) if self.problem == "multi_label_classification" else 1
         if stored and (not stored.keys() <= set(labels) or len(stored) != fitting):
-            raise InputError(f"config.json: the thresholds {stored} do not fit the labels {', '.join(labels)}.")
+            raise InputError(
+                f"config.json: the thresholds {stored} do not match the labels {', '.join(labels)}. Fix or remove "
+                "`thresholds`."
+            )
         self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
         if self.args.abstain_below is not None and self.problem == "regression":
-            raise InputError("--abstain_below needs a model that predicts labels. This one predicts numbers.")
+            raise InputError("--abstain_below needs a model that predicts labels. This model predicts numbers.")
 
     # --- scores -------------------------------------------------------------------------------------------------
 
@@ -439,7 +442,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return metrics if tuned is None else metrics | {tuned: values[tuned]}
 
     def score_labels(self, split: TextSplit, answers: TextAnswers) -> LabelScores | None:
-        """As in [`Task`]: if labels are `UNEVEN`, or one is never predicted."""
+        """See [`Task`]. Labels are scored if they are `UNEVEN`, or if a label is never predicted."""
         if self.labels is None or split.references is None:
             return None
         sides, count = (split.references.astype(np.int64), answers.values), len(self.labels)
@@ -477,7 +480,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             values, counts = np.unique(references, return_counts=True)
             answer = values[[counts.argmax()]]
         else:
-            # The best set of k labels are the k most frequent ones.
+            # The best set of k labels are the k most frequent labels.
             # F1 = 2 * correct / (predicted + labels in the data).
             counts = references.sum(axis=0)
             order = np.argsort(-counts, kind="stable")
@@ -490,7 +493,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return Baseline(f"always {shown}", self.score(split, rows))
 
     def metric_features(self) -> dict[str, Any]:
-        """As in [`Task`]: label ids, lists of 1 and 0 for several labels, or numbers."""
+        """See [`Task`]. Features are label ids, lists of 1 and 0 for several labels, or numbers."""
         value: Any = Value("float64" if self.problem == "regression" else "int64")
         value = List(value) if self.problem == "multi_label_classification" else value
         return {"predictions": value, "references": value}
@@ -504,7 +507,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- files --------------------------------------------------------------------------------------------------
 
     def list_prediction_files(self, split: TextSplit) -> list[str]:
-        """Returns the file of all predictions. Test splits also have one in the format of gluebenchmark.com."""
+        """Returns the file of all predictions. Test splits also have a file in the format of gluebenchmark.com."""
         files, task = super().list_prediction_files(split), self.args.task
         if split.name.startswith("test"):
             files.append(f"{task.leaderboard.get(split.name, task.folder)}.tsv" if task else "predict_results.txt")
@@ -573,7 +576,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
-        """As in [`Task`]. As in transformers, a single output without `problem_type` is a number."""
+        """See [`Task`]. As in transformers, a single output without `problem_type` is a number."""
         self._use_windows(get_windows(config))
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"

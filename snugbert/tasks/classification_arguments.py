@@ -22,7 +22,7 @@ class GlueDataArguments(DataArguments):
 
     Raises:
         InputError: a value is out of range or unknown, a file does not exist, no data are given, or two arguments
-            contradict each other.
+            cannot be combined.
     """
 
     task_name: str | None = field(
@@ -42,7 +42,7 @@ class GlueDataArguments(DataArguments):
     )
     unlabeled_file: str | None = field(
         default=None,
-        metadata={"help": "More training examples for --teacher_name_or_path. Their labels are not read."},
+        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
@@ -54,7 +54,7 @@ class GlueDataArguments(DataArguments):
     )
     label_separator: str | None = field(
         default=None,
-        metadata={"help": "Separator of several labels in one cell. JSON lists need none."},
+        metadata={"help": "Separator of several labels in one cell. JSON lists need no separator."},
     )
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]
@@ -81,12 +81,12 @@ class GlueDataArguments(DataArguments):
         default=False,
         metadata={
             "advanced": True,
-            "help": "Choose a temperature on the validation examples, so that probabilities match the share correct.",
+            "help": "Choose a temperature on the validation examples, so that probabilities match the accuracy.",
         },
     )
     abstain_below: float | None = field(
         default=None,
-        metadata={"advanced": True, "help": "Predict no label if its probability is lower, see snugbert predict."},
+        metadata={"advanced": True, "help": "Predict no label below this probability, as in snugbert predict."},
     )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
@@ -101,27 +101,27 @@ class GlueDataArguments(DataArguments):
             own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
             self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":
-            reason = "names the data of a single task. For all tasks, give --data_dir, or use the Hub"
+            reason = "is for a single task. All tasks need --data_dir, or are downloaded from the Hub"
             self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
         if self.tune_thresholds not in (None, *METRICS_WITH_THRESHOLDS):
             raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, METRICS_WITH_THRESHOLDS))
         if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
-            raise InputError("--calibrate and --tune_thresholds: STS-B has no classes. Give a single --task_name.")
+            raise InputError("--calibrate and --tune_thresholds: STS-B has no classes. Set --task_name to one task.")
         if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
             self._refuse("cannot read pairs of texts", "doc_stride")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
         check_ranges(self, max_seq_length=Range(3))
         if self.data_dir is not None and self.task_name is None:
-            raise InputError("--task_name is missing. Give the GLUE task whose files are in --data_dir.")
+            raise InputError("--task_name is missing. Name the GLUE task whose files are in --data_dir.")
         if self.data_dir is not None and self.dataset_name is not None:
-            raise InputError("--dataset_name and --data_dir exclude each other. Give one of them.")
+            raise InputError("--dataset_name and --data_dir cannot be combined. Remove one of the two flags.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
         check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
 
     def _refuse(self, reason: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
-                raise InputError(f"--{name} {reason}. Remove it, or remove --task_name {self.task_name}.")
+                raise InputError(f"--{name} {reason}. Remove --{name}, or --task_name {self.task_name}.")
 
     @property
     def task(self) -> GlueTask | None:

@@ -15,7 +15,7 @@ from scipy.special import expit, softmax
 
 FOLDS = 5  # of cross-fitting
 BINS = 15  # of the calibration error, as in Guo et al. (2017)
-# No useful model needs a temperature beyond these. The logits of a barely trained one are small.
+# No useful model needs a temperature beyond these. The logits of a barely trained model are small.
 COLDEST, HOTTEST = 0.01, 20.0
 ROUNDING = 1e-12  # of the mean over examples; a single wrong decision adds far more
 
@@ -88,7 +88,7 @@ class Decisions(NamedTuple):
         return probabilities.max(axis=1), probabilities.argmax(axis=1) == references
 
     def list_bins(self, answers: TextAnswers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns mean probability, share of events that occurred, and number of events, of each bin with any."""
+        """Returns mean probability, share of events that occurred, and number of events, of each non-empty bin."""
         confidences, occurred = self.list_confidences(answers)
         bins = assign_bins(confidences)
         numbers = np.bincount(bins)
@@ -102,7 +102,7 @@ class Decisions(NamedTuple):
 
 
 def compute_probabilities(logits: np.ndarray, several_labels: bool) -> np.ndarray:
-    """Returns probabilities in float64. In float32, different logits can give equal ones. *Shape:* (N, C)"""
+    """Returns probabilities in float64. In float32, different logits can give equal probabilities. *Shape:* (N, C)"""
     exact = logits.astype(np.float64)
     return expit(exact) if several_labels else softmax(exact, axis=-1)
 
@@ -215,11 +215,11 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
 
 
 def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> list[float]:
-    """Returns the threshold of each label that maximizes a metric. Of equal ones, the nearest to 0.5.
+    """Returns the threshold of each label that maximizes a metric. Of equally good thresholds, the nearest to 0.5.
 
-    A threshold is the middle between two neighboring probabilities, or 0.5 if that lies between them. All are tried,
-    so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is an exception:
-    coordinate ascent from 0.5.
+    A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All thresholds are
+    tried, so the maximum is exact if no probability is exactly 0 or 1. Only for subset accuracy of several labels,
+    coordinate ascent from 0.5 finds the thresholds.
 
     Args:
         probabilities: *Shape:* (N, C)
@@ -241,7 +241,7 @@ def _choose_cut(descending: np.ndarray, scores: np.ndarray) -> tuple[float, int]
 
     Args:
         descending: sorted probabilities. *Shape:* (N,)
-        scores: if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
+        scores: the metric if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
     """
     above, below = np.append(1.0, descending), np.append(descending, 0.0)  # the last in, the first out
     middle = (above + below) / 2

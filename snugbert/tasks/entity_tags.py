@@ -7,7 +7,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 TAG = re.compile(r"O|[BIELSU]-.+")
 # Scheme -> prefixes of the first, inner, last and only word of an entity. BIO is also called IOB2. IOB1, the scheme of
-# CoNLL-2003's original files, uses B- only if an entity directly follows another one of the same type.
+# CoNLL-2003's original files, uses B- only if an entity directly follows another entity of the same type.
 SCHEMES = {
     "bio": ("B", "I", "I", "B"),
     "iob1": ("I", "I", "I", "I"),
@@ -17,7 +17,7 @@ SCHEMES = {
 
 
 def list_types(tags: Iterable[str]) -> set[str]:
-    """Returns the entity types of tags, such as LOC of B-LOC. Labels that are not tags have none."""
+    """Returns the entity types of tags, such as LOC of B-LOC. Labels that are not tags have no type."""
     return {tag[2:] for tag in tags if TAG.fullmatch(tag)} - {""}
 
 

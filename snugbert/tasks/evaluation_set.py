@@ -22,7 +22,7 @@ class EvaluationSet(Generic[Answers]):
     Args:
         task: the task, connected with a model.
         split: the examples.
-        train: training examples, for the baseline. None: there are none.
+        train: training examples, for the baseline. None if there are no training examples.
 
     Attributes:
         name: prefix of metrics and files, such as "eval".
@@ -51,7 +51,7 @@ class EvaluationSet(Generic[Answers]):
         return self.task.baseline(self.split, self._train) if self.labeled else None
 
     def decode(self, logits: Logits) -> Answers:
-        """Returns the answers. Keeps the last ones, because the last evaluation also scores the model."""
+        """Returns the answers. Keeps the last answers, because the last evaluation also scores the model."""
         if self._decoded is None or self._decoded[0] is not logits:
             self._decoded = None  # frees its memory first
             self._decoded = logits, self.task.decode(logits, self.split, self.features)
@@ -73,7 +73,7 @@ class EvaluationSet(Generic[Answers]):
         return bootstrap(self.task.measure(self.split, answers), partial(self.task.score, self.split))
 
     def score_labels(self, answers: Answers) -> LabelScores | None:
-        """Returns the scores of each label. None: there are no labels, or they are even. See [`Task`]."""
+        """Returns the scores of each label. None without labels, or if the task omits the scores. See [`Task`]."""
         return self.task.score_labels(self.split, answers) if self.labeled else None
 
     def write(self, answers: Answers, folder: Path) -> None:
@@ -93,7 +93,7 @@ def make_evaluation_set(
         sources: the data of the split "validation", which must be labeled, or "test".
 
     Raises:
-        InputError: the examples cannot be used, have no labels, or have other labels than the model.
+        InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
     """
     task, config = task.copy(), copy.deepcopy(config)
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()

@@ -56,17 +56,17 @@ class TextSplit:
     Attributes:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         source: the file or dataset, for messages.
-        text_columns: the names of the columns of text.
+        text_columns: the names of the text columns.
         texts: a list of texts, or two lists of pairs.
         labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
             if labels are vectors. None: not labeled.
         indices: the index of a GLUE example in its source, otherwise its position.
         rows: the row in the source, for messages.
-        class_names: the dataset's class names in the order of their ids; empty if it has none.
+        class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. Labels are collected from all. None: all.
         multi_label: whether an example can have several labels.
-        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0: they are names.
+        vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
             yet.
     """
@@ -126,7 +126,9 @@ def choose_text_columns(
         label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
         logger.info("%s: text %s%s", source, describe_columns(text_columns), label)
     if taken := set(PREDICTED_COLUMNS) & set(text_columns):
-        raise InputError(f"{source}: the text column {min(taken)!r} has the name of a prediction. Rename the column.")
+        raise InputError(
+            f"{source}: the text column {min(taken)!r} is named like a column of predictions. Rename the text column."
+        )
     return text_columns
 
 
@@ -215,11 +217,11 @@ def read_labeled_texts(
         label = _read_label(values.get(label_column), args, class_names, where)
         if label is None and labeled:
             has_column = label_column in values
-            advice = "Add it, or remove the row." if has_column else f"Columns: {', '.join(values)}."
+            advice = "Add a label, or remove the row." if has_column else f"Columns: {', '.join(values)}."
             raise InputError(f"{where}: no label in column {label_column!r}. {advice}")
         if label is not None and isinstance(label, list) != split.multi_label:
             if any(earlier is not None for earlier in split.labels):
-                raise InputError(f"{where}: single labels and lists of labels are mixed. Write all of them as lists.")
+                raise InputError(f"{where}: single labels and lists of labels are mixed. Write all labels as lists.")
             split.multi_label = True
         for column, text in zip(split.texts, texts, strict=True):
             column.append(text)
@@ -237,7 +239,7 @@ def read_labeled_texts(
 
 
 def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
-    """Returns the class names of a dataset's label column. Empty if it has none."""
+    """Returns the class names of a dataset's label column. Empty if the column has no class names."""
     label = data.features.get(column) if isinstance(data, Dataset) else None
     label = label.feature if isinstance(label, List) else label
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
@@ -350,11 +352,11 @@ def _read_list(text: str, where: str) -> list[Any] | None:
 def convert_vectors(splits: Iterable[TextSplit]) -> None:
     """Converts lists of labels that are vectors to lists of the numbers 0 and 1, and sets `vector_size`.
 
-    The first split with labels decides. If all elements of all its lists are 0 or 1, and a list has more than one,
-    they are vectors. Then the first list that is not empty has the right size. Ids of known classes are no vectors.
+    The first split with labels decides: the lists are vectors if all elements are 0 or 1, and a list has several
+    elements. Then the first list that is not empty has the right size. Ids of known classes are not vectors.
 
     Raises:
-        InputError: a list is not a vector of this size; or lists are no vectors, but have numbers that are no names.
+        InputError: a list is not a vector of this size; or lists are not vectors, but have numbers that are not names.
     """
     size: int | None = None  # not known yet
     for split in splits:
@@ -372,7 +374,7 @@ def convert_vectors(splits: Iterable[TextSplit]) -> None:
                     f"{split.source}, row {row}: expected a vector of {size} elements, each 0 or 1, as in the first "
                     f"labels. Found {shorten(label) or 'no elements'}. If 0 and 1 are names of labels, rename them."
                 )
-            # Probabilities and counts are no names.
+            # Probabilities and counts are not names.
             numbers = label and all(NUMBER.fullmatch(part) for part in label)
             distinct = len(set(label)) == len(label) and all(float(part).is_integer() for part in label if numbers)
             if not size and numbers and not distinct:

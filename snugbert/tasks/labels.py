@@ -30,7 +30,7 @@ def choose_labels(
     """Returns the labels in the order of their ids, or None for regression.
 
     The labels come from the task, otherwise from the dataset's class names, otherwise from the training examples,
-    sorted. If all training labels are numbers and some have a decimal point, it is a regression.
+    sorted. If all training labels are numbers and some have a decimal point, the task is a regression.
 
     Args:
         task: the GLUE task. None: your own data.
@@ -145,7 +145,7 @@ def _warn_about_similar_labels(labels: list[str]) -> None:
     groups = [" and ".join(map(repr, group)) for group in _find_similar_labels(labels)]
     if groups:
         logger.warning(
-            "labels that look alike are different classes: %s. If they should be one, write them in the same way.",
+            "labels that look alike are different classes: %s. To merge such classes, write their labels identically.",
             shorten(groups),
         )
 
@@ -209,7 +209,7 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
         for label in value if multi_label else [value]:
             if labels and label not in ids:
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. {_describe_expected(label, labels)}, from "
+                    f"{split.source}, row {row}: unknown label {label!r}. {_describe_expected(label, labels)}, as in "
                     "the task or the training data. Fix or remove the row."
                 )
             if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):

@@ -2,7 +2,7 @@
 
 `evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `TaskMetric(TextClassification(
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
-scikit-learn, SciPy, seqeval and the official scripts. These take no counts, so they cannot score a resample cheaply.
+scikit-learn, SciPy, seqeval and the official scripts. These libraries take no counts, so a resample would be slow.
 """
 
 from typing import Any
@@ -88,7 +88,7 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
     Args:
         rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
         counts: number of examples with each row. *Shape:* (rows,)
-        labels: number of labels, if each example has one. None: examples have several.
+        labels: number of labels, if each example has one label. None: examples have several labels.
 
     Returns:
         `macro_f1`, `balanced_accuracy`, and `precision_0`, `recall_0`, `f1_0`, `precision_1` and so on. NaN if a label

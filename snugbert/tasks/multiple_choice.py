@@ -154,7 +154,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
                 wanted = f"{expected}, as in the first example" if expected > 1 else "at least 2"
                 raise InputError(f"{source}, row {row}: the number of choices is {number}. Expected {wanted}.")
             if label is None and name in ("train", "validation"):
-                raise InputError(f"{source}, row {row}: no label in column 'label'. Add it, or remove the row.")
+                raise InputError(f"{source}, row {row}: no label in column 'label'. Add a label, or remove the row.")
             first = first or [example]
             split.examples.append(example)
             labels.append(label)
@@ -180,7 +180,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def encode(self, split: ChoiceSplit) -> Features:
-        """Tokenizes the pairs of text and choice. Longer ones are truncated, the longer text first.
+        """Tokenizes the pairs of text and choice. Truncates the longer text first.
 
         The correct choice is in the column `label`.
         """
@@ -224,7 +224,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         return Baseline(f"always choice {position}", self.score(split, rows))
 
     def metric_features(self) -> dict[str, Any]:
-        """As in [`Task`]: numbers of choices."""
+        """See [`Task`]. Features are numbers of choices."""
         return {"predictions": Value("int64"), "references": Value("int64")}
 
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[ChoiceSplit, ChoiceAnswers]:
@@ -300,10 +300,10 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:
-    """Returns the label of a row with this number of choices. None: it is missing.
+    """Returns the label of a row with this number of choices. None if the label is missing.
 
     Raises:
-        InputError: it is not the number of a choice. The message does not name the row.
+        InputError: the label is not the number of a choice. The message does not name the row.
     """
     label = clean_label(str(values.get("label")))
     if label in NO_LABEL:

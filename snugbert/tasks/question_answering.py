@@ -150,7 +150,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         config.num_labels = 2
 
     def describe_sources(self, split: QuestionSplit) -> list[DataSource]:
-        """Names the files or the dataset of a split. Several files have one name each."""
+        """Names the files or the dataset of a split. Each of several files is a source of its own."""
         if split.name not in self.args.files and (split.name != "unlabeled" or self.args.unlabeled_file is None):
             return super().describe_sources(split)
         counts = Counter(question.source for question in split.questions)
@@ -210,7 +210,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     # --- scores -------------------------------------------------------------------------------------------------
 
     def measure(self, split: QuestionSplit, answers: list[Answer]) -> np.ndarray:
-        """Compares answers with the correct ones. See [`measure_answers`] and [`measure_answers_v2`]."""
+        """Compares predicted with correct answers. See [`measure_answers`] and [`measure_answers_v2`]."""
         texts = [answer.text for answer in answers]
         if not self.version_2:
             return measure_answers(split.golds, texts)
@@ -230,7 +230,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         return Baseline("always no answer", {name: metrics[name] for name in ("exact", "f1")})
 
     def metric_features(self) -> dict[str, Any]:
-        """As in [`Task`]: answers by question id."""
+        """See [`Task`]. Features are answers by question id."""
         prediction = {"id": Value("string"), "prediction_text": Value("string")}
         if self.version_2:
             prediction["no_answer_probability"] = Value("float64")
@@ -247,13 +247,13 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}
         if len(questions) < len(references):
             repeated = len(references) - len(questions)
-            raise ValueError(f"{repeated} of {len(references)} references have a repeated id.")
+            raise ValueError(f"{repeated} of {len(references)} references repeat an id. Ids must be unique.")
         missing = [question for question in questions if question not in found]
         if missing:
             message = f"Questions without a prediction: {len(missing)}. The first: {missing[0]}"
             if self.version_2:
                 raise ValueError(message)
-            logger.warning("%s. They score 0.", message)
+            logger.warning("%s. These questions score 0.", message)
         answers = []
         for question in questions:
             prediction = found.get(question, {"prediction_text": ""})

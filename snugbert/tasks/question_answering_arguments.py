@@ -30,7 +30,7 @@ class SquadDataArguments(DataArguments):
     )
     unlabeled_file: str | None = field(
         default=None,
-        metadata={"help": "More training questions for --teacher_name_or_path. Their answers are not read."},
+        metadata={"help": "Training questions for --teacher_name_or_path to answer. Given answers are ignored."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Questions to evaluate on."})
     test_file: str | None = field(
@@ -41,7 +41,7 @@ class SquadDataArguments(DataArguments):
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "If an answer is not at its position in the context, stop or skip it."},
+        metadata={"help": "Answers that are not at their position in the context: stop or skip."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})

@@ -66,7 +66,7 @@ def make_question_windows(
         questions: at least one. A context without tokens makes one window with an empty part.
         tokenizer: a fast tokenizer whose pairs begin with [CLS].
         max_seq_length: maximum tokens of a window.
-        doc_stride: tokens that a window shares with the previous one, as in `run_qa.py`. In the original release's
+        doc_stride: tokens that a window shares with the previous window, as in `run_qa.py`. In the original release's
             `run_squad.py` it is the step between windows instead.
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
         training: add start_positions and end_positions, the first and last token of the question's first answer. In a
@@ -129,7 +129,7 @@ def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int
     Returns:
         First token and end (exclusive) of each span. An empty text has one empty span.
     """
-    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous one
+    stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous span
     return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
 
 
@@ -138,7 +138,7 @@ def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
 
     The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
     number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
-    several spans are equal, the first one counts.
+    several spans are equal, the first span counts.
 
     Args:
         spans: from [`split_into_spans`].
@@ -178,14 +178,14 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stri
         The maximum tokens of a question.
 
     Raises:
-        InputError: there is no room.
+        InputError: the window has no such room.
     """
     special = sum(map(len, _find_special_tokens(tokenizer)))
     left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:
         raise InputError(
-            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context. "
-            f"This must exceed doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
+            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context, which "
+            f"must be more than doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
         )
     return question + left - doc_stride - 1
 
@@ -208,7 +208,7 @@ def _tokenize(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[_Tok
 
 
 def _find_answer_tokens(question: Question, text: _TokenizedText) -> tuple[int, int]:
-    """Returns the first and last token of the question's first answer, or (-1, -1) if it has none."""
+    """Returns the first and last token of the question's first answer, or (-1, -1) without an answer."""
     if not question.answers:
         return -1, -1
     start = question.answer_starts[0]

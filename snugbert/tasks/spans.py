@@ -122,7 +122,7 @@ def best_answers(
             and "no answer" are always included.
         max_answer_length: maximum tokens of an answer. Default: 30, as in the original release.
         version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both logits
-            of [CLS], the minimum over the windows: a question has no answer only if no window has one.
+            of [CLS], the minimum over the windows: a question has no answer only if no window has an answer.
         null_threshold: the answer is "" if the odds of "no answer" exceed this.
 
     Returns:

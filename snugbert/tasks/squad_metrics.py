@@ -47,8 +47,8 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
     """Compares an answer with its best matching gold answer.
 
     Some answers, such as "The", have no words after normalization. In v2.0 such gold answers are ignored. If a
-    question has no others, the correct answer is "", or any answer without words, with F1 1. In v1.1 an answer without
-    words has F1 0, although it can be an exact match.
+    question has no other gold answer, the correct answer is "", or any answer without words, with F1 1. In v1.1 an
+    answer without words has F1 0, although it can be an exact match.
 
     Args:
         answer: the predicted answer; "" for "no answer".
@@ -93,7 +93,7 @@ def measure_answers_v2(
     """Measures answers as SQuAD v2.0.
 
     Args:
-        golds: the correct answers to each question; empty if it has none.
+        golds: the correct answers to each question; empty if a question has no answer.
         answers: the predicted answers; "" for "no answer".
         spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
             not be "", because a threshold cannot bring back an answer that was replaced.

@@ -34,7 +34,7 @@ class TagWindows(Features):
 def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
     """Makes RoBERTa's tokenizer put a space before each word of a list.
 
-    The tokens of a word depend on that space, and nearly all words of a text have one. Other tokenizers do not change.
+    The tokens of a word depend on that space, and nearly all words of a text have it. Other tokenizers do not change.
     """
     backend = tokenizer.backend_tokenizer
     if isinstance(backend.pre_tokenizer, ByteLevel) and not backend.pre_tokenizer.add_prefix_space:
@@ -64,12 +64,13 @@ def make_tag_windows(
     longer than a window is truncated.
 
     Args:
-        sentences: at least one. One without words makes an empty window.
+        sentences: at least one. A sentence without words makes an empty window.
         tokenizer: a fast tokenizer with BERT's special tokens.
         max_length: maximum tokens of a window, at least 4.
         document_context: fill windows with neighboring sentences of the same document.
         first_labels: label of the first sub-token of each word. None: the inputs have no labels. *Shape:* (W,)
-        other_labels: label of the other sub-tokens of each word. None: they have no label. *Shape:* (W,)
+        other_labels: label of the other sub-tokens of each word. None if only first sub-tokens are labeled.
+            *Shape:* (W,)
     """
     room = max_length - 2  # without [CLS] and [SEP]
     word_ids = _tokenize_words([word for sentence in sentences for word in sentence.words], tokenizer, room)
@@ -99,7 +100,7 @@ def make_tag_windows(
 
 
 def _tokenize_words(words: list[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> list[np.ndarray]:
-    """Returns the first `max_tokens` token ids of each word, at least one. Repeated words are tokenized once."""
+    """Returns the first `max_tokens` token ids of each word, at least one id. Repeated words are tokenized once."""
     distinct = list(dict.fromkeys(words))
     encoded = tokenizer(
         [[word] for word in distinct], is_split_into_words=True, add_special_tokens=False, return_attention_mask=False

@@ -222,11 +222,11 @@ def check_types(split: TagSplit, types: set[str], origin: str) -> None:
 
     Args:
         split: the sentences.
-        types: the types that it may have.
-        origin: where they come from, for the message.
+        types: the types that the split may have.
+        origin: where the types come from, for the message.
 
     Raises:
-        InputError: it has another one.
+        InputError: a tag has a type that is not in `types`.
     """
     for sentence in split.sentences:
         for word, tag in enumerate(sentence.tags or ()):

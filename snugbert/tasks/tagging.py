@@ -78,7 +78,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     The labels are O, and B- and I- for each entity type. A checkpoint that is not trained may have other tags.
 
     Attributes:
-        scheme: the tagging scheme of the data. Predictions are converted to it. None: they are not converted.
+        scheme: the tagging scheme of the data, to which predictions are converted. None: BIO, without conversion.
     """
 
     arguments = NerDataArguments
@@ -135,8 +135,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
                 labels, types, origin = known, list_types(known), "the teacher"
         elif not types or "O" not in labels:
             raise InputError(
-                "--train_file is missing. Without training, the labels of the model must be entity tags, not "
-                f"{', '.join(labels)}."
+                f"--train_file is missing. The labels of the model ({', '.join(labels)}) are not entity tags, so the "
+                "model must be fine-tuned first."
             )
         for split in splits.values():
             check_types(split, types, origin)
@@ -271,7 +271,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return Baseline("each word's most frequent tag", {metric: metrics[metric] for metric in METRICS})
 
     def metric_features(self) -> dict[str, Any]:
-        """As in [`Task`]: the tags of each sentence."""
+        """See [`Task`]. Features are the tags of each sentence."""
         return dict.fromkeys(("predictions", "references"), List(Value("string")))
 
     def pair(self, references: Tags, predictions: Tags) -> tuple[TagSplit, TagAnswers]:
@@ -313,7 +313,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return read_texts(values, column) if isinstance(values.get(column), list) else read_text(values, column)
 
     def make_split(self, examples: list[list[str] | str]) -> TagSplit:
-        """Returns sentences from lists of words, or from texts, in which the tokenizer finds the words."""
+        """Returns sentences from lists of words, or from texts. The tokenizer finds the words of a text."""
         texts = [None if isinstance(example, list) else self._find_words(example) for example in examples]
         sentences = []
         for row, (example, text) in enumerate(zip(examples, texts, strict=True), start=1):
@@ -363,7 +363,7 @@ def _score_entities(correct: int, predicted: int, references: int) -> dict[str, 
 
 
 def _draw_confusion(references: Tags, predictions: Tags, file: Path) -> None:
-    """Draws a confusion matrix of the tags of words. They are in the scheme of the source, as in the accuracy."""
+    """Draws a confusion matrix of word tags, in the tagging scheme of the source. The accuracy uses the same tags."""
     expected, predicted = ([tag for row in rows for tag in row] for rows in (references, predictions))
     prefixes = "OBIELSU"  # O, and the prefixes of an entity from its first word to its last
     labels = sorted({*expected, *predicted}, key=lambda tag: (tag[2:], prefixes.index(tag[0])))

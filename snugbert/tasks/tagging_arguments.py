@@ -34,7 +34,8 @@ class NerDataArguments(DataArguments):
         metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
     )
     unlabeled_file: str | None = field(
-        default=None, metadata={"help": "More training sentences for --teacher_name_or_path. Their tags are not read."}
+        default=None,
+        metadata={"help": "Training sentences for --teacher_name_or_path to tag. Tags in the file are ignored."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Sentences to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Sentences to tag, with or without tags."})

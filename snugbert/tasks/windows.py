@@ -21,7 +21,7 @@ TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask":
 def tokenize_texts(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[list[str]], max_length: int, source: str = ""
 ) -> tuple[dict[str, pa.ChunkedArray], np.ndarray]:
-    """Makes columns of model inputs, with one list per text or pair. Longer ones are truncated, the longer text first.
+    """Makes columns of model inputs, with one list per text or pair. Truncates the longer text of a pair first.
 
     Args:
         tokenizer: its `model_input_names` are the columns.

@@ -1,8 +1,8 @@
 """Which checkpoint the machines of a run resume from, and how all of them get it.
 
 Only the first process writes checkpoints. After a restart, it may run on another machine, whose disk may be empty. So
-every machine looks for checkpoints, and the newest whole one is chosen. Machines without it get its files from the
-machine that has it. On a shared disk, all have it.
+every machine looks for checkpoints, and the newest complete checkpoint is chosen. It is copied to all machines that
+lack it. On a shared disk, nothing is copied.
 
 The newest checkpoint is right whichever machine wrote it: the settings of a run determine its steps, and a checkpoint
 with other settings is refused.
@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class NoCheckpointError(InputError):
-    """No machine has a whole checkpoint."""
+    """No machine has a complete checkpoint."""
 
 
 class Offer(NamedTuple):
-    """A whole checkpoint on a machine. The largest offer is chosen.
+    """A complete checkpoint on a machine. The largest offer is chosen.
 
     Attributes:
         step: its step.
@@ -74,13 +74,13 @@ def agree_on_checkpoint(
     Args:
         args: the arguments of the run.
         output_dir: the output folder on this machine.
-        find: returns a whole checkpoint on this machine. The first process of each machine calls it.
+        find: returns a complete checkpoint on this machine. The first process of each machine calls this function.
         keeps: whether the checkpoint belongs to `output_dir`, so that a copy for the first process stays there. Other
             copies are temporary: the next checkpoint removes them.
-        only_first: whether only the first process needs it.
+        only_first: whether only the first process needs the checkpoint.
 
     Returns:
-        The checkpoint on this machine. None: no machine has one.
+        The checkpoint on this machine. None: no machine has a checkpoint.
 
     Raises:
         NoCheckpointError: in all processes: no machine has a checkpoint, and `find` raised this error.
@@ -177,7 +177,7 @@ def _accept(copy: Path, target: Path, failure: InputError | None) -> None:
     """Checks a copy, and gives it its final name.
 
     Raises:
-        InputError: it could not be written, or is damaged.
+        InputError: the copy could not be written, or is damaged.
     """
     if failure is not None:
         raise failure

@@ -123,7 +123,7 @@ def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:
 
 
 def upload_waiting(folder: Path, output: RemoteOutput) -> None:
-    """Makes the checkpoints of a run in the store like the local ones. The newest comes first. Skips damaged ones.
+    """Makes the checkpoints of a run in the store equal to the local checkpoints, newest first. Skips damaged ones.
 
     Args:
         folder: the output folder of the run.
@@ -146,7 +146,7 @@ def upload_waiting(folder: Path, output: RemoteOutput) -> None:
 class CheckpointUploads(TrainerCallback):
     """Uploads each checkpoint of a run to the store that the output folder belongs to, if any.
 
-    A failed upload is a warning, and is tried again with the next checkpoint.
+    A failed upload is only a warning. It is retried at the next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -197,4 +197,4 @@ class CheckpointUploads(TrainerCallback):
         try:
             upload_waiting(self._folder, self._output)
         except Exception as error:  # training goes on
-            logger.warning("%s Uploading is tried again with the next checkpoint.", error)
+            logger.warning("%s The upload will be retried at the next checkpoint.", error)

@@ -45,7 +45,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def remove_checkpoints(checkpoints: list[Path]) -> None:
-    """Removes checkpoints of one folder, in this order. Each is moved first, so a kill leaves no incomplete one."""
+    """Removes checkpoints of a folder, in this order. Moves each first, so a kill leaves no incomplete checkpoint."""
     for checkpoint in checkpoints:
         unfinished = checkpoint.parent / UNFINISHED
         unfinished.mkdir(exist_ok=True)
@@ -54,7 +54,7 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 
 
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
-    """Finds the whole checkpoint with the highest step. Skips others with a warning that names the damaged file.
+    """Finds the complete checkpoint with the highest step. A warning names the damaged file of a skipped checkpoint.
 
     Downloads it if only the store has it that the folder belongs to.
     """
@@ -93,7 +93,7 @@ def rename_checkpoint(folder: Path, checkpoint: Path) -> None:
 
 
 def restore_replaced(unfinished: Path) -> None:
-    """Moves an old checkpoint in `unfinished` back if the process was killed before the new one had its name."""
+    """Moves an old checkpoint in `unfinished` back if a kill came before the new checkpoint had its name."""
     for old in [*unfinished.rglob("replaced-*")]:
         checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
         if not checkpoint.exists():

@@ -16,16 +16,16 @@ from snugbert import cuda_graphs, kernels_snugbert
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
-# Minimum number of forward and backward passes for which a fine-tuning run compiles by default. On an H100, compiling
-# took 21 s without a cache and 6 s with one, and saved 0.6 to 1.0 ms in each pass of 32 examples of BERT base in CUDA
-# graphs. It pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with one.
+# A fine-tuning run with at least this many forward and backward passes compiles by default. On an H100, compiling
+# took 21 s without and 6 s with a cache, and saved 0.6 to 1.0 ms in each pass of 32 examples of BERT base in CUDA
+# graphs. It pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with a cache.
 COMPILE_PASSES = 20_000
 LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Volta and newer
 # All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling. 8 by
 # default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need graphs of
 # their own.
 RECOMPILE_LIMIT = 64
-# torch's modes with CUDA graphs record one for every number of tokens. These compile the same way without them.
+# torch's modes with CUDA graphs record a graph for every number of tokens. The modes below use no graphs.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 WARMUP_STEPS = 3  # Steps of a run that compile. Batches of a new kind, such as a single sequence, can compile later.
 
@@ -86,7 +86,7 @@ def find_compiler_problem(device: torch.device) -> str | None:
     try:
         torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
     except Exception as error:  # there may be no C compiler, no Python headers or no folder to write to
-        return f"torch's compiler failed ({shorten_error(error)}). It needs a C compiler and the headers of Python."
+        return f"torch's compiler failed ({shorten_error(error)}). Compiling needs a C compiler and Python's headers."
     return None
 
 
@@ -96,7 +96,7 @@ def shorten_error(error: Exception) -> str:
 
 
 def compile_as_requested(model: Any, args: TrainingArguments) -> None:
-    """Compiles a model for a run with `--torch_compile`, also for evaluation without training.
+    """Compiles a model for a run with `--torch_compile`, including evaluation without training.
 
     Raises:
         InputError: torch's compiler does not work.
@@ -104,7 +104,7 @@ def compile_as_requested(model: Any, args: TrainingArguments) -> None:
     device = args.device
     if device.type == "cuda" and args.torch_compile_backend == "inductor":
         if problem := find_compiler_problem(device):
-            raise InputError(f"--torch_compile: {problem} To train without it, add --torch_compile false.")
+            raise InputError(f"--torch_compile: {problem} To train without compiling, add --torch_compile false.")
     compile_model(model, str(args.torch_compile_backend), args.torch_compile_mode, device)
 
 
@@ -115,7 +115,7 @@ class Compilation(TrainerCallback):
     the time that compiling took.
 
     Args:
-        passes_to_repay: minimum number of forward and backward passes for which a run compiles by default.
+        passes_to_repay: a run with at least this many forward and backward passes compiles by default.
     """
 
     def __init__(self, passes_to_repay: int):
@@ -210,7 +210,7 @@ class RunGraphs:
         batch = dict(trainer._prepare_inputs(inputs))
         if not self._reads_num_sequences(batch):  # it varies with a token budget, and each number is a size
             batch.pop("num_sequences", None)
-        # A graph keeps the number of batches, by which Trainer divides the loss of some models.
+        # A graph stores the number of batches. Trainer divides the loss of some models by this number.
         batches = getattr(trainer, "current_gradient_accumulation_steps", 1)
         batch |= {NUM_ITEMS: num_items, NUM_BATCHES: batches}
         if self._training is None or self._training.model is not trainer.model:
@@ -246,7 +246,7 @@ class RunGraphs:
         if args.torch_empty_cache_steps is not None:
             return "--torch_empty_cache_steps frees memory within a step"
         if args.cuda_graphs is None and (name := self._find_own_code()) is not None:
-            return f"{name} may depend on more than the batch. If it does not, set cuda_graphs=True"
+            return f"{name} may depend on more than the batch. If {name} reads only the batch, set cuda_graphs=True"
         return None
 
     def _find_own_code(self) -> str | None:

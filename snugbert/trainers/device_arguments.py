@@ -70,10 +70,10 @@ class DeviceArguments(TrainingArguments):
 
     ddp_timeout: int = field(
         default=SILENCE,
-        metadata={"advanced": True, "help": "Seconds after which processes stop if another one does not answer."},
+        metadata={"advanced": True, "help": "Seconds after which all processes stop if one process does not answer."},
     )
     report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
-        default_factory=list, metadata={"help": "Also log to tensorboard, wandb, trackio, mlflow, ... or several."}
+        default_factory=list, metadata={"help": "Also log to one or more of tensorboard, wandb, trackio, mlflow, ..."}
     )
     dry_run: bool = field(
         default=False, metadata={"help": "Check everything, print the plan, the memory and the time, then stop."}
@@ -84,7 +84,7 @@ class DeviceArguments(TrainingArguments):
             "nargs": "?",
             "const": True,
             "advanced": True,
-            "help": "Record the kernels of a training step once for each size of batch. Default: true on a GPU.",
+            "help": "Record the kernels of a training step once per batch size. Default: true on a GPU.",
         },
     )
     pad_to_multiple_of: int | None = field(
@@ -171,15 +171,15 @@ def choose_workers(uses_cuda: bool) -> int:
 
 
 def has_tf32() -> bool:
-    """Whether the GPU computes in TF32: NVIDIA's compute capability 8.0 and newer."""
+    """Whether the GPU supports TF32: NVIDIA's compute capability 8.0 and newer."""
     return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def apply_tf32(args: TrainingArguments) -> None:
     """Turns TF32 on or off for float32 products on the GPU.
 
-    Trainer and accelerate turn it on for `torch_compile`, and Trainer in a way that makes torch's compiler fail: it
-    sets torch's new setting without the old one. This function sets both.
+    Trainer and accelerate turn TF32 on for `torch_compile`. Trainer sets torch's new setting without the old setting,
+    which makes torch's compiler fail. This function sets both.
     """
     if isinstance(args, DeviceArguments) and args.uses_cuda:
         torch.set_float32_matmul_precision("high" if args.tf32 else "highest")

@@ -122,7 +122,7 @@ def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]
     return {
         "learning rate": f"{args.learning_rate:.1e}, {schedule}, {warmup}",
         "saved": f"{args.output_dir}: model ({format_bytes(weights)}), {when}{kept}",
-        "memory": f"{describe_peak(args.device)}. Of it, weights {format_bytes(weights)}, gradients "
+        "memory": f"{describe_peak(args.device)}, including weights {format_bytes(weights)}, gradients "
         f"{format_bytes(gradients)}, optimizer {format_bytes(optimizer)} (computed)",
     }
 

@@ -23,7 +23,7 @@ from snugbert.errors import ProcessLost
 SIGN_SECONDS = 5.0  # between two signs of life
 # Seconds between two looks at the store, for each process. Together, they ask 200 times a second.
 PAUSE, LONGEST_PAUSE = 0.005, 0.5
-# What torch's errors say if another process is the cause. Others, such as a wrong interface, keep the traceback.
+# Phrases in torch's errors about a lost process. Other errors, such as a wrong interface, keep their traceback.
 LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out|timeout|failed to recv|ncclRemoteError|remote process exited",
     re.IGNORECASE,
@@ -34,7 +34,7 @@ ADVICE = "Start all processes again with --resume_from_checkpoint true."
 
 
 class SignsOfLife:
-    """Shows the other processes that this one is alive, and waits for them.
+    """Shows the other processes that this process is alive, and waits for them.
 
     Args:
         store: the store of the process group. Its timeout is `--ddp_timeout`.
@@ -55,7 +55,7 @@ class SignsOfLife:
                 time.sleep(self.interval)
 
     def meet(self) -> None:
-        """Waits until every process has called this as often as this one.
+        """Waits until every process has called this method as often as this process.
 
         Raises:
             ProcessLost: a process shows no sign of life, or the store does not answer.
@@ -126,7 +126,7 @@ class Meeting(threading.Thread):
 
 
 def show_signs_of_life() -> None:
-    """Lets the other processes of the run see that this one is alive, from now on."""
+    """Lets the other processes of the run see that this process is alive, from now on."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         _signs_in(_get_default_store())
 
@@ -151,7 +151,7 @@ def _signs_in(store: Any) -> SignsOfLife:
 
 
 def explain_lost_process(error: RuntimeError) -> str | None:
-    """Returns a sentence about an error of torch.distributed that another process caused. None: another error."""
+    """Returns a sentence about an error of torch.distributed that another process caused. None for other errors."""
     if isinstance(error, ProcessLost):
         return str(error)
     text = str(error)
@@ -162,6 +162,6 @@ def explain_lost_process(error: RuntimeError) -> str | None:
     reason = PLACE.sub("", line).partition(". ")[0].rstrip(".")
     rank = os.environ.get("RANK", "?")
     return (
-        f"process {rank} on {platform.node()} lost another process ({reason}). It ended, or its machine does not "
-        f"answer. Its own log may say why. {ADVICE}"
+        f"process {rank} on {platform.node()} lost another process ({reason}). That process ended, or its machine "
+        f"does not answer. Its log may say why. {ADVICE}"
     )

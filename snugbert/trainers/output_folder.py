@@ -43,14 +43,14 @@ TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbe
 
 
 def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
-    """Checks that a run does not overwrite another one by accident, and finds the checkpoint to resume from.
+    """Checks that a run does not overwrite another run by accident, and finds the checkpoint to resume from.
 
     Changes no files, except that it undoes an interrupted replacement of a checkpoint, and copies the checkpoint to
     machines that lack it. Every process must call this.
 
     Args:
-        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest whole checkpoint in the
-            `output_dir` of any machine. With "true" and no whole checkpoint, the run starts from the beginning. So a
+        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest complete checkpoint in the
+            `output_dir` of any machine. With "true" and no complete checkpoint, the run starts at step 0. So a
             job that may be stopped at any time can always use the same command.
         overwrite: allow replacing a run in `output_dir`, see [`clear_output_dir`].
 
@@ -59,8 +59,8 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
 
     Raises:
         InputError: `output_dir` contains a run that is neither resumed nor overwritten; it contains a model or results
-            but no whole checkpoint; its checkpoints contain only weights (`--save_only_model`); or the checkpoint to
-            resume from is missing or damaged.
+            but no complete checkpoint; its checkpoints contain only weights (`--save_only_model`); or the checkpoint
+            to resume from is missing or damaged.
     """
     resume = str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume
@@ -73,15 +73,18 @@ def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None)
     """Finds and checks the checkpoint for `Trainer.train(resume_from_checkpoint=...)`. Every process must call this.
 
     Raises:
-        InputError: there is no whole checkpoint.
+        InputError: there is no complete checkpoint.
     """
     if not resume:
         return None
     checkpoint = _agree(training_args, str(resume))
     if checkpoint is None:
-        raise InputError(f"resume_from_checkpoint: {training_args.output_dir} contains no whole checkpoint.")
+        raise InputError(
+            f"resume_from_checkpoint: {training_args.output_dir} contains no complete checkpoint. To start a new run, "
+            "omit the argument."
+        )
     if not has_manifest(checkpoint):
-        logger.warning("%s cannot be verified, because it has no %s.", checkpoint, MANIFEST_NAME)
+        logger.warning("%s cannot be verified, because %s is missing.", checkpoint, MANIFEST_NAME)
     return str(checkpoint)
 
 
@@ -106,33 +109,33 @@ def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | No
         if run_files and not resumes_here and not overwrite:
             raise InputError(
                 f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
-                "(--resume_from_checkpoint true), or replace it (--overwrite_output_dir)."
+                "(--resume_from_checkpoint true), or replace the run (--overwrite_output_dir)."
             )
     elif checkpoint is None:
         if not (overwrite or all(path.name.startswith("checkpoint-") for path in run_files)):
             raise InputError(
-                f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no whole checkpoint. "
-                "Choose another folder, or replace them (--overwrite_output_dir)."
+                f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no complete "
+                "checkpoint. Choose another folder, or replace these files (--overwrite_output_dir)."
             )
         if run_files or (output_dir / UNFINISHED).exists():
             advice = "" if overwrite else _describe_weights(output_dir)
-            logger.warning("%s contains no whole checkpoint. Training starts again from step 0.%s", output_dir, advice)
+            logger.warning("%s contains no complete checkpoint. Training starts at step 0.%s", output_dir, advice)
 
 
 def _describe_weights(output_dir: Path) -> str:
     """Returns advice about the newest checkpoint with undamaged weights. Empty if there is none.
 
     Raises:
-        InputError: it contains only weights, because of `--save_only_model`.
+        InputError: the checkpoint contains only weights, because of `--save_only_model`.
     """
     weights = next(filter(has_undamaged_weights, reversed(list_checkpoints(output_dir))), None)
     if weights is None:
         return ""
-    advice = f"To train from them, use --model_name_or_path {weights} and another --output_dir."
+    advice = f"To train from these weights, use --model_name_or_path {weights} and another --output_dir."
     if lacks_optimizer(weights):
         raise InputError(
-            f"--resume_from_checkpoint true: {weights.name} contains only weights (--save_only_model), so it cannot "
-            f"be resumed. {advice} To replace the run, use --overwrite_output_dir."
+            f"--resume_from_checkpoint true: {weights.name} contains only weights (--save_only_model), so the run "
+            f"cannot be resumed. {advice} To replace the run, use --overwrite_output_dir."
         )
     return f" The weights of {weights.name} are undamaged. {advice}"
 
@@ -149,7 +152,7 @@ def _check_explicit(checkpoint: str) -> Path:
 def clear_output_dir(training_args: TrainingArguments) -> None:
     """Removes the checkpoints and results of an earlier run. Call it in every process, after all steps that can fail.
 
-    Other machines may have their own checkpoints of it, from when the first process ran there.
+    Other machines may have checkpoints of that run, from when the first process ran there.
     """
     output_dir = Path(training_args.output_dir or "")
     if training_args.should_save:
@@ -204,7 +207,7 @@ def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]
 
     Args:
         args: the arguments of the run.
-        parameters: the parameters of each file with weights. Two files can have the same one.
+        parameters: the parameters of each file with weights. Two files can share parameters.
 
     Raises:
         InputError: in all processes: not even one checkpoint fits.

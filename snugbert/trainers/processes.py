@@ -38,10 +38,10 @@ def set_up(training_args: DeviceArguments) -> None:
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     if training_args.world_size > 1:
         show_signs_of_life()
-        # A process that waits for a store fails before the others give it up, and its message names the store.
+        # A process that waits for a store fails before the other processes give up, and its message names the store.
         os.environ.setdefault(DEADLINE_VARIABLE, str(0.8 * training_args.ddp_timeout))
         logging.getLogger(__name__).info(
-            "%d processes. If one does not answer for %d seconds, all stop (--ddp_timeout).",
+            "%d processes. If a process does not answer for %d seconds, all processes stop (--ddp_timeout).",
             training_args.world_size,
             training_args.ddp_timeout,
         )
@@ -60,7 +60,7 @@ def use_one_gpu(training_args: DeviceArguments) -> None:
     """
     if training_args.n_gpu > 1:
         logging.getLogger(__name__).warning(
-            "using one of %d GPUs. To use all, start with `accelerate launch`.", training_args.n_gpu
+            "using one of %d GPUs. To use all GPUs, start with `accelerate launch`.", training_args.n_gpu
         )
         training_args._n_gpu = 1
 
@@ -91,12 +91,12 @@ def _check_hub(token: bool | str | None) -> None:
 
 
 def raise_together(function: Callable[[], T]) -> T:
-    """Calls `function` in every process. If one raises an InputError, all do. Otherwise, the others would wait for it.
+    """Calls `function` in every process. If one process raises an InputError, all do, instead of waiting for it.
 
     `function` may take any time, and must not communicate. An OSError becomes an InputError.
 
     Raises:
-        InputError: the error of this process, or of the first process that has one. It names the machine of the other.
+        InputError: the error of this process, or of the first process that failed. The message names its machine.
     """
     from accelerate.utils import gather_object  # only here, because `--help` works without it
 

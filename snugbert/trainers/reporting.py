@@ -44,7 +44,7 @@ class Reports:
         return [callback for callback in callbacks if isinstance(callback, kinds)]
 
     def begin(self, state: TrainerState) -> None:
-        """Opens the report of a run, or with the `state` of a checkpoint the one that it stores."""
+        """Opens the report of a run, or the report that the `state` of a checkpoint stores."""
         args, folder = self._trainer.args, Path(self._trainer.args.output_dir or "").resolve()
         self.name = None
         for callback in self._callbacks:
@@ -59,7 +59,7 @@ class Reports:
                 self._open_wandb(callback._wandb)
 
     def _open_wandb(self, wandb: Any) -> None:
-        # Trainer never closes a run, so the runs of a sweep would share one. A run that the user opened stays.
+        # Trainer never closes a W&B run, so the runs of a sweep would share it. A W&B run that the user opened stays.
         if wandb.run is not None and wandb.run.id in self._own_wandb_runs:
             wandb.finish()
         if wandb.run is None:
@@ -79,14 +79,15 @@ class Reports:
         Args:
             plots: PNG files. Files that do not exist are skipped.
             metrics: names, such as "test_accuracy", and values.
-            step: the step of the model. None: the last one.
+            step: the step of the model. None: the last step.
         """
         images = [plot for plot in plots if plot.exists()]
         for callback in self._callbacks:
             try:
                 self._send_to(callback, images, dict(metrics or {}), step)
             except Exception as error:
-                logger.warning("%s: not sent (%s: %s)", type(callback).__name__, type(error).__name__, error)
+                name, kind = type(callback).__name__, type(error).__name__
+                logger.warning("%s: could not send metrics and plots (%s: %s)", name, kind, error)
 
     def _send_to(self, callback: Any, plots: list[Path], metrics: dict[str, float], step: int | None) -> None:
         trainer, state = self._trainer, copy.copy(self._trainer.state)

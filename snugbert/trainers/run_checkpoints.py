@@ -1,4 +1,4 @@
-"""Writes and removes the checkpoints of a run, and explains errors when one is read."""
+"""Writes and removes the checkpoints of a run, and explains errors when a checkpoint is read."""
 
 import logging
 import shutil
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunCheckpoints(TrainerCallback):
-    """Writes the checkpoints of a run, removes old ones, and locates the best one.
+    """Writes the checkpoints of a run, removes old checkpoints, and locates the best checkpoint.
 
     The first process writes the random states of all processes, so its folder is enough to resume on any machine.
 
@@ -138,7 +138,7 @@ class RunCheckpoints(TrainerCallback):
 
 
 def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
-    """Sends the random state of every process to the first one, because machines may not share a disk."""
+    """Sends the random state of every process to the first process, because machines may not share a disk."""
     wait_for_all()  # the first process may still be writing
     mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{args.process_index}.pth")]
     for name, content in gather_object(mine):

@@ -60,7 +60,8 @@ def _lock(output_dir: Path, stack: ExitStack) -> None:
         stack.enter_context(lock_file(output_dir / LOCK_NAME, SECONDS))
     except LockTaken as holder:
         raise InputError(
-            f"--output_dir: {holder} is running in {output_dir}. Wait until it ends, or choose another folder."
+            f"--output_dir: {holder} is running in {output_dir}. Wait until that process ends, or choose another "
+            "folder."
         ) from holder
     except OSError as error:
         raise InputError(

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class RunSettings(TrainerCallback):
     """What must not change when a run resumes, and what did change. Checkpoints store both.
 
-    The intervals of logging, evaluating and saving may change. Trainer would use the ones in the checkpoint.
+    The intervals of logging, evaluating and saving may change. Trainer would use the intervals in the checkpoint.
 
     Attributes:
         command_settings: settings of the command that must not change, in addition to the trainer's.
@@ -86,7 +86,7 @@ class RunSettings(TrainerCallback):
         self.changes = record.get("changes", [])
         self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
         if not record:
-            logger.warning("%s stores no settings, so none were compared.", checkpoint)
+            logger.warning("%s contains no settings. Cannot check whether settings changed.", checkpoint)
 
     def report_change(self, change: str) -> None:
         """Logs what changed on resume, and keeps it for the model card."""
@@ -115,7 +115,7 @@ def collect_training_settings(args: TrainingArguments, config: Any, names: tuple
 
     Args:
         args: training arguments.
-        config: configuration of the model. None: the model has none.
+        config: configuration of the model. None if the model has no configuration.
         names: names of further training arguments.
     """
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
@@ -129,7 +129,7 @@ def read_state(checkpoint: str | Path) -> TrainerState:
     """Reads the `trainer_state.json` of a checkpoint. It always has `stateful_callbacks`.
 
     Raises:
-        InputError: it is missing or damaged.
+        InputError: the file is missing or damaged.
     """
     file = Path(checkpoint) / TRAINER_STATE_NAME
     try:
@@ -188,15 +188,16 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
     if changes:
         # Two devices have two defaults, so the user may not have given the flag that changed.
         device = "--bf16" in both and before["--bf16"] != settings["--bf16"]
-        restore = f"Restore them (--bf16 {json.dumps(before['--bf16'])})" if device else "Restore them"
+        flag = f" (--bf16 {json.dumps(before['--bf16'])})" if device else ""
         raise InputError(
-            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. {restore}, or "
-            f"start a new run from its weights: --model_name_or_path {checkpoint}, with another --output_dir."
+            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. Restore the "
+            f"settings{flag}, or start a new run from its weights: --model_name_or_path {checkpoint}, with another "
+            "--output_dir."
         )
 
 
 def describe_change(name: str, before: Any, now: Any) -> list[str]:
-    """Describes how a setting changed. Empty if it did not. Lists the changed entries of `DIGESTS`."""
+    """Describes how a setting changed. Empty if unchanged. Lists the changed entries of `DIGESTS`."""
     if before == now:
         return []
     if not (name in DIGESTS and isinstance(before, dict) and isinstance(now, dict)):

@@ -73,9 +73,9 @@ class RunTrainer(Trainer):
 
     Attributes:
         write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
-        model_config: the configuration of the model. None: it has none.
+        model_config: the configuration of the model. None if the model has no configuration.
         checkpoints, run_settings, stop_signal, uploads, reports, graphs: see their classes.
-        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: they are not
+        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: rows are not
             filled.
         passes_to_repay_compiling: see [`Compilation`].
 
@@ -96,7 +96,7 @@ class RunTrainer(Trainer):
         training_args: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
         if is_url(getattr(training_args, "output_dir", None) or ""):  # Trainer would make a local folder `s3:`
             raise InputError(
-                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Give a local folder, or use the "
+                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Pass a local folder, or use the "
                 "command line."
             )
         super().__init__(*args, **kwargs)
@@ -129,7 +129,7 @@ class RunTrainer(Trainer):
         return self.stop_signal.interrupted
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in Trainer. TF32 is on or off as the arguments say. accelerate does not compile the model.
+        """Extends Trainer's method: TF32 is on or off as the arguments say, and accelerate does not compile the model.
 
         Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy of them.
         """
@@ -148,12 +148,12 @@ class RunTrainer(Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """As in Trainer. Locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
+        """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
 
         Raises:
             InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
                 damaged, contains objects that could run code, or does not fit the run; `resume_from_checkpoint` is
-                True and there is no whole checkpoint; or another process runs in the output folder.
+                True and there is no complete checkpoint; or another process runs in the output folder.
             DivergedError: the loss or the gradient norm is not finite.
             KeyboardInterrupt: on a second SIGINT.
         """
@@ -203,19 +203,19 @@ class RunTrainer(Trainer):
         self.run_settings.compare(checkpoint, settings)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # No hook can skip the epoch after a postponed evaluation that ended the run. Trainer would evaluate again.
+        # After a postponed evaluation ended the run, Trainer would evaluate again. It has no hook to skip the epoch.
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
 
     @property
     def model_step(self) -> int:
-        """The step after which the model had the weights that it has now."""
+        """The step at which the model reached its current weights."""
         return self.state.global_step if self._best_step is None else self._best_step
 
     # --- a step -------------------------------------------------------------------------------------------------
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """As in Trainer, but a run that resumes after its last step takes no further step."""
+        """Extends Trainer's method: a run that resumes after its last step takes no further step."""
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
             return [], None
@@ -224,7 +224,7 @@ class RunTrainer(Trainer):
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """As in Trainer. With `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
+        """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
 
         Raises:
             InputError: torch's compiler failed, or a graph cannot be recorded.
@@ -254,7 +254,7 @@ class RunTrainer(Trainer):
         return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """As in Trainer. An invalid option is a short error."""
+        """Extends Trainer's method: an invalid option is a short error."""
         optim = getattr(self.args.optim, "value", self.args.optim)
         with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
             return super().create_optimizer(model)
@@ -262,18 +262,18 @@ class RunTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """As in Trainer. An invalid option is a short error."""
+        """Extends Trainer's method: an invalid option is a short error."""
         with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
             return super().create_scheduler(num_training_steps, optimizer)
 
     # --- batches ------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
         return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
@@ -281,7 +281,7 @@ class RunTrainer(Trainer):
         return self._make_loader(make, dataset, self.args.eval_batch_size)
 
     def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
-        """As in Trainer. Rows are filled, and signals do not end the data workers."""
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
         make = functools.partial(super().get_test_dataloader, test_dataset)
         return self._make_loader(make, test_dataset, self.args.eval_batch_size)
 
@@ -315,7 +315,7 @@ class RunTrainer(Trainer):
         columns.append(name)
 
     def _choose_multiple(self, dataset: Any, batch_size: int) -> int:
-        """Returns the multiple of tokens to fill rows of `dataset` up to. 0: they are not filled."""
+        """Returns the number of tokens to whose multiples rows of `dataset` are filled. 0: rows are not filled."""
         wanted = getattr(self.args, "pad_to_multiple_of", 0)
         by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
         if not (wanted or by_default) or self._explain_unfilled_rows() is not None:
@@ -323,7 +323,7 @@ class RunTrainer(Trainer):
         return wanted or self._suggest_multiple(dataset, batch_size)
 
     def _explain_unfilled_rows(self) -> str | None:
-        """Returns why rows cannot be filled. None: they can."""
+        """Returns why rows cannot be filled. None if rows can be filled."""
         if not isinstance(self.model_config, SnugBertConfig):
             return "the model is not a SnugBERT model"
         if pads_in_attention(self.model_config, self.args.device):
@@ -331,11 +331,11 @@ class RunTrainer(Trainer):
         return None
 
     def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
-        """Returns the multiple for rows of `batch_size` examples of `dataset`. 0: it is unknown."""
+        """Returns a default for `pad_to_multiple_of` in rows of `batch_size` examples of `dataset`. 0: unknown."""
         return 0
 
     def _fill_rows(self, dataset: Any, batch_size: int, is_training: bool) -> Any:
-        """Returns the data collator for `dataset`. It fills rows, in evaluation to sizes of their own."""
+        """Returns a data collator that fills rows of `dataset`. Evaluation has its own row sizes."""
         multiple = self.pad_to_multiple_of if is_training else self._choose_multiple(dataset, batch_size)
         if not multiple:
             return self.data_collator
@@ -351,7 +351,7 @@ class RunTrainer(Trainer):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
-        """As in Trainer, but each file is written completely or not at all. It reads `all_results.json` again."""
+        """Extends Trainer's method: each file is written completely or not at all. Rereads `all_results.json`."""
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir or "")
@@ -363,7 +363,7 @@ class RunTrainer(Trainer):
             write_atomically(file, json.dumps(values, indent=4, sort_keys=True))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer, without `training_args.bin`. Files follow the umask. A full disk is a short error."""
+        """Saves the model without `training_args.bin`. Files follow the umask. A full disk is a short error."""
         with self._writing_model(output_dir):
             super().save_model(output_dir, _internal_call)
 
@@ -385,7 +385,7 @@ class RunTrainer(Trainer):
         self.reports.store(self.state)
 
     def save_state(self) -> None:
-        """As in Trainer, with the settings of the run, and only the name of the best checkpoint."""
+        """Extends Trainer's method: adds the settings of the run, and keeps only the name of the best checkpoint."""
         self.run_settings.store(self.state)
         best = self.state.best_model_checkpoint
         self.state.best_model_checkpoint = best and Path(best).name
@@ -393,14 +393,15 @@ class RunTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # The only hook, `on_save`, comes after Trainer's last file. It cannot change where and what Trainer writes.
+        # The only hook, `on_save`, comes after Trainer's last file. That is too late to change where and what Trainer
+        # writes.
         self.store_in_state()
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
             super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        # No hook around it can name a damaged file.
+        # Trainer has no hook around this method that could name a damaged file.
         with resuming_from(resume_from_checkpoint, "the model"):
             self.load_weights(resume_from_checkpoint)
 
@@ -410,7 +411,7 @@ class RunTrainer(Trainer):
             super()._load_from_checkpoint(checkpoint)
 
     def _load_best_model(self) -> None:
-        # After a signal, the model stays. No hook can prevent it.
+        # After a signal, the model keeps its weights. Trainer has no hook for this.
         if self.interrupted:
             return
         # Machines may not share a disk, so one process reads. Under FSDP2, `load_weights` does this.
@@ -423,7 +424,7 @@ class RunTrainer(Trainer):
         self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # No hook follows before the first step that could check what was loaded, or change the schedule.
+        # Checks what was loaded, and changes the schedule. Trainer has no later hook before the first step.
         with resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
             self.load_optimizer(checkpoint)
             check_optimizer(self.optimizer)
@@ -435,7 +436,7 @@ class RunTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        # Called within the first step, where there is no hook. A postponed evaluation has changed the random state.
+        # Called within the first step, where Trainer has no hook. A postponed evaluation has changed the random state.
         random_state = self.stop_signal.random_state
         with resuming_from(checkpoint, "rng_state.pth"):
             super()._load_rng_state(checkpoint if random_state is None else random_state.name)
@@ -443,12 +444,12 @@ class RunTrainer(Trainer):
     # --- the Hub ------------------------------------------------------------------------------------------------
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """As in Trainer, unless the command writes the card itself."""
+        """Writes Trainer's card, unless the command writes the card itself."""
         if self.write_card is None:
             super().create_model_card(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Trainer. Uploads less, see [`HubUploads.push`]."""
+        """Uploads fewer files than Trainer, see [`HubUploads.push`]."""
         return self.uploads.push(*args, **kwargs)
 
 

@@ -80,7 +80,7 @@ class StopSignal(TrainerCallback):
 
     @contextmanager
     def watch(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Iterator[None]:
-        """Notes signals during training. A signal after the last step acts as before, when training is complete.
+        """Notes signals during training. A signal after the last step takes effect once training is complete.
 
         Args:
             checkpoint: the checkpoint that the run resumes from.
@@ -122,9 +122,9 @@ class StopSignal(TrainerCallback):
     def check_step(self, grad_norm: torch.Tensor) -> None:
         """Reports whether the step diverged in any process, and whether any process received a signal.
 
-        Called after the backward passes of a step. The optimizer step follows. Several processes exchange these two
-        numbers. On the CPU the report is read at once, on other devices after the next step has been queued: the
-        device then has work while the host waits.
+        Called after the backward passes of a step. The optimizer step follows. With several processes, divergence and
+        signals are exchanged. On the CPU the report is read at once, on other devices after the next step has been
+        queued: the device then has work while the host waits.
 
         Raises:
             DivergedError: a step diverged.
@@ -254,8 +254,8 @@ class StepReport:
 def raise_if_interrupted(trainer: Any) -> None:
     """Ends a command whose training was interrupted. Every process must call this.
 
-    They end together, because a launcher kills the others soon after the first one. The first process may still upload
-    its checkpoint.
+    All processes end together, because a launcher kills the others soon after one of them ends. The first process may
+    still upload its checkpoint.
 
     Raises:
         RunStopped: a signal ended the training.

@@ -36,7 +36,7 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
 
 
 def fetch_run(output: RemoteOutput) -> bool:
-    """Makes the local folder of a run like the folder in the store, unless the local one may be newer.
+    """Makes the local folder of a run like the folder in the store, unless the local folder may be newer.
 
     Returns:
         Whether the local folder was replaced.

@@ -77,7 +77,7 @@ class HubUploads(TrainerCallback):
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves the model and the card, and uploads the output folder. As `Trainer.push_to_hub`."""
+        """Saves the model and the card, and uploads the output folder. See `Trainer.push_to_hub`."""
         trainer, args = self.trainer, self.trainer.args
         trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
         if trainer.hub_model_id is None:  # without `args.push_to_hub`

@@ -1,9 +1,10 @@
 """`snugbert vocabulary --init`: adds tokens for a domain to a tokenizer, and to its model.
 
 Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
-frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old ones. In the model, the
+frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old tokens. In the model, the
 embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
-In WordPiece, these are the tokens that the old tokenizer gives: any part of a longest-match segmentation is one, too.
+In WordPiece, these are the tokens that the old tokenizer gives, because any part of a longest-match segmentation is
+such a segmentation, too.
 """
 
 import json
@@ -50,7 +51,7 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
 
     Raises:
-        InputError: there are no such arguments.
+        InputError: no arguments split text in this way.
     """
     definition = _read_definition(tokenizer)
     if _is_byte_level(definition):
@@ -117,7 +118,8 @@ def learn_extension(
         first, *rest = (old[index] for index in _decode_ids(characters))
         return first + "".join(token.removeprefix(prefix) for token in rest)
 
-    # In BPE, different sequences of old tokens can spell the same new token. The most frequent one was merged first.
+    # In BPE, different sequences of old tokens can spell the same new token. The most frequent sequence was merged
+    # first.
     tokens: dict[str, list[int]] = {}
     for characters in learned[len(alphabet) :]:
         tokens.setdefault(spell(characters), _decode_ids(characters))
@@ -165,7 +167,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None without a model.
 
     Raises:
         InputError: see [`read_checkpoint`].

@@ -209,7 +209,7 @@ def learn_tokens(
     Returns:
         The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
         characters that begin a word, characters inside words (or the 256 bytes), and longer tokens in the order in
-        which they were learned. There are fewer than `vocab_size` if the words yield no more.
+        which they were learned. There are fewer tokens than `vocab_size` if the words yield no more.
 
     Raises:
         InputError: there are no words, or `vocab_size` is below the number of special tokens and characters.
@@ -227,7 +227,7 @@ def learn_tokens(
         initial = [*SPECIAL_TOKENS, *sorted(alphabet), *(f"##{character}" for character in sorted(inside))]
         needs = "The characters of this text and the special tokens"
     if not words:
-        raise InputError("the text contains no words.")
+        raise InputError("the text contains no words. Use different text.")
     if vocab_size < len(initial):
         raise InputError(f"--vocab_size {vocab_size} is too small. {needs} need at least {len(initial)}.")
     return merge_pairs(words, initial, vocab_size, min_frequency, prefix)
@@ -308,7 +308,7 @@ _without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAcc
 
 
 def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings for case and accents: the given ones, and defaults for the language.
+    """Returns the settings for case and accents: the given settings, and defaults for the language.
 
     Args:
         language: language code. None: English.

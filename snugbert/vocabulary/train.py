@@ -61,7 +61,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     """Learns or extends a tokenizer, saves it, and prints a summary and the next command.
 
     Args:
-        args: the text, the settings and the output folder. With `init`, its model, if any, is extended, too.
+        args: the text, the settings and the output folder. With `init`, a model in its folder is extended, too.
 
     Returns:
         The tokenizer.
@@ -122,7 +122,7 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
     if any((output_dir / name).exists() for name in MARKING_FILES) and not overwrite:
         raise InputError(
             f"--output_dir: {output_dir} already contains a tokenizer or a model. Choose another folder, or set "
-            "--overwrite_output_dir to replace it."
+            "--overwrite_output_dir to replace the files."
         )
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
@@ -178,10 +178,10 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
         f"Added {len(extension.tokens):,} tokens to the {len(old):,} of {name}, from {_format_counts(words)}.\n"
         f"Tokens per word: {tokens_per_word(words, old):.3f} before, {tokens_per_word(words, tokenizer):.3f} now."
     )
-    print(sample.describe(tokenizer, settings, f"These settings of {name} hold."))
+    print(sample.describe(tokenizer, settings, f"These are the settings of {name}."))
     unknown = 1 - extension.num_words / max(1, words.total())
     if unknown:
-        print(f"Note: {unknown:.2%} of the words contain a character without a token in {name}. They stay [UNK].")
+        print(f"Note: {unknown:.2%} of the words contain a character without a token in {name} and stay [UNK].")
     if model is None:
         print(f"{name} has no model (config.json), so only the tokenizer was extended.")
         return tokenizer, _new_model(output_dir, tokenizer, words)
@@ -191,12 +191,12 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
     generator = None if generator_folder is None else load_init_model(str(generator_folder))
     remove_generator(output_dir)
     _extend_and_save(model, extension, output_dir)
-    print(f"The {type(model).__name__} was extended, too. New embeddings are means of old ones.")
+    print(f"The {type(model).__name__} was extended, too. New embeddings are means of old embeddings.")
     if generator is not None:
         _extend_and_save(generator, extension, output_dir / GENERATOR_FOLDER)
         with writing(output_dir, "run the same command again"):
             _save(tokenizer, output_dir / GENERATOR_FOLDER)
-        print("Its generator was extended, too.")
+        print("The generator was extended, too.")
     flags: Flags = {"model_name_or_path": output_dir}
     if is_electra:
         flags["objective"] = "electra"
@@ -228,7 +228,7 @@ def _check_init(
     check_ids(old, name)
     if args.vocab_size <= len(old):
         raise InputError(
-            f"--vocab_size {args.vocab_size} must be above the {len(old)} tokens of {name}. Give the total number, "
+            f"--vocab_size {args.vocab_size} must be above the {len(old)} tokens of {name}. Set the total number, "
             "including new tokens."
         )
 

@@ -1,4 +1,4 @@
-"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing one.
+"""`snugbert vocabulary`: learns a tokenizer from text, or adds tokens to an existing tokenizer.
 
     snugbert vocabulary --train_file 'corpus/*.txt.gz' --output_dir tokenizer
     snugbert vocabulary --init bert-base-uncased --train_file law.txt --vocab_size 34000 --output_dir law-bert
@@ -39,7 +39,7 @@ class VocabularyArguments(TextArguments):
     )
     init: str | None = field(
         default=None,
-        metadata={"help": "Tokenizer (folder or Hub name) to add tokens to. Its model, if any, is extended, too."},
+        metadata={"help": "Tokenizer to add tokens to (folder or Hub name). A model next to it is extended, too."},
     )
     vocab_size: int = field(
         default=30522, metadata={"help": "Number of tokens, including special tokens and the tokens of --init."}
@@ -80,14 +80,14 @@ class VocabularyArguments(TextArguments):
     def __post_init__(self):
         super().__post_init__()
         if not self.train_file and self.dataset_name is None:
-            raise InputError("no text. Give --train_file or --dataset_name.")
+            raise InputError("no text. Pass --train_file or --dataset_name.")
         check_ranges(self)
         if self.language is not None:
             check_language(self.language)
         for name in CASING:
             if getattr(self, f"no_{name}"):
                 if getattr(self, name):
-                    raise InputError(f"--{name} and --no_{name} exclude each other. Give one of them.")
+                    raise InputError(f"--{name} and --no_{name} cannot be combined. Remove one of the two flags.")
                 setattr(self, name, False)
         check_folder("init", self.init)
 

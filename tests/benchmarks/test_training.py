@@ -567,7 +567,7 @@ def test_dry_run_reads_predictions_and_reports_the_largest_errors(tmp_path, caps
 
     watch = Stopwatch(0)
     watch.seconds.append(1.0)
-    memory = f"{describe_peak(torch.device('cpu'))}. Of it, weights 90.9MB"
+    memory = f"{describe_peak(torch.device('cpu'))}, including weights 90.9MB"
     args = SimpleNamespace(output_dir="run", should_save=True)
     print_plan(args, {"memory": memory, "time": describe_seconds(10.2, 3700.4, 30.0, [watch])})
     (tmp_path / "log.txt").write_text(capsys.readouterr().out)

@@ -74,7 +74,7 @@ def test_a_missing_or_truncated_weight_file_is_named(sharded):
     with pytest.raises(InputError, match=rf"{shard.name}: truncated"):
         as_in_a_command(sharded)
     shard.unlink()
-    with pytest.raises(InputError, match=rf"missing 1 of 4 shards: {shard.name}\.$"):
+    with pytest.raises(InputError, match=rf"missing 1 of 4 shards: {shard.name}\. Get the"):
         as_in_a_command(sharded)
     with pytest.raises(OSError, match=shard.name):
         snugbert.SnugBertForMaskedLM.from_pretrained(sharded)
@@ -148,14 +148,14 @@ def test_a_checkpoint_without_an_encoder_is_refused(bert_folder):
     ):
         folder = bert_folder(change)
         for flags in ({}, {"allow_missing_weights": True}, {"trained": True}):
-            with pytest.raises(InputError, match=f"no weights of the encoder. Expected .*, found {found}"):
+            with pytest.raises(InputError, match=f"no encoder weights. Expected .*, found {found}"):
                 as_in_a_command(folder, **flags)
 
 
 def test_a_missing_weight_of_the_encoder_needs_a_flag(bert_folder, caplog):
     missing = "bert.encoder.layer.1.output.dense.weight"
     folder = bert_folder(lambda name: name if name != missing else None)
-    with pytest.raises(InputError, match=rf"weights of the encoder are missing .*: {missing}\. .*--allow_missing_w"):
+    with pytest.raises(InputError, match=rf"encoder weights are missing .*: {missing}\. .*--allow_missing_w"):
         as_in_a_command(folder)
     with pytest.raises(InputError, match=rf"has no weights for {missing}"):
         as_in_a_command(folder, trained=True, allow_missing_weights=True)

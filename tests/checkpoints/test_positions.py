@@ -137,7 +137,7 @@ def test_refused_requests(tmp_path):
 
     roberta = write("roberta", "roberta", max_position_embeddings=BEFORE + 2)
     for source, positions, message in (
-        (roberta, 39, r"--max_position_embeddings 39: .*roberta already has 40 positions\. Give a larger number"),
+        (roberta, 39, r"--max_position_embeddings 39: .*roberta already has 40 positions\. Use a larger number"),
         (
             write("deberta", "deberta-v2"),
             2048,
@@ -152,7 +152,7 @@ def test_refused_requests(tmp_path):
     assert torch.equal(weights[ROBERTA_POSITIONS], load_file(tmp_path / "equal/model.safetensors")[ROBERTA_POSITIONS])
     weights[ROBERTA_POSITIONS][7, 0] = float("nan")
     save_file(weights, roberta / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match="position embeddings contain values that are not finite"):
+    with pytest.raises(InputError, match="position embeddings are NaN or infinite"):
         convert_model(roberta, tmp_path / "out", "snugbert", max_position_embeddings=AFTER)
     assert not (tmp_path / "out").exists()
 

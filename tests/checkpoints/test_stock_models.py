@@ -129,7 +129,7 @@ def test_a_model_becomes_another_family(tmp_path, family, head, to):
         write_stock(tmp_path / "source", family, head, **{"embedding_size": 32} if family == "electra" else {})
     done = convert_model(tmp_path / "source", tmp_path / "result", to)
     assert_equal_outputs([tmp_path / "source", tmp_path / "result"], [family, to], head)
-    position_notes = [note for note in done.notes if "position table" in note]
+    position_notes = [note for note in done.notes if "for padding" in note]
     gain = {"bert": 0, "electra": 0}
     assert len(position_notes) == (gain.get(family, 2) != gain.get(to, 2))
     assert bool([note for note in done.notes if "changes training" in note]) == ("Sequence" in head)
@@ -261,7 +261,7 @@ REFUSED = {
         "ForMaskedLM",
         {"embedding_size": 16, "position_embedding_type": "relative"},
         "deberta-v2",
-        "needs equal sizes. No stock model can express it",
+        "needs equal sizes. No stock model supports this",
     ),
     "prediction": ("ForMaskedLM", {"prediction_act": "relu"}, "bert", "head uses relu, .* uses gelu. No stock"),
     "prediction of ELECTRA": (
@@ -300,7 +300,7 @@ REFUSED = {
         "ForTokenClassification",
         {"pad_token_id": None},
         "xlm-roberta",
-        "positions of XLM.* start after it",
+        "positions of XLM.* start after the padding id",
     ),
 }
 
@@ -320,7 +320,7 @@ def test_what_cannot_be_equal_is_refused(case, tmp_path):
     [
         ({"is_decoder": True}, "`is_decoder` is true, but SnugBERT is an encoder"),
         ({"add_cross_attention": True}, "`add_cross_attention` is true, but SnugBERT is an encoder"),
-        ({"position_embedding_type": "relative_key"}, "Only DeBERTa-v3's relative positions are"),
+        ({"position_embedding_type": "relative_key"}, "supported relative positions are DeBERTa-v3's"),
         ({"architectures": ["RobertaForCausalLM"]}, "unsupported architecture RobertaForCausalLM. Supported: Roberta"),
         ({"model_type": "deberta"}, "unsupported model type 'deberta'. Supported: snugbert, bert, .*, deberta-v2"),
     ],

@@ -127,7 +127,7 @@ def test_copies_for_stores_are_listed_and_cleaned_unless_they_are_in_use(tmp_pat
     ):
         assert snugbert_command([*prepare, "--clean", "all"]) == 2
     output = capsys.readouterr()
-    assert "kept staged/a, outputs/b, blocks/c, because a process is using it" in output.err
+    assert "--clean: a running process uses staged/a, outputs/b, blocks/c. Try" in output.err
     assert "removed the copies of blocks of corpora, 1.00kB" in output.out
     assert snugbert_command([*prepare, "--clean", "staged", "outputs", "blocks"]) == 0
     assert not [path for path in root.rglob("*") if path.is_file()]
@@ -159,7 +159,7 @@ def test_clean_removes_prepared_text_and_nothing_else(cache, tmp_path, capsys):
     output = capsys.readouterr()
     assert not cache[0].exists() and list(cache[1].glob("*.partial"))
     assert f"removed {cache[0].name}" in output.out and f"{size / 1000:.2f}kB freed" in output.out
-    assert f"kept {cache[1].name}, because a process is using it" in output.err
+    assert f"a running process uses {cache[1].name}." in output.err
     assert snugbert_command([*clean, cache[1].name, "--list"]) == 0
     assert not cache[1].exists()
     assert "prepared texts: 0, " in capsys.readouterr().out

@@ -42,7 +42,7 @@ def test_a_patched_length_is_refused(small, words_tokenizer):
     with pytest.raises(InputError, match="the checksum of block 0"):
         content(open_corpus(small.folder, words_tokenizer))
     (small.folder / "part-00000-of-00001.index").unlink()
-    with pytest.raises(InputError, match=r"part-00000-of-00001.arrow is damaged .*Remove it and prepare"):
+    with pytest.raises(InputError, match=r"part-00000-of-00001.arrow is damaged .*Remove this file and prepare"):
         open_corpus(small.folder, words_tokenizer)
 
 

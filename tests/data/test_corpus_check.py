@@ -41,11 +41,11 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     assert [line.partition(" (")[0] for line in lines] == [
         f"{output}/{files[1].name} is missing.",
         *(f"{output}/{files[number].name} is damaged" for number in (2, 3, 4)),
-        f"{output}/{files[5].name} has other settings or another version of the dataset than most parts.",
+        f"{output}/{files[5].name} has different settings, or a different version of the dataset, than most parts.",
     ]
     assert last == f"{output}: complete parts: 2 of 7"
     assert all(line.count("damaged") <= 1 for line in lines)
-    assert f"--check: {output}: 5 parts are missing, damaged or different. Remove the damaged ones. Run " in error
+    assert f"--check: {output}: 5 parts are missing, damaged or different. Remove the damaged parts. Run " in error
     assert "prepare --overwrite_output_dir` again with --shard 1/3, --shard 2/3, --shard 3/3.\n" in error
     # The advice works.
     for number in (2, 3, 4):

@@ -62,6 +62,6 @@ def test_a_damaged_index_is_a_clear_error(small, words_tokenizer, case):
     data = index.read_bytes()
     changed = {"cut": data[:-9], "not safetensors": b"{}"}.get(case)
     index.write_bytes(save(CHANGES[case](load(data))) if changed is None else changed)
-    with pytest.raises(InputError, match=r"part-00000-of-00001\.index is damaged .* Remove it and prepare"):
+    with pytest.raises(InputError, match=r"part-00000-of-00001\.index is damaged .* Remove this file and prepare"):
         open_corpus(small.folder, words_tokenizer)
     assert parse_index(data, "x").file_size == small.file.stat().st_size == make_index(small.file).file_size

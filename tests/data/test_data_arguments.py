@@ -17,7 +17,7 @@ def test_a_wrong_shard_is_refused(shard):
         OutputArguments(shard=shard)
 
 
-def test_files_and_a_dataset_exclude_each_other():
-    with pytest.raises(InputError, match=r"--train_file and --dataset_name exclude each other\. Give one of them\."):
+def test_files_and_a_dataset_cannot_be_combined():
+    with pytest.raises(InputError, match=r"--train_file and --dataset_name cannot be combined\. Remove one"):
         TextArguments(train_file=["text.txt"], dataset_name="wikitext")
     assert TextArguments().dataset_split == "train"

@@ -30,9 +30,9 @@ from snugbert_cli import main as snugbert_command
 @pytest.mark.parametrize(
     ("code", "hint"),
     [
-        ("klingon", "Give an ISO 639 code"),
+        ("klingon", "Use an ISO 639 code"),
         ("english", "Did you mean en?"),
-        ("", "Give an ISO 639 code"),
+        ("", "Use an ISO 639 code"),
         ("EN ", "Did you mean en?"),
     ],
 )
@@ -69,10 +69,10 @@ def test_a_region_has_the_rules_of_its_language(code, number):
         ("de", ["mul"], "de"),  # neither do several languages
         (None, ["mul", "de"], "de"),
         (None, ["mul"], "mul"),
-        ("de", [None, "en"], "--language de: the file 1 stores en. Remove the flag, or change 1."),
-        ("mul", ["de"], "--language mul: the file 0 stores de. Remove the flag, or change 0."),
-        ("de", ["de", "fr"], "--language de: the file 1 stores fr. Remove the flag, or change 1."),
-        (None, ["de", "en"], "the file 0 stores the language de, but the file 1 stores en. To continue, change 0, or"),
+        ("de", [None, "en"], "--language de: the language of the file 1 is en. Remove the flag, or change 1."),
+        ("mul", ["de"], "--language mul: the language of the file 0 is de. Remove the flag, or change 0."),
+        ("de", ["de", "fr"], "--language de: the language of the file 1 is fr. Remove the flag, or change 1."),
+        (None, ["de", "en"], "the language of the file 0 is de, but the language of the file 1 is en. To"),
     ],
 )
 def test_a_contradiction_names_both(given, stored, chosen):
@@ -177,8 +177,8 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
         (["evaluate", "--model_name_or_path", "pretrained", *held_out, *short], "the checkpoint pretrained"),
     ):
         error = command(*arguments, *french, fails=True)
-        assert "--language fr: " in error and f"{place}" in error and " stores de. Remove the flag, or" in error
-    with pytest.raises(InputError, match=r"--language fr: the tokenizer tok stores de\."):
+        assert "--language fr: " in error and f"the language of {place}" in error and " is de. Remove the " in error
+    with pytest.raises(InputError, match=r"--language fr: the language of the tokenizer tok is de\."):
         prepare_corpus("train.txt", tokenizer, "x", language="fr")
     other = [*french, "--config_overrides", "language=fr", "--output_dir", "french"]
     command("pretrain", "--model_name_or_path", "pretrained", *text, *run, *other)

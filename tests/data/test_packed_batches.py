@@ -200,7 +200,7 @@ def test_rows_that_cannot_be_filled_are_refused():
     batch = pack([{"input_ids": [5, 6]}, {"input_ids": [7]}])
     with pytest.raises(ValueError, match="The batch has 2 examples, more than `max_sequences` 1"):
         pad_row(batch, 8, 1)
-    with pytest.raises(ValueError, match="`pad_to_multiple_of` is 0"):
+    with pytest.raises(ValueError, match="`pad_to_multiple_of` must be at least 1, not 0"):
         snugbert.SnugBertDataCollatorWithPacking(0)
     with pytest.raises(ValueError, match="`max_sequences` needs `pad_to_multiple_of`"):
         snugbert.SnugBertDataCollatorWithPacking(max_sequences=3)
@@ -210,7 +210,7 @@ IDS = {"input_ids": [5, 6, 7]}
 BAD = [
     (
         [IDS | {"sentence": "a b c", "idx": 1}],
-        "Unknown columns ['sentence', 'idx']. Remove them: `dataset.remove_columns([",
+        "Unknown columns ['sentence', 'idx']. Call `dataset.remove_columns([",
     ),
     ([IDS | {"label": "positive"}], "`labels` must contain numbers, not 'positive'"),
     (
@@ -227,7 +227,7 @@ BAD = [
         "`labels` has different shapes in one batch: (1,), (2,)",
     ),
     ([IDS, {"input_ids": []}], "Sequence 1 of the batch has no tokens"),
-    ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "different numbers of choices: [1, 2]"),
+    ([{"input_ids": [[5], [6]]}, {"input_ids": [[5]]}], "the same number of choices, not [1, 2]"),
 ]
 
 

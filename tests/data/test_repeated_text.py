@@ -92,7 +92,7 @@ def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_b
             text if len(text) <= 60 else text[:57] for text in texts
         ]
     assert report.lines.copies > 100 and report.documents.copies == 10
-    assert report.warning.startswith(f"copies of earlier lines have {report.copied_share:.0%} of the characters. ")
+    assert report.warning.startswith(f"copies of earlier lines make up {report.copied_share:.0%} of the characters. ")
     assert report.left_out is None and report.is_complete
 
 
@@ -184,7 +184,7 @@ def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer,
     for _ in range(2):
         (train, _), (line, warning) = load(validation_split_percentage=30)
         assert str(read_report(train.folder)) in line.message
-        assert warning.levelname == "WARNING" and "--deduplicate lines leaves them out" in warning.message
+        assert warning.levelname == "WARNING" and "--deduplicate lines leaves out copied lines" in warning.message
     corpora, (line,) = load(validation_split_percentage=30, deduplicate="lines")
     assert "Copies of lines are left out" in line.message
     train, held_out = (
@@ -193,7 +193,7 @@ def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer,
     assert len(held_out) > 10 and sum(map(len, train & held_out)) < 100  # only short sentences
     assert snugbert_command(["prepare", "--list", "--cache_dir", str(tmp_path / "cache")]) == 0
     assert ", unique lines, tokenizer " in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"Give it to `snugbert prepare`\."):
+    with pytest.raises(InputError, match=r"Pass the flag to `snugbert prepare`\."):
         PretrainingDataArguments(corpus="prepared", deduplicate="lines")
 
 

@@ -79,7 +79,7 @@ def test_a_dataset_with_text_that_is_not_utf_8(tmp_path):
     """Parquet can contain any bytes, and JSON the halves of surrogate pairs."""
     texts = pyarrow.array([b"fine", b"half \xed\xa0\xbd"], pyarrow.binary())
     strings = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
-    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert it to UTF-8\."):
+    with pytest.raises(InputError, match=r"the dataset, row 2: not UTF-8 \(.*\)\. Convert the text to UTF-8\."):
         list(read_rows(Dataset(pyarrow.table({"text": strings}))))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text(json.dumps({"text": "\ud83d"}))

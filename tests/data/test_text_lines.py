@@ -60,10 +60,10 @@ def test_lines_that_are_not_utf_8(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(b"fine\nb\xffd\nfine\n\xfe\n")
     with pytest.raises(
-        InputError, match=r"text.txt, line 2: not UTF-8 \(invalid start byte\)\. Convert it to UTF-8\.$"
+        InputError, match=r"text.txt, line 2: not UTF-8 \(invalid start byte\)\. Convert the file to UTF-8\.$"
     ):
         list(read_text_lines(file))
-    with pytest.raises(InputError, match=r"Convert it to UTF-8\. To continue, set --on_bad_text skip or replace\.$"):
+    with pytest.raises(InputError, match=r"Convert the .* UTF-8\. To continue, set --on_bad_text skip or replace\.$"):
         list(read_numbered_lines(file, log=ReadingLog("error")))
     expected = {
         "skip": ([(1, "fine\n"), (3, "fine\n")], "2 bad lines left out"),
@@ -84,7 +84,7 @@ def test_lines_that_are_not_utf_8(tmp_path):
 def test_every_line_of_utf_16_is_bad_text(tmp_path, encoding):
     file = tmp_path / "text.txt"
     file.write_bytes("A text.\n\nZürich, 東京.\n".encode(encoding))
-    message = r"text.txt, line 1: not UTF-8 \(contains NUL bytes, perhaps UTF-16\)\. Convert it to UTF-8\."
+    message = r"text.txt, line 1: not UTF-8 \(contains NUL bytes, perhaps UTF-16\)\. Convert the file to UTF-8\."
     for log in (ReadingLog(), ReadingLog("error")):
         with pytest.raises(InputError, match=message):
             list(read_numbered_lines(file, log=log))
@@ -121,7 +121,7 @@ def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     assert process.returncode == 0, process.stderr
     *messages, megabytes = process.stdout.splitlines()
     assert messages == [
-        f"{file}, line 2: longer than 16 MiB. Split it. In JSON, write one object per line." for file in files
+        f"{file}, line 2: longer than 16 MiB. Split this line. In JSON, write one object per line." for file in files
     ]
     assert int(megabytes) < 100
 

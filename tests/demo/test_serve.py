@@ -48,7 +48,7 @@ def test_a_process_serves_this_machine_or_all_hosts_until_ctrl_c(host, checkpoin
     assert (status, process.stdout) == (130, f"Serving {model} at http://{name}:{port}/ (Ctrl-C to stop)\n")
     warning = (
         "snugbert demo: warning: --host 0.0.0.0: anyone who can reach this machine can use the model. There is no "
-        "password and no encryption. To use it from another machine, omit --host and open a tunnel there: "
+        "password and no encryption. To use the page from another machine, omit --host and open a tunnel there: "
         f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE.\n"
     )
     assert process.stderr == (warning if host else "")

@@ -119,7 +119,7 @@ def test_errors(folder, capsys):
         return capsys.readouterr().err.removeprefix("snugbert evaluate: error: ")
 
     model = ["--model_name_or_path", folder / "model"]
-    assert "--config_name gives random weights" in error(*model, "--config_name", "tiny")
+    assert "--config_name (random weights) cannot be combined with" in error(*model, "--config_name", "tiny")
     (folder / "out").mkdir()
     (folder / "out/results.json").write_text("{}")
     assert "already contains results" in error(*model, "--output_dir", folder / "out")
@@ -131,4 +131,4 @@ def test_errors(folder, capsys):
     (folder / "pairs/long.jsonl").write_text(f"{long}\n")
     assert "long.jsonl, row 1: a sentence has 513 tokens. The model's limit is 512. Remove the pair." in error(*model)
     assert main(["evaluate", *map(str, model)]) == 2
-    assert "no data. Give --pairs_file, --validation_file, or both." in capsys.readouterr().err
+    assert "no data. Pass --pairs_file, --validation_file, or both." in capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_errors(files):
     model = snugbert.SnugBertForMaskedLM.from_pretrained(files / "model")
     for arguments, message in [
         ({"max_seq_length": 41}, "--max_seq_length 41 must be between 5 and the limit (40)."),
-        ({"sentence_order": True}, "--sentence_order: the model does not predict the order of segments"),
+        ({"sentence_order": True}, "--sentence_order: this model does not predict the order of segments"),
         ({"validation_file": ["missing.txt"]}, "--validation_file: missing.txt: no such file"),
         ({"train_file": ["missing.txt"]}, "--train_file: missing.txt: no such file"),
     ]:
@@ -218,5 +218,5 @@ def test_errors(files):
             score(model, tokenizer, files, **arguments)
         assert message in str(raised.value)
     torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
-    with pytest.raises(InputError, match="the model's loss is not finite"):
+    with pytest.raises(InputError, match="the loss is NaN or infinite"):
         score(model, tokenizer, files)

@@ -51,7 +51,7 @@ def test_files_of_all_formats_have_the_same_pairs(tmp_path):
         ('{"sentence_good": 3, "sentence_bad": "B."}', "row 1: sentence_good must be a sentence, not 3."),
         (
             '{"sentence_good": "A.", "sentence_bad": "\\ud83d"}',
-            "row 1: sentence_bad is not valid Unicode: \\ud83d is half of a character. Remove it.",
+            "row 1: sentence_bad is not valid Unicode: \\ud83d is half of a character. Remove \\ud83d.",
         ),
         ('{"sentence_good": ', "row 1: not JSON"),
         ("", ": no pairs."),
@@ -128,5 +128,5 @@ def test_files_with_the_same_name_are_paradigms_of_their_own(tmp_path):
 def test_scores_that_are_not_finite(tmp_path):
     model, tokenizer = make_model("snugbert")
     torch.nn.init.constant_(model.get_output_embeddings().bias, torch.nan)
-    with pytest.raises(InputError, match="scores are not finite"):
+    with pytest.raises(InputError, match="scores are NaN or infinite"):
         score_pairs(model, tokenizer, [MinimalPair("the cat", "the dog", "a", "a", None, tmp_path, 1)])

@@ -201,7 +201,7 @@ def test_similarities_are_scored(checkpoint, tmp_path, data_dir):
         ("Model", ["--to", "onnx", "--calibration_file", __file__], "--calibration_file needs --dtype int8"),
         ("Model", ["--to", "onnx", "--text_file", "none.txt"], "--text_file: none.txt: no such file"),
         ("ForMaskedLM", ["--to", "onnx", "--validation_file", __file__], "ForMaskedLM cannot be scored"),
-        ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name is about --validation_file"),
+        ("Model", ["--to", "onnx", "--task_name", "sst2"], "--task_name needs --validation_file"),
         ("Model", ["--to", "tensorrt"], "--to: unknown value 'tensorrt'"),
     ],
 )
@@ -228,7 +228,7 @@ def test_misspelled_arguments_and_two_sources_of_examples_are_refused(tmp_path):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(typo))}'"):
             export_model("model", tmp_path / "out", "bert", **typo)
     examples = {"validation_file": __file__, "eval_dataset": Dataset.from_dict({"text": ["good"], "label": [1]})}
-    with pytest.raises(InputError, match="--validation_file and eval_dataset exclude each other"):
+    with pytest.raises(InputError, match="--validation_file and eval_dataset cannot be combined"):
         export_model("model", tmp_path / "out", "bert", **examples)
 
 

@@ -351,7 +351,7 @@ def _age(checkpoint: Path) -> int:
 
 
 def _check_messages(messages: str, damaged: Path | None, whole: list[Path], checkpoints: list[Path]) -> None:
-    """A warning names the damaged file. The run resumes from its newest whole checkpoint, or says that it cannot."""
+    """A warning names the damaged file. The run resumes from the newest complete checkpoint, or reports an error."""
     assert "Traceback" not in messages, messages
     assert damaged is None or str(damaged) in messages, f"no warning names {damaged}:\n{messages}"
     first = re.search(r"^step +([\d,]+)/", messages, re.MULTILINE)
@@ -359,7 +359,7 @@ def _check_messages(messages: str, damaged: Path | None, whole: list[Path], chec
         step = int(whole[-1].name.rpartition("-")[2])
         assert int(first[1].replace(",", "")) > step, f"resumed before step {step}:\n{messages}"
     elif first and checkpoints:
-        assert "starts again from step 0" in messages, messages
+        assert "starts at step 0" in messages, messages
 
 
 def main() -> None:

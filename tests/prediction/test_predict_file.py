@@ -271,7 +271,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
             "ForSequenceClassification",
             [{"text": "a"}],
             ["--text_column_names", "a,b,c"],
-            "expected 1 or 2 text columns",
+            "--text_column_names: this model reads 1 or 2 text columns",
         ),
         (
             "ForSequenceClassification",

@@ -212,7 +212,7 @@ def test_a_launcher_is_refused(tmp_path, monkeypatch, capsys):
     for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert main(list_arguments(tmp_path, "out.jsonl")) == 2
-    assert "Run it without torchrun or accelerate." in capsys.readouterr().err
+    assert "Run the command without torchrun or accelerate." in capsys.readouterr().err
 
 
 @pytest.mark.slow

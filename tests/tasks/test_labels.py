@@ -150,12 +150,12 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
     assert len(names) == len(values)
     assert (
         "labels that look alike are different classes: 'Pos' and 'pos', 'a' and '\uff21', 'neg' and 'ne\\u200bg', "
-        r"'very  good' and 'very good' and 'very\xa0good'. If they should be one, write them in the same way."
+        r"'very  good' and 'very good' and 'very\xa0good'. To merge such classes, write their labels identically."
     ) in caplog.text
     (tmp_path / "dev.csv").write_text("sentence,label\na,POS\n")
     files = {"train_file": str(tmp_path / "a.csv"), "validation_file": str(tmp_path / "dev.csv")}
     splits = load_splits(GlueDataArguments(**files), None)
-    with pytest.raises(InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected 'Pos' or 'pos', from the"):
+    with pytest.raises(InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected 'Pos' or 'pos', as in the"):
         encode_labels(splits["validation"], names)
 
 

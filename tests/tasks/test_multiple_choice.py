@@ -219,7 +219,7 @@ BAD_ROWS = {
     "text, label.": {"text": "a", "label": 1},
     "row 2: the label is '2'. Expected the number of a choice, 0 to 1.": ROW | {"label": 2},
     "row 2: the label is 'c'. Expected the number of a choice, 0 to 1.": ROW | {"label": "c"},
-    "row 2: no label in column 'label'. Add it, or remove the row.": {"text": "a", "choices": ["b", "c"]},
+    "row 2: no label in column 'label'. Add a label, or remove the row.": {"text": "a", "choices": ["b", "c"]},
 }
 
 

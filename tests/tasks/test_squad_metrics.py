@@ -144,8 +144,8 @@ def test_missing_predictions_and_bad_references(caplog):
     predictions = [{"id": name, "prediction_text": name} for name in ("dog", "ox")]
     metric = TaskMetric(QuestionAnswering(), keep_in_memory=True)
     assert metric.compute(predictions=predictions, references=references) == {"exact_match": 50.0, "f1": 50.0}
-    assert "Questions without a prediction: 1. The first: cat. They score 0." in caplog.text
-    with pytest.raises(ValueError, match="1 of 2 references have a repeated id"):
+    assert "Questions without a prediction: 1. The first: cat. These questions score 0." in caplog.text
+    with pytest.raises(ValueError, match="1 of 2 references repeat an id"):
         metric.compute(predictions=[predictions[0]] * 2, references=references[:1] * 2)
     predictions = [{**prediction, "no_answer_probability": 0.0} for prediction in predictions]
     metric = TaskMetric(QuestionAnswering(version_2_with_negative=True), keep_in_memory=True)

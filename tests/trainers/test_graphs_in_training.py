@@ -106,7 +106,7 @@ def test_fine_tuning(head, tmp_path, caplog):
     [
         ({CHECKPOINTING: True}, "gradient checkpointing reads the random state"),
         ({"torch_empty_cache_steps": 1}, "--torch_empty_cache_steps frees memory"),
-        ({"pad_to_multiple_of": 0}, "hardly two batches have the same size"),
+        ({"pad_to_multiple_of": 0}, "nearly every batch has a different size"),
     ],
     ids=["checkpointing", "cache", "sizes"],
 )

@@ -86,13 +86,13 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
 def test_a_run_without_a_whole_checkpoint_starts_again(finished, tmp_path, caplog):
     """Unless its folder contains a model or results."""
     (Path(write_checkpoint(tmp_path, 10)) / "optimizer.pt").unlink()
-    start_again = "contains no whole checkpoint. Training starts again from step 0."
+    start_again = "contains no complete checkpoint. Training starts at step 0."
     if finished is None:
         assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
         assert "optimizer.pt is missing" in caplog.text and start_again in caplog.text
         return
     (tmp_path / finished).touch()
-    with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
+    with pytest.raises(InputError, match="contains a model or results, but no complete checkpoint"):
         check_output_dir(arguments(tmp_path, "true"), overwrite=False)
     assert start_again not in caplog.text
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
@@ -177,8 +177,10 @@ def test_a_run_that_starts_again_keeps_undamaged_weights(overwrite, tmp_path, ca
     damage(damaged / "optimizer.pt", "six bytes")
     args = arguments(tmp_path, "true")
     assert check_output_dir(args, overwrite) is None
-    assert "Training starts again from step 0." in caplog.text
-    advice = f"The weights of checkpoint-3 are undamaged. To train from them, use --model_name_or_path {damaged} and"
+    assert "Training starts at step 0." in caplog.text
+    advice = (
+        f"The weights of checkpoint-3 are undamaged. To train from these weights, use --model_name_or_path {damaged}"
+    )
     assert (advice in caplog.text) != overwrite
     for steps, kept in ((2, ["checkpoint-2", "checkpoint-3"]), (3, ["checkpoint-3"])):
         trainer = make_trainer(tmp_path, max_steps=steps, **options)
@@ -193,13 +195,13 @@ def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
     checkpoint = tmp_path / "checkpoint-2"
     message = (
-        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so it cannot be "
-        f"resumed. To train from them, use --model_name_or_path {checkpoint} and another --output_dir. To replace the "
-        "run, use --overwrite_output_dir."
+        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so the run cannot "
+        f"be resumed. To train from these weights, use --model_name_or_path {checkpoint} and another --output_dir. To "
+        "replace the run, use --overwrite_output_dir."
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         check_output_dir(arguments(tmp_path, "true"), overwrite=False)
-    assert "starts again" not in caplog.text
+    assert "starts at step 0" not in caplog.text
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
 
 
@@ -212,7 +214,7 @@ def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path,
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
     trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
     trainer.train(resume_from_checkpoint=True)
-    assert f"{checkpoint} cannot be verified, because it has no manifest.json" in caplog.text
+    assert f"{checkpoint} cannot be verified, because manifest.json is missing" in caplog.text
     assert trainer.state.global_step == 2
 
 
@@ -230,7 +232,7 @@ def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_pa
     assert check_output_dir(arguments(tmp_path), overwrite=False) is None
     assert caplog.text == ""
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
-    assert f"{tmp_path} contains no whole checkpoint. Training starts again from step 0." in caplog.text
+    assert f"{tmp_path} contains no complete checkpoint. Training starts at step 0." in caplog.text
     make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
     weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
     assert weights[0] == weights[1] and not (tmp_path / UNFINISHED).exists()

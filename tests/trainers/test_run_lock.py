@@ -56,9 +56,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch
     (tmp_path / "train.json").write_text('{"data": []}')
     model = f"--config_name tiny --tokenizer_name {tmp_path / 'tokenizer'}"
     with run_with_a_worker(folder) as process:
-        message = (
-            f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until it ends"
-        )
+        message = f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until that "
         with monkeypatch.context() as patch:
             patch.setattr(run_lock, "SECONDS", 0)
             for command, suffix in (("pretrain", "txt"), ("ner", "txt"), ("squad", "json"), ("glue", "json")):

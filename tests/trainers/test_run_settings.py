@@ -47,7 +47,7 @@ def test_a_changed_setting_is_refused_by_name(checkpoint, tmp_path, changes, mes
         trainer.train(resume_from_checkpoint=checkpoint)
     text = str(error.value)
     assert text.startswith(f"--resume_from_checkpoint: settings changed since {checkpoint}: {message}")
-    assert ("Restore them (--bf16 false), or" in text) == ("bf16" in changes)
+    assert ("Restore the settings (--bf16 false), or" in text) == ("bf16" in changes)
     assert f"--model_name_or_path {checkpoint}" in text and not list(tmp_path.iterdir())
 
 
@@ -129,5 +129,5 @@ def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, 
         make_trainer(tmp_path, **RUN).train(resume_from_checkpoint=str(file.parent))
     monkeypatch.undo()
     make_trainer(tmp_path, **RUN | {"seed": 1}).train(resume_from_checkpoint=str(file.parent))
-    warned = f"{file.parent} stores no settings, so none were compared." in caplog.text
+    warned = f"{file.parent} contains no settings. Cannot check whether settings changed." in caplog.text
     assert warned == (saved == {})

@@ -154,7 +154,7 @@ def test_a_second_run_is_refused_and_a_run_without_its_lock_stops(in_bucket, buc
     stored, url = bucket.folder / "runs/run", in_bucket["output_dir"]
     with hold_store_lock(RemoteOutput(tmp_path / "other/run", url)):
         assert run(in_bucket) == 2
-    assert f"is running in {url}. Wait until it ends, or choose another folder." in capsys.readouterr().err
+    assert f"is running in {url}. Wait until that process ends, or choose another folder." in capsys.readouterr().err
 
     other = '{"owner": "o", "number": "1", "beat": "1", "holder": "process 7 on elsewhere"}'
     on_save = checkpoint_copies.CheckpointUploads.on_save
@@ -231,7 +231,7 @@ def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_copies, "upload", fail)
         assert run(in_bucket) == 2
-    assert "no answer. Uploading is tried again with the next checkpoint." in caplog.text
+    assert "no answer. The upload will be retried at the next checkpoint." in caplog.text
     assert not list(stored.glob("checkpoint-*/*")) and not (stored / "config.json").exists()
     assert run(in_bucket) == 0
     assert "after checkpoint-8" in capsys.readouterr().out

@@ -165,7 +165,7 @@ def test_init_extends_the_generator_of_an_electra(tmp_path, some_text, capsys):
         "vocabulary",
         ["--init", str(old), "--train_file", str(some_text), "--vocab_size", str(size), "--output_dir", str(new)],
     )
-    assert "Its generator was extended, too." in capsys.readouterr().out
+    assert "The generator was extended, too." in capsys.readouterr().out
     discriminator = SnugBertForReplacedTokenDetection.from_pretrained(new)
     generator, info = SnugBertForMaskedLM.from_pretrained(new / "generator", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and generator.config.vocab_size == size

@@ -287,7 +287,7 @@ def test_other_languages_than_english_keep_case_and_accents(kind, german, tmp_pa
         assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "de", *flags), both) == expected
     for flags in (["--no_strip_accents"], ["--strip_accents", "false"]):
         assert to_text(learn(tmp_path / "tok", german, *of_kind, "--do_lower_case", *flags), both) == "schon schön"
-    with pytest.raises(InputError, match="--strip_accents and --no_strip_accents exclude each other"):
+    with pytest.raises(InputError, match="--strip_accents and --no_strip_accents cannot be combined"):
         learn(tmp_path / "tok", german, "--strip_accents", "--no_strip_accents")
 
 
@@ -337,11 +337,11 @@ def test_the_settings_of_an_existing_tokenizer_hold(german, tmp_path, capsys):
     flags = ["--init", str(tmp_path / "old"), "--language", "de"]
     tokenizer = learn(tmp_path / "new", more, *flags)
     assert to_text(tokenizer, "Schon schön") == "schon schon" and read_language(tokenizer) == "de"
-    line = f"Case and accents: both removed (schöne -> schone). These settings of {tmp_path / 'old'} hold."
+    line = f"Case and accents: both removed (schöne -> schone). These are the settings of {tmp_path / 'old'}."
     assert line in capsys.readouterr().out.splitlines()
     with pytest.raises(InputError, match=r"--strip_accents false: the tokenizer of .* was learned with true"):
         learn(tmp_path / "new", more, *flags, "--no_strip_accents")
-    with pytest.raises(InputError, match=r"--language fr: the tokenizer .*new stores de"):
+    with pytest.raises(InputError, match=r"--language fr: the language of the tokenizer .*new is de"):
         learn(tmp_path / "newer", more, "--init", str(tmp_path / "new"), "--language", "fr")
 
 

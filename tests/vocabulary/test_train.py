@@ -184,12 +184,12 @@ def test_byte_level_bpe_works_in_every_command(bpe_folders, data_dir, tmp_path):
         (b"abc abc", ["--vocab_size", "9"], r"--vocab_size 9 is too small. .* at least 10\."),
         (b"abc", ["--model", "byte-bpe", "--vocab_size", "260"], r"too small. The 256 bytes .* at least 261\."),
         (b"abc", ["--model", "unigram"], "--model: unknown value 'unigram'"),
-        (b"abc", ["--do_lower_case", "--no_do_lower_case"], "--no_do_lower_case exclude each other"),
+        (b"abc", ["--do_lower_case", "--no_do_lower_case"], "--no_do_lower_case cannot be combined"),
         (b"abc", ["--init", "./nowhere"], r"--init: the folder \./nowhere does not exist"),
         (b"abc", ["--vocab_size", "0"], "--vocab_size 0 must be at least 1"),
         (b"abc", ["--min_frequency", "0"], "--min_frequency 0 must be at least 1"),
         (b"abc", ["--vocab_size", "many"], "--vocab_size.*: invalid int value: 'many'"),
-        (b"abc", ["--dataset_name", "imdb"], "--train_file and --dataset_name exclude each other"),
+        (b"abc", ["--dataset_name", "imdb"], "--train_file and --dataset_name cannot be combined"),
         (b"abc", ["--train_file"], "--train_file.*: expected at least one argument"),
         (b"abc", ["--train_file", "none/*.txt"], r"none/\*\.txt: no such file"),
     ],
@@ -212,5 +212,5 @@ def test_a_full_disk_is_a_clear_error(tmp_path, name):
 
 
 def test_text_is_required(tmp_path: Path):
-    with pytest.raises(InputError, match=r"no text\. Give --train_file or --dataset_name"):
+    with pytest.raises(InputError, match=r"no text\. Pass --train_file or --dataset_name"):
         train(tmp_path / "tok")

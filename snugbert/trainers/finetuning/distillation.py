@@ -63,11 +63,11 @@ def fine_tune_or_distill(
     """Fine-tunes, and prints a summary. With `teacher_name_or_path`, distills.
 
     Raises:
-        InputError: see [`run_task`]; or arguments, teacher and data contradict each other.
+        InputError: see [`run_task`]; or arguments, teacher and data do not fit together.
     """
     if model_args.teacher_name_or_path is None:
         if task.args.unlabeled_file is not None:
-            raise InputError("--unlabeled_file needs a teacher that labels it. Give --teacher_name_or_path.")
+            raise InputError("--unlabeled_file needs a teacher that labels the examples: --teacher_name_or_path.")
         refuse_distillation_flags(args)
         run_task(prepare_task(task, model_args, args), args)
         return
@@ -118,7 +118,7 @@ def _train_without_teacher(
             args.search, settings=settings, method=args.search.method if settings else "grid"
         )
     model_args = dataclasses.replace(model_args, teacher_name_or_path=None)
-    logger.info("training the student without the teacher, for comparison. --compare_without_teacher false skips it.")
+    logger.info("training the student without the teacher, for comparison (--compare_without_teacher false: skip)")
     student = prepare_task(task.copy(unlabeled_file=None), model_args, args, teacher)
     try:
         run_task(student, args)

@@ -61,7 +61,7 @@ class DistillationTrainer(FineTuningTrainer):
         kwargs: as in [`FineTuningTrainer`].
 
     Raises:
-        InputError: as in [`FineTuningTrainer`]; or the teacher has other labels, or splits the text into other tokens.
+        InputError: as in [`FineTuningTrainer`]; or teacher and data have different labels or tokens.
     """
 
     compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
@@ -160,7 +160,7 @@ def prepare_distillation(
         The prepared tasks of teacher and student, and a trainer with the teacher. The student has no soft targets yet.
 
     Raises:
-        InputError: see [`prepare_task`]; settings exclude each other; or there are no training examples.
+        InputError: see [`prepare_task`]; settings cannot be combined; or there are no training examples.
     """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
@@ -168,7 +168,7 @@ def prepare_distillation(
     if teacher.train_features is None:
         raise InputError(
             "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
-            "--do_predict, also give --do_train."
+            "--do_predict, also pass --do_train."
         )
     student = prepare_task(task, model_args, args, teacher, sources, checks_output_dir=sources is None)
     trainer = make_teacher_trainer(teacher, args)
@@ -223,7 +223,8 @@ def make_soft_targets(
     counts, teacher_counts = (output.count_items(each.train_features) for each in (student, teacher))
     if not output.match(counts, teacher_counts):
         raise InputError(
-            "--teacher_name_or_path: its tokenizer splits the text differently. Choose a student with its tokenizer."
+            "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
+            "teacher's tokenizer."
         )
     return SoftTargets(
         logits=compute_items(trainer, teacher.train_features, student.distillation.teacher, cache_dir),

@@ -55,7 +55,7 @@ def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> No
         raise_together(compare)
     except InputError as error:
         raise InputError(f"{error} The run in {args.output_dir} is finished and has no checkpoints.") from error
-    logger.info("%s contains this run, and it is finished. Nothing was computed.", args.output_dir)
+    logger.info("%s contains this run, which is finished. Nothing was computed.", args.output_dir)
     if args.push_to_hub:  # an earlier upload may have failed
         trainer.uploads.upload_output_dir()
 
@@ -67,8 +67,8 @@ def fine_tune(
 
     Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
-    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the one
-    that it resumes. If the run is already finished, returns its results.
+    the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
+    command that it resumes. If the run is already finished, returns its results.
 
     Args:
         prepared: the task, its examples and its checkpoint.

@@ -41,7 +41,7 @@ class FineTunedModelArguments(StudentArguments):
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
     )
 
-    # Not arguments of a command. None: they are loaded.
+    # These fields are set from Python only. If model and tokenizer are None, both are loaded.
     is_teacher = False  # see `as_teacher`
     model: ClassVar[Any] = None  # a PreTrainedModel
     tokenizer: ClassVar[Any] = None
@@ -50,7 +50,7 @@ class FineTunedModelArguments(StudentArguments):
         missing = self.model_name_or_path is None and self.config_name is None and self.num_student_layers is None
         if self.teacher_name_or_path is not None and missing:
             raise InputError(
-                "--num_student_layers is missing. To start from a checkpoint other than the teacher, give "
+                "--num_student_layers is missing. To start from a checkpoint other than the teacher, pass "
                 "--model_name_or_path."
             )
         if self.config_name is not None and self.num_student_layers is not None:
@@ -82,7 +82,7 @@ class FineTuningArguments(DeviceArguments):
     are fewer than 100 steps, the run is longer.
 
     Raises:
-        InputError: a value is out of range, or settings exclude each other.
+        InputError: a value is out of range, or settings cannot be combined.
 
     Attributes:
         keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
@@ -95,7 +95,7 @@ class FineTuningArguments(DeviceArguments):
 
     do_train: bool = field(
         default=False,
-        metadata={"help": "Train. Default: train, evaluate and predict on the data that you give."},
+        metadata={"help": "Train. Default: train, evaluate and predict on the data that you pass."},
     )
     do_eval: bool = field(
         default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
@@ -160,7 +160,7 @@ class FineTuningArguments(DeviceArguments):
         default=0.5,
         metadata={
             "advanced": True,
-            "help": "Weight of the soft targets in the loss, from 0 to 1. The labels get the rest.",
+            "help": "Weight of the soft targets in the loss, from 0 to 1. The rest is the weight of the labels.",
         },
     )
     compare_without_teacher: bool = field(
@@ -211,9 +211,9 @@ class FineTuningArguments(DeviceArguments):
         self._read_sweep()
         check_ranges(self)
         if self.deepspeed:
-            raise InputError("--deepspeed is not supported. Remove it.")
+            raise InputError("--deepspeed is not supported. Remove the flag.")
         if self.label_names is not None:  # Trainer's names of columns in a batch
-            raise InputError("--label_names: the names of labels come from the data or the task. Remove it.")
+            raise InputError("--label_names: label names come from the data or the task. Remove the flag.")
         if self.unfreeze_after_steps is not None and not self.freezes:
             raise InputError("--unfreeze_after_steps needs --freeze_layers or --freeze_embeddings.")
         asks = self.save_strategy not in (None, "no") or self.save_steps is not None or self.save_only_model

@@ -44,8 +44,8 @@ def run_dry_fine_tuning(
     Args:
         prepared: the task and its examples.
         args: the arguments of the command.
-        runs: the arguments of the runs of a sweep that are not finished. The first one is measured, and the time of
-            the others follows from their number of epochs or steps. Empty: the command is a single run.
+        runs: the arguments of the runs of a sweep that are not finished. The first run is measured, and the time of
+            the others is estimated from their epochs or steps. Empty: the command is a single run.
         spent: seconds of the finished runs of the sweep, which count for its `hours`.
 
     Returns:

@@ -10,7 +10,7 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArgument
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 
 LOWER_IS_BETTER = ("loss", "mse")
-# Overfitting: the last validation loss relative to the lowest one, and the last training loss relative to the first.
+# Overfitting: the last validation loss relative to the lowest, and the last training loss relative to the first.
 RISE, REST = 1.1, 0.1
 WIDE = 10  # points on the scale up to 100; wider intervals get a warning
 
@@ -62,7 +62,7 @@ def describe_wide_intervals(
     """Returns a sentence for each set whose main metric has an interval wider than `WIDE` points, and what to do.
 
     Args:
-        prepared: the task. Metrics that are no scores, such as the mean squared error, are skipped.
+        prepared: the task. Metrics that are not scores, such as the mean squared error, are skipped.
         intervals: evaluation set -> metric -> low and high.
         remedy: what to do.
     """
@@ -103,7 +103,7 @@ def _list_intervals(
 
 
 def describe_overfitting(log_history: Sequence[Mapping[str, float]], args: FineTuningArguments) -> str | None:
-    """Returns a sentence if the validation loss rose while the training loss fell to almost zero. None: it did not.
+    """Returns a sentence if the validation loss rose while the training loss fell to almost zero. Otherwise None.
 
     Args:
         log_history: `trainer.state.log_history`.

@@ -82,11 +82,11 @@ class FineTuningTrainer(RunTrainer):
         prepared: the task, connected with its model, and its data.
         output: the form of the task's logits.
         checks_output_dir: whether the next call of `train` checks the output folder.
-        decisions: thresholds and temperature of the trained model. None: the task chooses none.
+        decisions: thresholds and temperature of the trained model. None if the task chooses neither.
 
     Raises:
         InputError: a row or a label cannot be used (the message names the row), the labels do not fit the model, the
-            checkpoint cannot be loaded, an argument is out of range, or settings exclude each other.
+            checkpoint cannot be loaded, an argument is out of range, or settings cannot be combined.
     """
 
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
@@ -120,7 +120,7 @@ class FineTuningTrainer(RunTrainer):
         self.decisions: Decisions | None = None
         self._training: dict[str, float] = {}  # metrics of the training, once it is complete
         self._order: np.ndarray = np.arange(0)  # dataset indices in the order of the current evaluation
-        # Sum of the losses, and number of labels, in each batch of the current evaluation. None outside of it.
+        # Sum of the losses, and number of labels, in each batch of the current evaluation. None between evaluations.
         self._losses: list[torch.Tensor] | None = None
         self._last_evaluation: tuple[int, EvalLoopOutput] | None = None  # step of the model, and result
         self._scores: dict[int, dict[str, float]] = {}  # step of the model -> its metrics on the validation examples
@@ -164,7 +164,7 @@ class FineTuningTrainer(RunTrainer):
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. A new run does not begin in the folder of another one.
+        """Extends Trainer's method: a new run does not begin in the folder of an earlier run.
 
         Args:
             resume_from_checkpoint: a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
@@ -222,7 +222,7 @@ class FineTuningTrainer(RunTrainer):
         self._scores[self.model_step] = examples.score(self.decisions.fitted)
 
     def describe_decisions(self) -> DecisionFacts | None:
-        """Returns the thresholds, the temperature, and scores without thresholds. None: the task chooses none."""
+        """Returns the thresholds, the temperature, and scores without thresholds. None if the task chooses neither."""
         if self.decisions is None:
             return None
         examples: Any = self.prepared.validation_set
@@ -269,7 +269,7 @@ class FineTuningTrainer(RunTrainer):
         return choose_fine_tuning_multiple(batch_size, count_tokens(dataset)) if has_tokens else 0
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
-        """As in Trainer, which counts the column `labels`. The form of the logits names the column to count."""
+        """Extends Trainer's method, which counts the column `labels`. The task's output names the column to count."""
         batches, count = super().get_batch_samples(*args, **kwargs)
         name = self.output.counted_labels
         if name != "labels" and batches and name in batches[0]:
@@ -280,12 +280,12 @@ class FineTuningTrainer(RunTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """As in Trainer. In evaluation, the loss of a batch is the mean over its own labels."""
+        """Extends Trainer's method: in evaluation, the loss of a batch is the mean over its own labels."""
         count = None if self._losses is not None else num_items_in_batch
         return super().compute_loss(model, inputs, return_outputs, count)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in `Trainer`, with a learning rate per layer if `layerwise_lr_decay` is below 1."""
+        """Extends Trainer's method: a learning rate per layer if `layerwise_lr_decay` is below 1."""
         optimizer = super().create_optimizer(model)
         decay = self.args.layerwise_lr_decay  # type: ignore[attr-defined]
         if decay < 1:
@@ -316,7 +316,7 @@ class FineTuningTrainer(RunTrainer):
             metric_key_prefix: prefix of the names of metrics.
 
         Raises:
-            InputError: a row cannot be used, or the rows have no labels, or other labels than the model.
+            InputError: a row cannot be used, or the rows have no labels, or their labels differ from the model's.
             DivergedError: a logit is NaN.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -399,7 +399,7 @@ class FineTuningTrainer(RunTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, None]:
-        """As in `Trainer`, but pads the logits of packed batches, and returns no labels.
+        """Extends Trainer's method: pads the logits of packed batches, and returns no labels.
 
         The logits of padding in filled rows are dropped.
         """
@@ -423,7 +423,7 @@ class FineTuningTrainer(RunTrainer):
         return loss, logits, None
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in `Trainer`, with predictions in the order of the dataset. Does not change the random state of training.
+        """Extends Trainer's method: predictions are in the order of the dataset. Keeps the random state of training.
 
         Raises:
             DivergedError: a logit is NaN.
@@ -447,7 +447,7 @@ class FineTuningTrainer(RunTrainer):
             if self.state.global_step:
                 raise DivergedError(f"{prefix}: the logits are NaN after step {self.state.global_step}. {REMEDY}")
             raise DivergedError(
-                f"{prefix}: the logits are NaN. Try without --fp16. Otherwise, the weights may be damaged."
+                f"{prefix}: the logits are NaN. Try without --fp16. If that does not help, the weights may be damaged."
             )
         places = np.argsort(self._order)
         predictions = tuple(p[places] for p in parts) if isinstance(predictions, tuple) else predictions[places]
@@ -475,7 +475,7 @@ class FineTuningTrainer(RunTrainer):
     # --- the model card -----------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer. After training, also writes the model card."""
+        """Extends Trainer's method: after training, also writes the model card."""
         super().save_model(output_dir, _internal_call)
         if self._training and self.args.should_save and not _internal_call:
             self._write_card(output_dir)
@@ -506,7 +506,7 @@ class FineTuningTrainer(RunTrainer):
 
     @property
     def hub_name(self) -> str | None:
-        """The repository that the model is pushed to. None: it is not pushed."""
+        """The repository that the model is pushed to. None without a push."""
         return self.hub_model_id or self.args.hub_model_id
 
 

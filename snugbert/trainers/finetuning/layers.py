@@ -81,7 +81,7 @@ def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCa
     """
     frozen = list_frozen_parameters(model, args) if args.freezes else []
     if frozen and args.unfreeze_after_steps is not None:
-        # DDP registers trained parameters once, before training. These are unused at first.
+        # DDP registers parameters once, before training. Frozen parameters are unused until they are unfrozen.
         args.ddp_find_unused_parameters = True
         return [Unfreezing(frozen, args.unfreeze_after_steps)]
     for parameter in frozen:
@@ -96,7 +96,7 @@ class Unfreezing(TrainerCallback):
         self.parameters, self.after_steps = parameters, after_steps
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Freezes before the first step, also in a resumed run, and unfreezes after `after_steps`."""
+        """Freezes before the first step, even of a resumed run, and unfreezes after `after_steps`."""
         trained = state.global_step >= self.after_steps
         if self.parameters[0].requires_grad != trained:
             for parameter in self.parameters:

@@ -1,4 +1,4 @@
-"""The default learning rate: the BERT paper's for base and large, a higher one for narrower encoders."""
+"""The default learning rate: the BERT paper's for base and large, a higher rate for narrower encoders."""
 
 import logging
 
@@ -30,7 +30,7 @@ def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, pape
         reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {hidden_size}"
     if args.varies("learning_rate"):
         if args.sweep == "paper" and factor > 1:
-            logger.warning("--sweep paper: its learning rates may be too low. The default is %g (%s).", rate, reason)
+            logger.warning("--sweep paper: the learning rates may be too low. The default is %g (%s).", rate, reason)
     elif args.learning_rate is None:
         args.learning_rate = rate
         logger.info("learning rate: %g (%s). Set --learning_rate to change it.", rate, reason)

@@ -15,7 +15,7 @@ MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 
 
 def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
-    """Sets `metric_for_best_model` to the task's main metric unless the user chose one, and sets `greater_is_better`.
+    """Sets `metric_for_best_model`, by default to the task's main metric, and sets `greater_is_better`.
 
     Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
 

@@ -70,7 +70,7 @@ def digest_examples(prepared: PreparedTask) -> dict[str, str]:
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
-    More seeds and runs than before are allowed. Fewer are not: the best weights may come from one that would be left
+    More seeds and runs than before are allowed. Fewer are not: the best weights may come from a run that would be left
     out.
 
     Args:
@@ -87,7 +87,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
     if not begun or args.overwrite_output_dir:
         return False
-    remedy = "Choose another folder, or replace it (--overwrite_output_dir)."
+    remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)

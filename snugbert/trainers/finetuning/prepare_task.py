@@ -53,9 +53,9 @@ class Distillation:
 
     Attributes:
         teacher: a digest of the teacher.
-        soft_targets: the teacher's logits for the training examples. None: they are not computed yet.
-        compare: measures teacher and student. Every process must call it. Returns a function that makes the rows of a
-            table from the results of a run. None: they are not compared.
+        soft_targets: the teacher's logits for the training examples. None: not computed yet.
+        compare: measures teacher and student. Every process must call this. Returns a function that makes the rows of
+            a table from the results of a run. None: they are not compared.
     """
 
     teacher: str
@@ -122,8 +122,8 @@ class PreparedTask:
         """Stores the labels of the data in the configuration of a model in memory."""
         if model.config.num_labels != self.config.num_labels:
             raise InputError(
-                f"model: it has {model.config.num_labels} labels, the data {self.config.num_labels}. Load it with "
-                f"num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
+                f"model: the model has {model.config.num_labels} labels, but the data have {self.config.num_labels}. "
+                f"Load the model with num_labels={self.config.num_labels}, or pass the name or folder of a checkpoint."
             )
         if self.train_features is not None:
             forget_decisions(model.config)
@@ -154,7 +154,7 @@ def prepare_task(
         task: the task. It does not change.
         model_args: the checkpoint. With `is_teacher`, it is not trained.
         args: the settings. Sets `learning_rate` unless the user chose one.
-        teacher: the prepared task of a teacher. The labels get its order.
+        teacher: the prepared task of a teacher, whose order of labels is used.
         sources: the data of each split. None: the arguments of the task select them.
         checks_output_dir: whether to check the output folder of a run that trains now, or when training begins.
 
@@ -167,8 +167,8 @@ def prepare_task(
     given, expected = model_args.model, AUTO_CLASSES[f"AutoModel{task.head}"]
     if given is not None and not isinstance(given, expected):
         raise InputError(
-            f"model: expected a {expected.__name__}, not a {type(given).__name__}. Or pass the name or folder of a "
-            "checkpoint."
+            f"model: expected a {expected.__name__}, or the name or folder of a checkpoint, not a "
+            f"{type(given).__name__}."
         )
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     if sources is None:
@@ -176,7 +176,10 @@ def prepare_task(
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
     selects = args.eval_strategy != "no" or args.sweeps
     if selects and "validation" in splits and not splits["validation"].labeled:
-        raise InputError("--validation_file: no reference answers. Selecting the best model needs them.")
+        raise InputError(
+            "--validation_file: no reference answers to select the best model by. Add answers, or pass the file as "
+            "--test_file."
+        )
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
     if training and not model_args.is_teacher:
         choose_learning_rate(config, args, task.paper_learning_rate)
@@ -241,7 +244,7 @@ def name_sources(**datasets: Dataset | None) -> Sources:
     """Returns the data of each split, from datasets in memory. None: there is no such split.
 
     Raises:
-        InputError: one of them is not a dataset, or there is none.
+        InputError: an argument is not a dataset, or no dataset is given.
     """
     for name, dataset in datasets.items():
         if dataset is not None and not isinstance(dataset, Dataset):
@@ -260,7 +263,7 @@ def _choose_layers(model_args: FineTunedModelArguments, config: SnugBertConfig, 
     if model_args.num_student_layers is None:
         return None
     if not trains:
-        raise InputError("--num_student_layers needs training examples. Remove it to score the whole model.")
+        raise InputError("--num_student_layers needs training examples. To score all layers, remove the flag.")
     return choose_student_layers(config.num_hidden_layers, model_args.num_student_layers, model_args.student_layers)
 
 
@@ -302,10 +305,10 @@ def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) 
 
 
 def read_finished_run(args: FineTuningArguments) -> RunResults | None:
-    """Returns the results of a finished run that the command would resume. None: there is none, or it can be resumed.
+    """Returns the results of a finished run that the command would resume. None if the run is not finished.
 
     So a job can always use the same command, even after its run is finished. Every process must call this. The first
-    one reads, because machines may share no disk.
+    process reads, because machines may share no disk.
     """
     output_dir = Path(str(args.output_dir))
 

@@ -70,12 +70,12 @@ def distillation_loss(
     Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
     times its square, so that gradients keep their size (Hinton et al., 2015, section 2). With several labels per
     example, each is a distribution of two. For regression, soft is the squared difference of the two numbers. Hard is
-    the usual loss of the gold labels. It is 0 for an item without one.
+    the usual loss of the gold labels, which is 0 for an item without a label.
 
     Args:
         student, teacher: logits. *Shape:* (I, C)
-        labels: ids, `UNLABELED` without one. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
-            *Shape:* (I, C) Regression: numbers, NaN without one. *Shape:* (I,)
+        labels: ids, `UNLABELED` without a label. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
+            *Shape:* (I, C) Regression: numbers, NaN without a label. *Shape:* (I,)
         kind: the kind of problem.
         temperature: above 0. Not used for regression.
         weight: from 0 to 1.

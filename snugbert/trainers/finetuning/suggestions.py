@@ -122,7 +122,7 @@ class StopBadRuns(TrainerCallback):
         self.evaluations: list[float] = []
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each evaluation. The log contains the ones before a resumed checkpoint, too.
+        """Called by Trainer after each evaluation. The log contains evaluations before a resumed checkpoint, too.
 
         Raises:
             PrunedError: the run is worse than the median.

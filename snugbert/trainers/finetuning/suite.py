@@ -59,7 +59,7 @@ def run_suite(
     wanted = training_args.wanted_splits or ("train", "validation")
     names = tasks_with_data(data_args, wanted)
     if model_args.teacher_name_or_path is not None:
-        raise InputError("--teacher_name_or_path: each task needs its own teacher. Give a single --task_name.")
+        raise InputError("--teacher_name_or_path: each task needs its own teacher. Set --task_name to one task.")
     refuse_distillation_flags(training_args)
     if training_args.class_weights is not None or training_args.varies("class_weights"):
         raise InputError("--class_weights: STS-B has no classes. Use --class_weights with a single --task_name.")
@@ -83,10 +83,10 @@ def run_suite(
 
 
 def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
-    """Returns the tasks with all `wanted` splits, and logs which files the others lack.
+    """Returns the tasks with all `wanted` splits, and logs which files other tasks lack.
 
     Raises:
-        InputError: there is no such task.
+        InputError: no task has all files.
     """
     if data_args.data_dir is None:
         return list(TASKS)
@@ -97,7 +97,7 @@ def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> li
     names = [name for name in TASKS if not missing[name]]
     if not names:
         raise InputError(
-            f"--data_dir: {data_args.data_dir} contains no files of a GLUE task, such as {missing['cola'][0]}."
+            f"--data_dir: {data_args.data_dir} contains no GLUE files. Expected files such as {missing['cola'][0]}."
         )
     return names
 

@@ -90,7 +90,7 @@ class PlannedRun(NamedTuple):
         return Path(str(self.args.output_dir))
 
     def read(self) -> FinishedRun | None:
-        """Returns the finished run. None: it is not finished. Every process must call this."""
+        """Returns the finished run. None if the run is not finished. Every process must call this."""
         file, results = self.folder / RESULTS, None
         if self.args.process_index == 0 and file.exists():
             results = read_json(file)
@@ -307,12 +307,12 @@ def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int)
 def _run_all(
     prepared: PreparedTask, args: FineTuningArguments, run_once: Callable[..., FinishedRun | None]
 ) -> list[FinishedRun]:
-    """Runs the settings, then the best one with further seeds. Returns all finished runs of these settings.
+    """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings.
 
     Args:
         prepared, args: of the sweep.
         run_once: see [`_run`]. In a dry run, it returns None for an unfinished run, and Optuna is not told its score.
-            If no run is finished, the last setting counts as the best one. If only time limits the sweep, the loop
+            If no run is finished, the last setting counts as the best setting. If only time limits the sweep, the loop
             ends at the first unfinished setting.
     """
     search = args.search
@@ -334,7 +334,7 @@ def _run_all(
             break
         if runs[0].read() is None and _is_out_of_time(search.hours, [*finished.values()], args.seeds + extra):
             tries = format_count(len(tried), "setting")
-            logger.info("stopped after %s. Another one would probably exceed %g hours", tries, search.hours)
+            logger.info("stopped after %s. Another setting would probably exceed %g hours", tries, search.hours)
             break
         for number, run in enumerate(runs):
             title = f"run {len(tried) * args.seeds + number + 1}{total}"
@@ -357,7 +357,7 @@ def _run_all(
     for values, number in itertools.product(tried, range(args.seeds, search.winner_seeds)):
         run = plan_run(args, examples, values, args.seed + number)
         result = run_once(run, f"seed {number + 1} of the best setting", []) if run.setting == best else run.read()
-        if result is not None:  # another setting was the best one until the sweep got a larger budget
+        if result is not None:  # a different setting was the best until the sweep got a larger budget
             finished[run.folder] = result
     return [*finished.values()]
 
@@ -386,7 +386,7 @@ def _run(
         logger.warning("%s: %s", run.name, error)
         failure = {"failure": f"{run.name}: {error}"}
     except torch.OutOfMemoryError:
-        # Other processes wait for this one. If no run has ended well, the memory may only be taken at the moment.
+        # Other processes wait for this process. If no run has ended well, the memory may only be taken at the moment.
         if args.world_size > 1 or not any(each.is_complete for each in read_runs(Path(str(args.output_dir)))):
             raise
         logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
@@ -399,7 +399,7 @@ def _run(
     if args.should_save:
         _store(run, failure, [score for callback in callbacks for score in callback.evaluations], start)
         output_dir = Path(str(args.output_dir))
-        # A continued sweep may have finished runs after this one.
+        # A continued sweep may have finished runs after this run.
         _keep_best_weights(output_dir, best_run(read_runs(output_dir), prepared, args))
     finished = run.read()
     assert finished is not None
@@ -415,7 +415,7 @@ def _store(run: PlannedRun, failure: dict[str, Any], evaluations: list[float], s
 
 
 def _is_out_of_time(hours: float | None, runs: list[FinishedRun], needed: int) -> bool:
-    """Whether `needed` more runs would exceed the budget, if they take as long as the others. The first one may.
+    """Whether `needed` more runs would exceed the budget, if they take as long as earlier runs. The first run may.
 
     The time of attempts that were interrupted does not count.
     """

@@ -35,7 +35,7 @@ SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of O
 METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
-# Two names of the batch size, and of the length of a run.
+# Flags that cannot be combined: two set the batch size, and two the length of a run.
 EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
 # The flags that a sweep may vary: settings of the training that affect its result.
 VARIED = (
@@ -78,7 +78,7 @@ class Choices(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A range without steps: a uniform distribution, or a log-uniform one."""
+    """A range without steps: a uniform or log-uniform distribution."""
 
     low: float
     high: float
@@ -152,7 +152,7 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
     if not file.is_file():
         if file.suffix in (".yaml", ".yml"):
             raise InputError(f"--sweep: the file {name} does not exist.{suggest_path(name)}")
-        raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or give a YAML file.")
+        raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or pass a YAML file.")
     try:
         text = file.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
@@ -167,18 +167,18 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
 
 
 def _refuse_repeated_keys(node: yaml.Node | None) -> None:
-    """YAML itself would take the last one."""
+    """Refuses a key that is given twice. YAML itself would take the last value."""
     if isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"{repeated[0]} is given twice. Remove one.")
+            raise InputError(f"{repeated[0]} is given twice. Remove one of the two.")
         for _, value in node.value:
             _refuse_repeated_keys(value)
 
 
 def _check(content: Any, name: str, args_class: type) -> SweepFile:
     if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
-        raise InputError("`settings` is missing. It lists the flags to vary, such as learning_rate: [1e-5, 3e-5].")
+        raise InputError("`settings` is missing. List the flags to vary, such as learning_rate: [1e-5, 3e-5].")
     for key in content:
         if key not in KEYS:
             raise InputError(f"unknown key {key}.{did_you_mean(str(key), KEYS)} Keys: {', '.join(KEYS)}.")
@@ -203,7 +203,7 @@ def _check(content: Any, name: str, args_class: type) -> SweepFile:
             defaults[flag] = _convert(flag, given, args_class)
     for names in EXCLUSIVE:
         if names <= content["settings"].keys():
-            raise InputError(f"{' and '.join(sorted(names))} exclude each other. Remove one.")
+            raise InputError(f"{' and '.join(sorted(names))} cannot be combined. Remove one of the two settings.")
     budget = ("runs", "hours", "seeds", "winner_seeds")
     kept = {key: value for key, value in content.items() if key not in budget}
     options = {key: value for key, value in content.items() if key != "settings"}
@@ -226,7 +226,7 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
     numbers = [value for value in (low, high) if isinstance(value, int | float) and not isinstance(value, bool)]
     log, is_integer = given.get("log", False), all(isinstance(value, int) for value in numbers)
     if len(numbers) < 2:
-        raise InputError(f"{flag}: low and high must be numbers. Otherwise, give a list.")
+        raise InputError(f"{flag}: low and high must be numbers. For other values, write a list.")
     try:
         step = float(given["step"]) if "step" in given else 1.0 if is_integer and not log else None
     except (TypeError, ValueError) as error:
@@ -238,8 +238,8 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
         or (log and low <= 0)
     ):
         raise InputError(
-            f"{flag}: low must be below high, and high must be finite. step must be above 0. log must be true or "
-            "false, needs a low above 0, and excludes step."
+            f"{flag}: low must be below high, high must be finite, and step above 0. log must be true or false. With "
+            "log: true, low must be above 0, and step cannot be set."
         )
     if step is None:
         if method == "grid":

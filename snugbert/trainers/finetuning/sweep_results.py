@@ -48,7 +48,7 @@ class FinishedRun(NamedTuple):
         return np.nan if value is None else value
 
     def interval(self, metric: str, set_name: str) -> Interval | None:
-        """Returns the interval of a metric. None: there is none."""
+        """Returns the interval of a metric. None if the metric has no interval."""
         return self.results.get("intervals", {}).get(set_name, {}).get(metric)
 
     def evaluations(self, metric: str, set_name: str) -> list[float]:
@@ -73,7 +73,7 @@ def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineT
         its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
         set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of failed runs;
         `stopped`: the fields of each setting that was stopped early and its `scores` in training, if there are any.
-        The interval of one seed is the run's own. It is None if there is none.
+        The interval of one seed is the run's own, or None.
     """
     set_name, metric = selection_metric(prepared, args)
     settings = []
@@ -133,7 +133,7 @@ def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuni
 
 
 def selection_metric(prepared: PreparedTask, args: FineTuningArguments) -> tuple[str, str]:
-    """Returns the evaluation set and the metric by which the best run is selected."""
+    """Returns the evaluation set and the metric that select the best run."""
     assert prepared.validation_set is not None  # see `choose_metric`
     return prepared.validation_set.name, str(args.metric_for_best_model)
 

@@ -47,7 +47,7 @@ def compute_items(trainer: FineTuningTrainer, features: Dataset, teacher: str, c
 def compute_logits(trainer: FineTuningTrainer, features: Dataset, teacher: str, cache_dir: str | None) -> Logits:
     """Returns the logits of the trainer's model for all features. Reads them from the cache if they are there.
 
-    Every process must call this. The first one reads and writes the cache, because machines may share no disk.
+    Every process must call this. The first process reads and writes the cache, because machines may share no disk.
 
     Args:
         trainer: a trainer with the teacher.
@@ -99,7 +99,7 @@ def _compute_parts(
 
 
 def _read(file: Path) -> tuple[np.ndarray, ...] | None:
-    """Reads the arrays of a file. None: it is not in the cache, or damaged."""
+    """Reads the arrays of a file. None if the file is not in the cache, or is damaged."""
     try:
         arrays = load_file(file)
     except (OSError, SafetensorError):

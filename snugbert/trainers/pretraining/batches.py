@@ -49,7 +49,7 @@ class Phase:
     """Consecutive steps on the examples of one dataset.
 
     Attributes:
-        dataset: the examples of an epoch. Every epoch has another order. A [`PretrainingDataset`] also has other
+        dataset: the examples of an epoch. Every epoch has a different order. A [`PretrainingDataset`] also has new
             examples in every epoch.
         steps: optimizer steps.
         batch_size: examples per step, over all processes and accumulated batches.
@@ -74,7 +74,7 @@ def check_dataset(dataset: object) -> None:
     """Checks that `dataset` is map-style, has a length, and is not empty.
 
     Raises:
-        InputError: it is not.
+        InputError: `dataset` fails one of these checks.
     """
     kind = type(dataset).__name__
     # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
@@ -102,14 +102,14 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
             passes over the data.
 
     Raises:
-        InputError: a dataset is empty or has no length, one of several has no `max_seq_length`, a phase gets no step,
-            or a step has fewer examples than processes x accumulation steps.
+        InputError: a dataset is empty or has no length, one of several datasets has no `max_seq_length`, a phase gets
+            no step, or a step has fewer examples than processes x accumulation steps.
     """
     for dataset in datasets:
         check_dataset(dataset)
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     if len(lengths) > 1 and None in lengths:
-        raise InputError("phases: with several datasets, each needs a `max_seq_length`, like PretrainingDataset.")
+        raise InputError("phases: each of several datasets needs a `max_seq_length`, as a PretrainingDataset has.")
     batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps
     if steps <= 0:
@@ -172,7 +172,7 @@ def check_processes(phases: Sequence[Phase]) -> None:
     """Checks that all processes have the same examples. Machines without shared disks make their own tables.
 
     Raises:
-        InputError: they differ.
+        InputError: two processes have different examples.
     """
     examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
     wait_for_all()  # machines may take different times for their tables
@@ -249,7 +249,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     prefetched_batches: int = 0
 
     def __len__(self) -> int:
-        """Number of batches of this process in the whole run, from which Trainer computes its number of steps."""
+        """Number of batches of this process in the whole run. Trainer computes its number of steps from it."""
         return sum(phase.steps for phase in self.phases) * self.accumulation_steps
 
     def __iter__(self) -> Iterator[list[int]]:

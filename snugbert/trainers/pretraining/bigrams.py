@@ -1,7 +1,7 @@
 """Initial weights from the bigrams of the training text, instead of random weights.
 
 A masked language model first learns token frequencies, and then, after a long plateau, which tokens are neighbors.
-Counting gives both. [`initialize_from_bigrams`] computes weights with which BERT predicts a masked token
+Counting gives both. [`initialize_from_bigrams`] computes weights that let BERT predict a masked token
 from its two neighbors:
 
     log p(w | left, right) = log p(w) + log [p(w | left) / p(w)] + log [p(w | right) / p(w)] + constant
@@ -10,7 +10,7 @@ from its two neighbors:
 - The log ratios are pointwise mutual information, one matrix for each side. Their common singular vectors become the
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
-  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last one outputs zero.
+  map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last head outputs zero.
 - With relative positions, the query of these heads is constant, and the keys of the distances decide.
 - The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization". But in layer n, counted
   from 1, two heads already attend to the tokens n positions before and after.
@@ -249,14 +249,17 @@ def check_bigram_config(config: SnugBertConfig) -> None:
     """Checks that [`initialize_from_bigrams`] works for this configuration.
 
     Raises:
-        InputError: it does not.
+        InputError: the configuration does not support [`initialize_from_bigrams`].
     """
     if config.num_attention_heads < 2:
-        raise InputError("--bigram_init: the model has one attention head, but needs one for each neighbor.")
+        raise InputError(
+            "--bigram_init needs at least 2 attention heads, for the previous and the next token. Remove the flag, or "
+            "choose a model with more heads."
+        )
     head_size = compute_head_size(config)
     if head_size < SMALLEST_HEAD:
         raise InputError(
-            f"--bigram_init: attention heads have {head_size} dimensions, but need at least {SMALLEST_HEAD}."
+            f"--bigram_init needs attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}."
         )
     embedding_size, smallest = compute_embedding_size(config), 2 * _count_frequencies(config) + 2
     if embedding_size < smallest:
@@ -288,7 +291,7 @@ def _count_text(
     numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
     pairs = count_bigrams((corpus.blocks[number] for number in numbers), vocab_size)
     if pairs.nnz == 0:
-        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Give other text.")
+        raise InputError("--bigram_init: every document is a single token, so there are no bigrams. Use more text.")
     return frequencies, [weigh_bigrams(matrix, frequencies) for matrix in (pairs, pairs.T.tocsr())]
 
 
@@ -381,7 +384,7 @@ def _set_embeddings(
 
 
 def _set_projection(project: Any, first: _FirstLayer) -> None:
-    """Sets the layer between embeddings and encoder, if there is one. It keeps the order of the dimensions."""
+    """Sets the layer between embeddings and encoder, if the model has it. It keeps the order of the dimensions."""
     if project is None:
         return
     W, K = first.projection.shape
@@ -408,7 +411,7 @@ def _head_rows(head: int, config: SnugBertConfig) -> slice:
 
 
 def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> None:
-    """Sets queries and keys of a head, so that it attends to the token at an offset, such as -1, the previous one.
+    """Sets queries and keys of a head, so that it attends to the token at an offset, such as -1, the previous token.
 
     Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
     of the queries stay random. Their keys are zero. If both were zero, they would have no gradient. The distance of a

@@ -9,7 +9,7 @@ The order depends on the corpus, the seed and `window_blocks` alone. Local corpo
 same weights with the corpus on its disk or in a bucket, whatever the size of the cache.
 
 The number of examples of an epoch is known without reading the corpus: the first window is read, and the others have
-as many examples per token. A window that has more leaves some out in this epoch, and a window that has fewer repeats
+as many examples per token. A window with more examples leaves some out in this epoch, and a window with fewer repeats
 some. In other epochs, the windows have other blocks.
 """
 
@@ -56,7 +56,7 @@ class Windows:
         return self._shuffle(window.epoch)[window.number]
 
     def follow(self, window: Window) -> Window:
-        """Returns the window after another one."""
+        """Returns the window that follows `window`."""
         epochs, number = divmod(window.number + 1, self.per_epoch)
         return Window(window.epoch + epochs, number)
 

@@ -77,7 +77,7 @@ def write_run_card(
 
 
 def find_corpus(dataset: Any) -> Corpus | None:
-    """Returns the corpus of a dataset. None: it has none."""
+    """Returns the corpus of a dataset. None if the dataset has no corpus."""
     return getattr(unwrap_subset(dataset), "corpus", None)
 
 
@@ -137,7 +137,7 @@ def _describe_start(
     model_args: PretrainingModelArguments | None,
     data_args: PretrainingDataArguments | None,
 ) -> dict[str, str]:
-    """Describes the initial weights. Empty: they are not known."""
+    """Describes the initial weights. Empty if unknown."""
     model: Any = trainer.model
     if model_args is None or data_args is None:
         return {} if model.config.name_or_path else {"initial weights": "random weights"}

@@ -56,9 +56,9 @@ class SnugBertDataCollatorForPretraining:
         tokenizer: a fast tokenizer with [CLS], [SEP] and [MASK].
         mlm_probability: share of the tokens to predict, 0.15 in the paper (section 3.1). Or the first and the last
             share of a run, such as "0.3:0.15" in GPT-BERT (Charpentier and Samuel, 2024). [`PretrainingTrainer`] then
-            changes it linearly with the steps. Evaluation and other trainers use the last one.
-        mask_replace_prob: share of the predicted tokens to replace by [MASK], 0.8 in the paper (A.1).
-        random_replace_prob: share of the predicted tokens to replace by a random token, 0.1 in the paper. The others
+            changes it linearly with the steps. Evaluation and other trainers use the last rate.
+        mask_replace_prob: share of the predicted tokens to replace with [MASK], 0.8 in the paper (A.1).
+        random_replace_prob: share of the predicted tokens to replace with a random token, 0.1 in the paper. The others
             stay unchanged.
         whole_word_mask: short for `masking="words"`.
         replacement_keys: whether batches contain a random number for each masked token, from which ELECTRA's generator

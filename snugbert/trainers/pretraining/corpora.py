@@ -53,11 +53,11 @@ def load_corpora(
     """
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
-        raise InputError("there is no text. Give --train_file, --dataset_name or --corpus.")
+        raise InputError("no text. Pass --train_file, --dataset_name or --corpus.")
     _check_files(data_args)
     hold_out = do_eval and not data_args.validation_file
     if hold_out and data_args.corpus is not None:
-        raise InputError("--corpus: a prepared corpus cannot be split. Give --validation_file for evaluation.")
+        raise InputError("--corpus: a prepared corpus cannot be split. Pass --validation_file for evaluation.")
     train_objective: Objective = data_args.dataset_objective if do_train else "mlm"  # token frequencies need no pairs
     masks_words = data_args.masking != "tokens"
 
@@ -92,7 +92,7 @@ def load_corpora(
         percentage, deduplicate = data_args.validation_split_percentage, data_args.deduplicate
 
         def is_held_out(number: int) -> bool:
-            """Whether a document is for validation: they are spread evenly over the text, the same in every run."""
+            """Whether a document is for validation. Such documents are spread evenly, and the same in every run."""
             return number * percentage // 100 != (number + 1) * percentage // 100
 
         def is_kept(number: int) -> bool:
@@ -119,13 +119,13 @@ def _log_repeated_text(name: str, corpus: Corpus) -> None:
     if corpus.folder is None:
         return
     report = read_report(corpus.folder)
-    logger.info("%s: %s", name, report or "repeated lines were not counted when it was prepared")
+    logger.info("%s: %s", name, report or "repeated lines were not counted during preparation")
     if report is not None and report.warning:
         logger.warning("%s: %s", name, report.warning)
 
 
 def _check_files(data_args: PretrainingDataArguments) -> None:
-    """Finds the text files, and reads the first line or row of each one on this machine.
+    """Finds the text files, and reads the first line or row of each file on this machine.
 
     Raises:
         InputError: a file does not exist, has an unknown suffix, or cannot be read.
@@ -200,8 +200,8 @@ def make_dataset(
     longest = int(corpus.counts.longest_documents.max())
     if objective == "nsp" and longest > 0.5 * corpus.num_tokens:
         logger.warning(
-            "%s: one document has %.0f %% of the tokens. Each epoch leaves out some of it, because random segments "
-            "come from other documents. Split it at blank lines, or pass --no_nsp.",
+            "%s: one document contains %.0f %% of the tokens. Each epoch leaves out some of these tokens, because "
+            "random segments come from other documents. Split the document by blank lines, or pass --no_nsp.",
             name,
             100 * longest / corpus.num_tokens,
         )

@@ -30,7 +30,7 @@ def collect_example_settings(
         "text": _remove_folders(corpus.sources),
         # The language of lines that are not split and the bits of words change no token.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
-        # A list only if phases differ, so that runs from before `:mlm` resume.
+        # A list only if phases differ, so that checkpoints written before `:mlm` existed can be resumed.
         "objective": objectives if len(set(objectives)) > 1 else data_args.dataset_objective,
         "recipe": RECIPE_VERSION,
         "seed": training_args.examples_seed,
@@ -74,7 +74,7 @@ def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
     if changes := compare_data_settings(checkpoint, settings):
         raise InputError(
             f"--resume_from_checkpoint: the training data changed since {checkpoint}: {'; '.join(changes)}. Restore "
-            "them, or pass --allow_changed_data."
+            "the data, or pass --allow_changed_data."
         )
 
 

@@ -164,7 +164,7 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
     Args:
         logits: *Shape:* (M, V)
         token_keys: random, int64. *Shape:* (M,)
-        vocabulary_keys: random and odd, int64, the same in every step. *Shape:* (V,)
+        vocabulary_keys: random and odd, int64, and the same in every step. *Shape:* (V,)
 
     Returns:
         Token ids. *Shape:* (M,)
@@ -236,7 +236,7 @@ def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: Snu
     for name, (value, other) in sizes.items():
         if value != other:
             raise InputError(
-                f"{folder}: {name} is {value}, but {other} in the discriminator. They share their embeddings. To "
+                f"{folder}: {name} is {value}, but {other} in the discriminator, which shares the embeddings. To "
                 "start with a new generator, move this folder away."
             )
 

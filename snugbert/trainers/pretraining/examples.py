@@ -57,8 +57,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
     The dataset itself is the first epoch. [`PretrainingTrainer`] takes the later epochs from [`get_example`]: each has
     new pairs and a new order. An example is a function of (corpus, settings, seed, epoch, position). So a run can
     resume at any step, with any number of data workers and processes. All epochs have the length of the first: a
-    longer one is cut, and a shorter one repeats some examples. A `Subset` or `ConcatDataset` of it repeats the pairs
-    and masks of the first epoch in every epoch.
+    longer epoch is cut, and a shorter epoch repeats some examples. A `Subset` or `ConcatDataset` of the dataset
+    repeats the pairs and masks of the first epoch in every epoch.
 
     The blocks of a corpus in a bucket are downloaded by [`prepare`], which the process of the trainer calls before its
     data workers need them.
@@ -116,7 +116,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             )
         if "tokenizer" in corpus.settings and corpus.settings["tokenizer"] != hash_tokenizer(tokenizer):
             raise InputError(
-                "The corpus was prepared with a different tokenizer. Use that one, or prepare the text again."
+                "The corpus was prepared with a different tokenizer. Use that tokenizer, or prepare the text again."
             )
         if epochs_dir is None:
             if not isinstance(corpus.folder, Path):
@@ -177,8 +177,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def find_cuts(self, position: int) -> list[list[int]]:
         """Returns the places in each segment of an example of the first epoch where a sentence was cut, for `--show`.
 
-        0 means that the segment begins within a sentence. The length of the segment means that it ends within one. The
-        others are places where an over-long sentence was split.
+        0 means that the segment begins within a sentence. The length of the segment means that the segment ends within
+        a sentence. At other places, an over-long sentence was split.
         """
         spans, _ = self._find_spans(0, position)
         return [self._find_cuts(*span) for span in spans]
@@ -355,7 +355,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def _remove_old_tables(self, name: str, window: Window) -> None:
         """Removes tables that no process needs in `window`. If the lock is ignored, others may remove them, too."""
         # The first window gives the length of all epochs. Other workers may still need the window before this one. A
-        # table that a process has mapped stays readable, and a missing one is made again.
+        # table that a process has mapped stays readable, and a missing table is made again.
         for old in self.epochs_dir.glob(f"{name}-*-*.examples"):
             place = Window(*map(int, old.stem.split("-")[1:]))
             if place != Window(0, 0) and place < window and self.windows.follow(place) != window:

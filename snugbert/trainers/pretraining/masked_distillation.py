@@ -1,4 +1,4 @@
-"""Distillation of a masked language model into a smaller one (DistilBERT: Sanh et al., 2019).
+"""Distillation of a masked language model into a smaller model (DistilBERT: Sanh et al., 2019).
 
 The student learns from the text, as without a teacher, and also from two outputs of the teacher: its predictions of
 the masked tokens and its last hidden states. The teacher does not change. DistilBERT's authors compare predictions at
@@ -117,7 +117,7 @@ def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: to
     torch.nn.Module.to(teacher, device)
     teacher.requires_grad_(False).eval()
     if teacher.config.hidden_size != config.hidden_size:
-        logger.info("The teacher has another hidden size. The loss on hidden states is omitted.")
+        logger.info("Teacher and student have different hidden sizes. The loss on hidden states is omitted.")
 
 
 def sum_soft_losses(
@@ -210,8 +210,8 @@ def load_teacher_config(
         changed = [field for field in ours if ours[field] != theirs.get(field) and field not in DROPOUTS]
         if changed:
             raise InputError(
-                f"--config_overrides: {', '.join(changed)} cannot change, because the student starts from the "
-                f"teacher's layers. Only {' and '.join(DROPOUTS)} can change."
+                f"--config_overrides: {', '.join(changed)} cannot be changed, because the student starts from the "
+                f"teacher's layers. Only {' and '.join(DROPOUTS)} can be changed."
             )
     return teacher_config
 

@@ -35,7 +35,8 @@ def mask_tokens(
         mask_replace_prob, random_replace_prob: see [`SnugBertDataCollatorForPretraining`].
         continues_word: whether a token continues the word of the previous token. If given, whole words are chosen. A
             word that would exceed the number of tokens to choose is skipped, as in the original release. So the number
-            is exact unless no word is short enough. If no word fits at all, one is chosen anyway. *Shape:* (tokens,)
+            is exact unless no word is short enough. If no word fits at all, one word is chosen anyway. *Shape:*
+            (tokens,)
         spans: whether to choose spans of whole words, see [`choose_spans`]. All tokens of a span are replaced in the
             same way, but each random token is drawn by itself. Needs `continues_word`.
 

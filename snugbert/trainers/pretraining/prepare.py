@@ -57,13 +57,13 @@ def run_preparation(
             list_cache(cache_folder(tokenizer_args.cache_dir))
         return
     if output_args.output_dir is None:
-        raise InputError("--output_dir is missing. Give a folder for the prepared corpus.")
+        raise InputError("--output_dir is missing. Name a folder for the prepared corpus.")
     output = CorpusFolder(output_args.output_dir)
     if output_args.check:
         check_parts(output, output_args.num_shards)
         return
     if tokenizer_args.tokenizer_name is None:
-        raise InputError("--tokenizer_name is missing. Give a tokenizer folder or a tokenizer on the Hub.")
+        raise InputError("--tokenizer_name is missing. Name a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
     check_ids(tokenizer, tokenizer_args.tokenizer_name)
     text_args.language = choose_language(

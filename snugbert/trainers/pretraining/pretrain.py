@@ -120,7 +120,7 @@ def pretrain(
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
-    """Checks that the arguments of the model and of the data do not exclude each other."""
+    """Checks that the arguments of the model and of the data can be combined."""
     if model_args.teacher_name_or_path is not None and data_args.objective == "electra":
         raise InputError(
             "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
@@ -129,11 +129,11 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
     if not data_args.bigram_init:
         return
     if model_args.teacher_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of them.")
+        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of the two flags.")
     if model_args.model_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Give --config_name instead.")
+        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Use --config_name instead.")
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
-        raise InputError("--bigram_init needs training text. Give --train_file, --dataset_name or --corpus.")
+        raise InputError("--bigram_init needs training text. Pass --train_file, --dataset_name or --corpus.")
 
 
 def _check_config(data_args: PretrainingDataArguments, config: SnugBertConfig, name: str) -> None:

@@ -41,8 +41,8 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
     "sop": ("A and B are in order", "A and B are swapped"),
 }
 
-# Shares of the predicted tokens to replace by [MASK] and by a random token: Devlin et al. (2018), appendix A.1, and
-# ELECTRA's original release. The others stay unchanged.
+# Shares of the predicted tokens to replace with [MASK] and with a random token: Devlin et al. (2018), appendix A.1,
+# and ELECTRA's original release. The others stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
 MASK_RATE = Range(0, 1, open_below=True)
@@ -95,7 +95,7 @@ class PretrainingArguments(DeviceArguments):
             self.ddp_find_unused_parameters = False  # the losses use all parameters, except in phases without pairs
         for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
             if getattr(self, name):
-                raise InputError(f"--{name} is not supported in pretraining. Remove it.")
+                raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
         if str(self.fsdp).lower() in ("true", "false"):  # words in a YAML file; `--fsdp` alone is True
             self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
         if self.disable_tqdm is None:
@@ -118,7 +118,7 @@ class PretrainingModelArguments(StudentArguments):
     """Which model to pretrain, and its teacher.
 
     Raises:
-        InputError: as in [`StudentArguments`], or the student's arguments contradict each other.
+        InputError: as in [`StudentArguments`], or the student's arguments cannot be combined.
     """
 
     def __post_init__(self):
@@ -132,7 +132,7 @@ class PretrainingModelArguments(StudentArguments):
                 )
             if (self.num_student_layers is None) == (self.model_name_or_path is None):
                 raise InputError(
-                    "--teacher_name_or_path: give exactly one of --num_student_layers and --model_name_or_path."
+                    "--teacher_name_or_path: pass exactly one of --num_student_layers and --model_name_or_path."
                 )
         super().__post_init__()
 
@@ -150,7 +150,7 @@ class PretrainingDataArguments(PreparationArguments):
     """Arguments for the text, the examples and the masks.
 
     Raises:
-        InputError: arguments that exclude each other, or a value out of range.
+        InputError: arguments cannot be combined, or a value is out of range.
 
     Attributes:
         objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
@@ -205,20 +205,20 @@ class PretrainingDataArguments(PreparationArguments):
     )
     mlm_probability: str = field(
         default="0.15",
-        metadata={"help": "Share of tokens to predict. 0.3:0.15: falls during the run."},
+        metadata={"help": "Share of tokens to predict. 0.3:0.15 falls linearly from 0.3 to 0.15."},
     )
     mask_replace_prob: float = field(
         default=None,  # type: ignore[assignment] # until the objective is known
         metadata={
             "advanced": True,
-            "help": "Share of the predicted tokens to replace by [MASK]. Default: 0.8 (electra: 0.85).",
+            "help": "Share of the predicted tokens to replace with [MASK]. Default: 0.8 (electra: 0.85).",
         },
     )
     random_replace_prob: float = field(
         default=None,  # type: ignore[assignment]
         metadata={
             "advanced": True,
-            "help": "Share of the predicted tokens to replace by a random token. Default: 0.1 (electra: 0).",
+            "help": "Share of the predicted tokens to replace with a random token. Default: 0.1 (electra: 0).",
         },
     )
     whole_word_mask: bool = field(default=False, metadata={"advanced": True, "help": "Short for --masking words."})
@@ -239,9 +239,11 @@ class PretrainingDataArguments(PreparationArguments):
     def __post_init__(self):
         super().__post_init__()
         if self.corpus is not None and (self.train_file or self.dataset_name is not None):
-            raise InputError("--corpus cannot be combined with --train_file or --dataset_name. Give one of them.")
+            raise InputError(
+                "--corpus cannot be combined with --train_file or --dataset_name. Pass only one of these flags."
+            )
         if self.corpus is not None and self.deduplicate is not None:
-            raise InputError("--deduplicate cannot change a prepared corpus. Give it to `snugbert prepare`.")
+            raise InputError("--deduplicate cannot change a prepared corpus. Pass the flag to `snugbert prepare`.")
         self.objective = self._choose_objective()
         masked, random = ELECTRA_MASKS if self.objective == "electra" else BERT_MASKS
         self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
@@ -261,7 +263,7 @@ class PretrainingDataArguments(PreparationArguments):
         given |= {"--sentence_order": "mlm+order"} if self.sentence_order else {}
         objectives = set(given.values()) or {"mlm+nsp"}
         if len(objectives) > 1:
-            raise InputError(f"{' and '.join(given)} contradict each other. Give one of them.")
+            raise InputError(f"{' and '.join(given)} cannot be combined. Pass only one of these flags.")
         (objective,) = objectives
         if objective not in OBJECTIVES:
             raise InputError(explain_choice("--objective", objective, OBJECTIVES))
@@ -272,10 +274,10 @@ def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
     """Returns what to mask, from `--masking` and its short form.
 
     Raises:
-        InputError: the name is unknown, or both are given and contradict each other.
+        InputError: the name is unknown, or both are given and cannot be combined.
     """
     if whole_word_mask and masking not in (None, "words"):
-        raise InputError(f"--masking {masking} and --whole_word_mask contradict each other. Give one of them.")
+        raise InputError(f"--masking {masking} and --whole_word_mask cannot be combined. Remove one of the two flags.")
     chosen = masking or ("words" if whole_word_mask else "tokens")
     if chosen not in MASKINGS:
         raise InputError(explain_choice("--masking", chosen, MASKINGS))
@@ -295,7 +297,7 @@ def parse_mask_rates(text: str | float) -> tuple[float, float]:
         rates = []
     if len(rates) not in (1, 2):
         raise InputError(
-            f"--mlm_probability: expected a share, or the first and the last one, such as 0.3:0.15, not {text!r}."
+            f"--mlm_probability: expected a share, or the first and the last share, such as 0.3:0.15, not {text!r}."
         )
     for part, rate in zip(parts, rates, strict=True):
         if rate not in MASK_RATE:
@@ -307,7 +309,7 @@ def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
     """Parses `--phases`: "64:80%:mlm,128:20%" with "nsp" -> [(64, 0.8, "mlm"), (128, 0.2, "nsp")].
 
     Args:
-        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, it changes nothing.
+        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
         objective: what the examples of the run are for.
 
     Raises:
@@ -324,7 +326,7 @@ def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
             )
         phases.append(PhaseArguments(int(match[1]), float(match[2]) / 100, "mlm" if match[3] else objective))
     if not all(phase.share for phase in phases):
-        raise InputError(f"--phases: {text!r} has a length with 0 % of the steps. Remove it, or increase its share.")
+        raise InputError(f"--phases: {text!r} has a phase with 0 % of the steps. Remove or lengthen this phase.")
     if all(phase.objective != objective for phase in phases):
         raise InputError(f"--phases: no phase of {text!r} has sentence pairs. Use --objective mlm.")
     total = sum(phase.share for phase in phases)

@@ -40,9 +40,9 @@ def run_dry_pretraining(
     Args:
         make_trainer: makes a trainer from `args` and `phases`.
         args: the arguments of the run.
-        phases: the phases of the run. Empty: it only evaluates.
+        phases: the phases of the run. Empty if the run only evaluates.
         corpus: the training text.
-        checkpoint: the folder from which the run resumes. None: it starts.
+        checkpoint: the folder to resume from. None if the run starts at step 0.
     """
     start, steps, rows = seconds_since_start(), sum(phase.steps for phase in phases), dict[str, str]()
     skipped = 0 if checkpoint is None else step_of(Path(checkpoint))

@@ -35,8 +35,8 @@ SMALL_RECIPE_FLAGS = {
 }
 SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 
-# Nats by which the masked token loss should be below the frequency baseline after some tokens. Every measured run
-# gained more than 1.9.
+# Expected gain (frequency baseline minus masked token loss, in nats) after this many tokens. Every measured run gained
+# more than 1.9.
 EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 2_000_000
 LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
 # Weights in the matrices of the layers of small, and of 12 layers of width 384. They do not depend on the vocabulary.
@@ -58,7 +58,7 @@ def find_recipe(config: PreTrainedConfig) -> str | None:
 
 
 def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
-    """Lists in what a run differs from the measured ones: small models, words or pieces, not too much text."""
+    """Lists in what a run differs from the measured runs: small models, words or pieces, not too much text."""
     reasons = []
     if find_recipe(config) is None:
         reasons.append("a model larger than 12 layers of width 384")
@@ -83,10 +83,10 @@ def log_recipe(phases: Sequence[Phase], model: PreTrainedModel) -> None:
 
 
 def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float) -> str:
-    """Names the recipe that fits a run of some `passes` over the text and what to expect, or why there is none."""
+    """Names the recipe that fits a run of some `passes` over the text and what to expect, or why no recipe fits."""
     if reasons := list_unmeasured(config, corpus_tokens):
         return (
-            f"none was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
+            f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
     recipe = find_recipe(config)
@@ -117,9 +117,9 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
     line = lines[-1]
     if is_due(line) and not any(map(is_due, lines[-2:-1])) and line["mlm_gain"] < EXPECTED_GAIN:
         logger.warning(
-            "MLM gain is %.2f nats after %s tokens, but %s reaches %s. Compare bigram_init, optim, learning_rate, "
-            "per_device_train_batch_size, phases and config_overrides (dropout). If they are the same, check the text "
-            "and the tokenizer (--show).",
+            "MLM gain is %.2f nats after %s tokens, but the recipe %s reaches %s. Compare your bigram_init, optim, "
+            "learning_rate, per_device_train_batch_size, phases and config_overrides (dropout) with that recipe. If "
+            "your settings are the same, check the text and the tokenizer (--show).",
             line["mlm_gain"],
             f"{line['tokens']:,}",
             find_recipe(config),

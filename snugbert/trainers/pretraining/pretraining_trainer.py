@@ -86,8 +86,8 @@ class PretrainingTrainer(RunTrainer):
     new examples and masks in every epoch.
 
     - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
-      process equals two. A collator that masks at random may draw other masks if the batches are split differently.
-      Our collator on a [`PretrainingDataset`] draws the same.
+      process equals two. A collator that masks at random may draw different masks if the batches are split
+      differently. Our collator on a [`PretrainingDataset`] draws the same.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
@@ -175,7 +175,7 @@ class PretrainingTrainer(RunTrainer):
     # --- start and end of a run ---------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """As in Trainer. Also draws `training.png` and writes the model card.
+        """Extends Trainer's method: also draws `training.png` and writes the model card.
 
         Raises:
             InputError: the output folder contains another run, and `overwrite_output_dir` is not set.
@@ -196,7 +196,7 @@ class PretrainingTrainer(RunTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """As in Trainer. After training, also adds the metrics to the plot and to the model card."""
+        """Extends Trainer's method: after training, also adds the metrics to the plot and to the model card."""
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if self.state.global_step and not self.is_in_train and not self.command_arguments:
             self.report({name.removeprefix(f"{metric_key_prefix}_"): value for name, value in metrics.items()})
@@ -251,7 +251,7 @@ class PretrainingTrainer(RunTrainer):
             log_coverage(self.phases, self._first_step)
 
     def compare_settings(self, checkpoint: str | None) -> None:
-        """As in the base class, but changed data settings are only reported. The command refuses them earlier."""
+        """Extends the base class: changed data settings are only reported. The command refuses them earlier."""
         super().compare_settings(checkpoint)
         if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
             self.run_settings.report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
@@ -265,9 +265,9 @@ class PretrainingTrainer(RunTrainer):
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in Trainer. The generator of an [`ElectraPair`] is saved in a subfolder of the discriminator.
+        """Extends Trainer's method: the generator of an [`ElectraPair`] is saved in a subfolder of the discriminator.
 
-        Saves complete weights, also under FSDP2.
+        Saves complete weights, even under FSDP2.
         """
         for part, model in self._list_models():
             folder = str(Path(output_dir or self.args.output_dir or "") / part)
@@ -280,7 +280,7 @@ class PretrainingTrainer(RunTrainer):
                         self._save(folder)
 
     def load_weights(self, checkpoint: str) -> None:
-        """As in the base class, for the models of `save_model`."""
+        """Loads the weights of each model that `save_model` writes."""
         for part, model in self._list_models():
             folder = str(Path(checkpoint) / part)
             with self._as_model(model):
@@ -305,7 +305,7 @@ class PretrainingTrainer(RunTrainer):
             self.model = own
 
     def store_in_state(self) -> None:
-        """As in the base class, with the state of the log and the data settings."""
+        """Extends the base class: also stores the state of the training log and the data settings."""
         super().store_in_state()
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         record = self.training_log.state_dict() | {"data_settings": self.data_settings}
@@ -313,21 +313,21 @@ class PretrainingTrainer(RunTrainer):
         self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # No hook surrounds the wrapping of the model, in which FSDP2 groups the parameters.
+        # FSDP2 groups parameters while it wraps the model. Trainer has no hook around the wrapping.
         with self.sharding.grouping():
             return super()._prepare_for_training(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # Trainer's format depends on the number of processes, and no hook replaces it.
+        # Trainer's format depends on the number of processes, and Trainer has no hook to replace the format.
         self.sharding.save_optimizer(output_dir)
 
     def load_optimizer(self, checkpoint: str | None) -> None:
-        """As in the base class, from the format that is the same for all numbers of processes."""
+        """Loads the optimizer from a format that is the same for all numbers of processes."""
         if checkpoint is not None:
             self.sharding.load_optimizer(checkpoint)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As in the base class. `--fsdp` also works on CPUs."""
+        """Extends the base class: `--fsdp` also works on CPUs."""
         super().create_accelerator_and_postprocess()
         self.sharding.enable_on_cpus()
 
@@ -338,7 +338,7 @@ class PretrainingTrainer(RunTrainer):
         return super().autocast_smart_context_manager(cache_enabled)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in Trainer, with LAMB and Muon in addition."""
+        """Extends Trainer's method: also creates LAMB and Muon."""
         if self.optimizer is None and self.args.optim in OPTIMIZERS:
             model = model or self.model
             self.optimizer = make_optimizer(self.args, model, self.get_decay_parameter_names(model))
@@ -347,7 +347,7 @@ class PretrainingTrainer(RunTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """As in Trainer. Warmup-stable-decay has a default length of the decay."""
+        """Extends Trainer's method: warmup-stable-decay has a default length of the decay."""
         if self.lr_scheduler is None and self.args.lr_scheduler_type == "warmup_stable_decay":
             warmup_steps = self.args.get_warmup_steps(num_training_steps)
             kwargs = wsd_arguments(self.args.lr_scheduler_kwargs, warmup_steps, num_training_steps)
@@ -467,7 +467,7 @@ class PretrainingTrainer(RunTrainer):
         return 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As in Trainer, with the metrics of [`TrainingLog`]. Also writes every line to `metrics.jsonl`."""
+        """Extends Trainer's method: adds the metrics of [`TrainingLog`], and writes every line to `metrics.jsonl`."""
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
         if "loss" in logs:
             logs.update(self.training_log.next_line())
@@ -487,7 +487,7 @@ class PretrainingTrainer(RunTrainer):
     # --- evaluation ---------------------------------------------------------------------------------------------
 
     def evaluation_loop(self, dataloader: torch.utils.data.DataLoader, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """As in Trainer, with `mlm_gain`. Masks that the collator draws at random are the same in every evaluation.
+        """Extends Trainer's method: adds `mlm_gain`. Random masks of the collator are the same in every evaluation.
 
         Evaluation does not change the random state of training, and its time does not count in tokens per second.
         """

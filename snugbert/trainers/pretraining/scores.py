@@ -154,7 +154,7 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
     """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency.
 
     Args:
-        train_counts: count of each token in the training text. They give the frequencies, with add-one (Laplace)
+        train_counts: count of each token in the training text. The counts give the frequencies, with add-one (Laplace)
             smoothing. *Shape:* (vocabulary,)
         counts: the same for the text to predict.
     """
@@ -167,7 +167,7 @@ def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset
 
     Args:
         metrics: of an evaluation. Names begin with a prefix.
-        train_counts: count of each token in the training text. None: unknown, so nothing is added.
+        train_counts: count of each token in the training text. None: unknown, and nothing is added.
         dataset: the evaluation set. Only for a [`PretrainingDataset`], something is added.
     """
     if train_counts is None or (counts := count_dataset(dataset)) is None:
@@ -178,7 +178,7 @@ def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset
 
 
 def count_dataset(dataset: object) -> np.ndarray | None:
-    """Counts the predictable tokens of a [`PretrainingDataset`], or of a `Subset` of one. None for other datasets."""
+    """Counts the predictable tokens of a [`PretrainingDataset`], or of its `Subset`. None for other datasets."""
     dataset = unwrap_subset(dataset)
     if not isinstance(dataset, PretrainingDataset):
         return None

@@ -139,7 +139,7 @@ def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
 def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.ndarray:
     """Splits sentences of more than `limit` tokens at the best place within reach. Of equal places, the last is used.
 
-    A part has at most `limit` tokens, and at least half of that unless it is the last one.
+    A part has at most `limit` tokens, and at least half of that unless it is the last part.
 
     Args:
         block: any text.
@@ -205,7 +205,7 @@ def cut_pairs(
     no pair.
 
     Documents are cut from the front or from the back, at random. So pairs change from epoch to epoch, and the lengths
-    of two segments do not reveal which one was first.
+    of two segments do not reveal which segment was first.
 
     Args:
         block: any number of documents.

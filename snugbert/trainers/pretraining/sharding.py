@@ -64,7 +64,7 @@ class Sharding:
         """Makes `--fsdp` work on CPUs. Called when the accelerator is created."""
         trainer = self.trainer
         if trainer.args.fsdp_plugin_args and trainer.args.world_size > 1 and not trainer.is_fsdp_enabled:
-            # On CPUs accelerate (1.15) silently uses DDP instead of FSDP, which torch supports there.
+            # On CPUs, accelerate (1.15) silently uses DDP instead of FSDP, although torch supports FSDP on CPUs.
             state = trainer.accelerator.state
             state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
@@ -97,7 +97,7 @@ class Sharding:
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def gather_model(self) -> PreTrainedModel:
-        """Returns the trainer's model with complete weights in the first process, and without weights in the others.
+        """Returns the trainer's model with complete weights in the first process, without weights in others.
 
         The class is the one that the model had before it was sharded. Every process must call this.
         """
@@ -133,7 +133,7 @@ class Sharding:
         """Loads what `save_optimizer` wrote.
 
         Raises:
-            InputError: `optimizer.pt` is missing or has another format.
+            InputError: `optimizer.pt` is missing or has a different format.
         """
         trainer = self.trainer
         state: Any = {}

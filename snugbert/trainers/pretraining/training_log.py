@@ -61,7 +61,7 @@ def count_batch(
     generator: PreTrainedConfig | None = None,
     teacher: PreTrainedConfig | None = None,
 ) -> torch.Tensor:
-    """Counts what the log needs of a batch. Data workers call it, so it takes no time of training.
+    """Counts what the log needs of a batch. Data workers call this function, so it takes no time of training.
 
     Args:
         batch: packed or padded, on the CPU, see [`count_sequence_tokens`].
@@ -304,7 +304,7 @@ def _to_json_line(line: Mapping[str, Any]) -> str:
 
 
 def count_sequence_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the tokens of each sequence, and the labeled ones among them.
+    """Counts the tokens of each sequence, and the labeled tokens among them.
 
     Args:
         batch: packed, with `cu_seq_lens_q` (N + 1,) and `labels` (1, T); or padded, with `labels` (N, L) and, unless

@@ -364,7 +364,7 @@ def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
         ({"teacher_name_or_path": "./none"}, "--teacher_name_or_path: the folder ./none does not exist"),
         ({"class_weights": "balanced"}, "cannot be combined with --class_weights"),
         ({"distillation_weight": 1.5}, "--distillation_weight 1.5 must be at least 0 and at most 1"),
-        ({"do_eval": True}, "--teacher_name_or_path needs training examples.* also give --do_train"),
+        ({"do_eval": True}, "--teacher_name_or_path needs training examples.* also pass --do_train"),
     ],
 )
 def test_errors(changes, message, folder, tmp_path):

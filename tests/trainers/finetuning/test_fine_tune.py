@@ -73,7 +73,7 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     assert (folder / "results.json").read_bytes() == before
     # Without a training, it is not a finished run.
     fine_tune(task, arguments(tmp_path / "scored", do_eval=True))
-    with pytest.raises(InputError, match="contains a model or results, but no whole checkpoint"):
+    with pytest.raises(InputError, match="contains a model or results, but no complete checkpoint"):
         fine_tune(prepare_counting(tokenizer), arguments(tmp_path / "scored", resume_from_checkpoint="true"))
 
 
@@ -195,7 +195,7 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     run(resume_from_checkpoint="true", push_to_hub=True)
     assert uploads == [str(folder)]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    assert f"{folder} contains this run, and it is finished." in caplog.text
+    assert f"{folder} contains this run, which is finished." in caplog.text
     finished = load_file(folder / "model.safetensors")
     assert all(torch.equal(straight[name], finished[name]) for name in straight)
 

@@ -67,8 +67,8 @@ def test_stable_runs_have_more_epochs_and_seeds(settings, expected, tmp_path):
     ("settings", "message"),
     [
         ({"sweep": "grid"}, "--sweep: unknown value 'grid'. Choose one of paper, fixed, stable."),
-        ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove it."),
-        ({"label_names": ["a", "b"]}, "--label_names: the names of labels come from the data or the task. Remove it."),
+        ({"deepspeed": "nofile.json"}, "--deepspeed is not supported. Remove the flag."),
+        ({"label_names": ["a", "b"]}, "--label_names: label names come from the data or the task. Remove the flag."),
     ],
 )
 def test_unsupported_arguments_are_refused(settings, message, tmp_path):

@@ -147,7 +147,7 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
     assert snugbert_cli.main([*command, "--input_file", str(other), "--overwrite_output_file"]) == 2
     error = capsys.readouterr().err
     assert "several text columns: sentence1, sentence2. The model was trained on the column 'body'. Set --" in error
-    with pytest.raises(InputError, match=r"the text column 'label' has the name of a prediction\. Rename the column"):
+    with pytest.raises(InputError, match=r"the text column 'label' is named like a column of predictions"):
         names = {**data, "text_column_names": "label", "label_column_name": "body"}
         run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
 
@@ -214,7 +214,7 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
-    for content, message in ((Malicious(), "could run code. It was not loaded"), ({}, "does not fit this run")):
+    for content, message in ((Malicious(), "could run code. The file was not loaded"), ({}, "does not fit this run")):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
         write_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
@@ -434,25 +434,25 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
         ({"task_name": "imdb"}, "--task_name: unknown value 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
         ({"train_file": "empty.csv"}, r"empty\.csv: no examples"),
-        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
-        ({"train_file": None, "do_train": True}, "no train examples. Give --train_file"),
+        ({"train_file": None, "validation_file": None}, "no data. Pass --train_file"),
+        ({"train_file": None, "do_train": True}, "no train examples. Pass --train_file"),
         ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
-        ({"data_dir": "{workshop}"}, "--task_name is missing. Give the GLUE task"),
+        ({"data_dir": "{workshop}"}, "--task_name is missing. Name the GLUE task"),
         (
             {"data_dir": "{workshop}", "task_name": "rte"},
             r"--data_dir: no RTE files in .*\. Expected train\.tsv, dev\.tsv, test\.tsv",
         ),
         (
             {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
-            r"contains no files of a GLUE task, such as .*/CoLA/train\.tsv",
+            r"contains no GLUE files. Expected files such as .*/CoLA/train\.tsv",
         ),
         (
             {"task_name": "all"},
-            "--train_file names the data of a single task. For all tasks, give --data_dir, or use the Hub",
+            "--train_file is for a single task. All tasks need --data_dir, or are downloaded from the Hub",
         ),
         (
             {"task_name": "rte", "label_separator": ","},
-            "--label_separator is only for your own data. Remove it, or remove --task_name rte",
+            "--label_separator is only for your own data. Remove --label_separator, or --task_name rte",
         ),
         ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
         ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
@@ -515,7 +515,7 @@ def test_a_classifier_for_other_labels(run, workshop, tmp_path):
     changes = {**checkpoint_of(run), "train_file": write_csv(tmp_path / "train.csv", rows), "validation_file": None}
     with pytest.raises(
         InputError,
-        match=r"Number of labels in this data: 12\. If .*, replace it with --ignore_mismatched_sizes",
+        match=r"Number of labels in this data: 12\. To replace .*, add --ignore_mismatched_sizes",
     ):
         run_command("glue", arguments(workshop, tmp_path / "out", **changes))
     run_command(

@@ -50,7 +50,7 @@ def test_the_users_rates_are_kept(tmp_path, caplog):
     assert chosen("base", tmp_path, sweep="paper") is None and caplog.messages == []  # the grid has its own
     assert chosen("tiny", tmp_path, sweep="paper") is None
     assert caplog.messages[0].startswith(
-        "--sweep paper: its learning rates may be too low. The default is 0.0011 (36 "
+        "--sweep paper: the learning rates may be too low. The default is 0.0011 (36 "
     )
 
 

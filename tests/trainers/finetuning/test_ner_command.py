@@ -180,13 +180,13 @@ def test_bad_arguments(run, workshop, tmp_path, capsys):
     message = complaint(validation_file=tmp_path / "plain.txt", document_context=True)
     assert "plain.txt does not mark its documents. Add -DOCSTART- lines" in message
     assert "none.txt: no such file." in complaint(train_file=tmp_path / "none.txt")
-    assert "no data. Give" in complaint(train_file=None, validation_file=None)
+    assert "no data. Pass" in complaint(train_file=None, validation_file=None)
     assert "--dataset_name cannot be combined with files" in complaint(dataset_name="conll2003")
-    assert "columns of a CoNLL file have no names. Give a number" in complaint(label_column_name="ner_tags")
+    assert "columns of a CoNLL file have no names. Use a number" in complaint(label_column_name="ner_tags")
     assert "--max_seq_length 3 must be at least 4" in complaint(max_seq_length=3)
     assert "has no metric 'accurcy'. Choose one of precision" in complaint(metric_for_best_model="accurcy")
-    assert "the labels of the model must be entity tags, not LABEL_0, LABEL_1" in complaint(train_file=None)
-    assert "no test sentences. Give --test_file" in complaint(do_predict=True)
+    assert "The labels of the model (LABEL_0, LABEL_1) are not entity tags" in complaint(train_file=None)
+    assert "no test sentences. Pass --test_file" in complaint(do_predict=True)
     encoder = {"config_name": None, "config_overrides": None, "model_name_or_path": tmp_path / "encoder"}
     SnugBertModel.from_pretrained(run, add_pooling_layer=False).save_pretrained(tmp_path / "encoder")
     assert "has no weights for classifier.bias, classifier.weight" in complaint(**encoder, train_file=None)

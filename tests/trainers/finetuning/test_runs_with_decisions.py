@@ -78,7 +78,7 @@ def test_files_predict_command_and_exports_decide_alike(run, workshop, files, tm
         assert row["predicted_label"] == (None if row["abstained"] else all_labels["predicted_label"])
     # The printed share comes from cross-fitted temperatures.
     (coverage,) = re.findall(
-        r"Abstaining below 0\.7\. On the validation examples, (.*?)% get", capsys.readouterr().out
+        r"Abstaining below 0\.7\. Of the validation examples, (.*?)% get", capsys.readouterr().out
     )
     kept = [not row["abstained"] for row in certain]
     assert 0 < np.mean(kept) < 1 and abs(float(coverage) - 100 * np.mean(kept)) <= 5
@@ -211,7 +211,7 @@ def test_several_labels_in_memory(run, workshop, tmp_path):
         ({"calibrate": True, "do_regression": True}, "--calibrate needs classes. This task predicts numbers"),
         ({"calibrate": True, "validation_file": None}, "--calibrate needs training examples, and at least 5 labeled"),
         ({"abstain_below": 1.5}, "--abstain_below 1.5 must be above 0 and at most 1"),
-        ({"calibrate": True, "task_name": "all", **NO_FILES}, "STS-B has no classes. Give a single --task_name"),
+        ({"calibrate": True, "task_name": "all", **NO_FILES}, "STS-B has no classes. Set --task_name to one task"),
     ],
 )
 def test_bad_arguments(changes, message, files, workshop, tmp_path):
@@ -228,10 +228,10 @@ def test_thresholds_need_two_labels_and_fit_the_model(run, workshop, files, tmp_
     shutil.copytree(run, tmp_path / "edited")
     config = json.loads((run / "config.json").read_text())
     (tmp_path / "edited" / "config.json").write_text(json.dumps(config | {"thresholds": {"2": 0.3}}))
-    with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not fit the labels 0, 1"):
+    with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not match the labels 0, 1"):
         Predictor(tmp_path / "edited")
     (tmp_path / "edited" / "config.json").write_text(json.dumps({"architectures": ["SnugBertForTokenClassification"]}))
     places = {"model_name_or_path": tmp_path / "edited", "input_file": files["train_file"], "abstain_below": 0.5}
     flags = places | {"output_file": tmp_path / "out.jsonl", "text_column_names": "sentence"}
-    with pytest.raises(InputError, match="--abstain_below: only classifiers of texts abstain"):
+    with pytest.raises(InputError, match="--abstain_below: only text classifiers can abstain"):
         run_command("predict", [part for flag, value in flags.items() for part in (f"--{flag}", str(value))])

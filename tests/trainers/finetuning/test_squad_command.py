@@ -144,7 +144,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
     )
     write_stories(tmp_path / "other.jsonl", [{**row, "question": "whos"} for row in stories(20, seed=5)])
     changes |= {"unlabeled_file": tmp_path / "other.jsonl", "tokenizer_name": tmp_path / "other"}
-    with pytest.raises(InputError, match="its tokenizer splits the text differently"):
+    with pytest.raises(InputError, match="teacher and student split the text differently"):
         run_command("squad", arguments(workshop, tmp_path / "other-out", **changes, compare_without_teacher=False))
 
 
@@ -244,7 +244,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     stands = rows[1]["context"][4:10]
     misplaced = f"{file}, row 2, question q1: expected 'nobody' at 4, found {stands!r}"
     message = (
-        f"{misplaced}. Answers that are not at their position in the context: 2. Fix them, or set --on_bad_answer"
+        f"{misplaced}. Answers that are not at their position in the context: 2. Fix these answers, or set --on_bad"
     )
     for split in ("train_file", "validation_file"):
         with pytest.raises(InputError, match=re.escape(message)):
@@ -254,8 +254,8 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     loaded = load_questions(SquadDataArguments(train_file=[str(file)], on_bad_answer="skip"), ("train",))["train"]
     assert [question.id for question in loaded] == ["q0", "q2", "q3", "q4", "q5"]
     assert all(len(question.answers) == 1 for question in loaded)
-    warning = "Answers that are not at their position in the context: 2. They are skipped. Skipped questions: 1. "
-    assert f"{file}: {warning}The first: {misplaced}." in caplog.text
+    warning = f"{file}: Answers that are not at their position in the context: 2. Such answers are skipped. "
+    assert f"{warning}Skipped questions: 1. The first: {misplaced}." in caplog.text
     # Scoring compares texts, not positions.
     changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
@@ -288,12 +288,12 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     [
         ({"train_file": "missing.json"}, "--train_file: there is no file missing.json"),
         ({"validation_file": "broken/train.json"}, r"broken/train\.json: not JSON"),
-        ({"train_file": None, "validation_file": None}, "no data. Give --train_file"),
+        ({"train_file": None, "validation_file": None}, "no data. Pass --train_file"),
         (
             {"train_file": None, "do_train": True},
-            "no train questions. Give --train_file",
+            "no train questions. Pass --train_file",
         ),
-        ({"train_file": None}, "--model_name_or_path is missing. Random weights"),
+        ({"train_file": None}, "--model_name_or_path is missing. This command needs trained weights"),
         ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
         (
             {"dataset_name": "./no", "train_file": None, "validation_file": None},
@@ -306,7 +306,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
         ({"train_file": "{workshop}/test.jsonl"}, "no question has an answer. Training needs 'answers'"),
         (
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
-            "--validation_file: no reference answers. Selecting the best model",
+            "--validation_file: no reference answers to select the best model by",
         ),
         ({"on_bad_answer": "ignore"}, "--on_bad_answer: unknown value 'ignore'"),
         ({"max_answer_length": 0}, "--max_answer_length 0 must be at least 1"),

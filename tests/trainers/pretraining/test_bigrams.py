@@ -252,8 +252,8 @@ def test_the_same_text_and_seed_give_the_same_weights(model, corpus, tokenizer):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"num_attention_heads": 1}, "the model has one attention head, but needs one for each neighbor"),
-        ({"num_attention_heads": 32}, "attention heads have 4 dimensions, but need at least 8"),
+        ({"num_attention_heads": 1}, "needs at least 2 attention heads"),
+        ({"num_attention_heads": 32}, "needs attention heads of at least 8 dimensions, not 4"),
         ({"embedding_size": 17}, "needs an embedding_size of at least 18, not 17"),
         ({"hidden_act": "tanh"}, "needs hidden_act gelu or relu, not tanh"),
         ({"position_embedding_type": "sinusoidal"}, "needs learned positions"),
@@ -278,7 +278,7 @@ def test_other_weights_and_missing_text_are_refused(tmp_path, tokenizer, model, 
     assert "--bigram_init cannot be combined with --model_name_or_path" in capsys.readouterr().err
     more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": __file__, "do_eval": "true"}
     assert run(arguments, **more) == 2
-    assert "--bigram_init needs training text. Give --train_file" in capsys.readouterr().err
+    assert "--bigram_init needs training text. Pass --train_file" in capsys.readouterr().err
 
 
 def share_and_save(folder: Path) -> None:

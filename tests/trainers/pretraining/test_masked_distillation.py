@@ -269,15 +269,15 @@ def test_a_narrower_student_of_the_same_vocabulary(student_run, small_run, tmp_p
     ("changes", "message"),
     [
         ({"teacher_name_or_path": None}, "--num_student_layers needs --teacher_name_or_path"),
-        ({"num_student_layers": None}, "give exactly one of --num_student_layers and --model_name_or_path"),
-        ({"model_name_or_path": "x"}, "give exactly one of --num_student_layers and --model_name_or_path"),
+        ({"num_student_layers": None}, "pass exactly one of --num_student_layers and --model_name_or_path"),
+        ({"model_name_or_path": "x"}, "pass exactly one of --num_student_layers and --model_name_or_path"),
         ({"config_name": "tiny"}, "--config_name cannot be combined with --teacher_name_or_path"),
         ({"num_student_layers": 4}, "--num_student_layers 4: expected 1 to 3"),
         ({"student_layers": "0,3"}, "--student_layers 0,3: expected different numbers from 0 to 2"),
         ({"objective": "electra"}, "--teacher_name_or_path does not support --objective electra"),
         ({"bigram_init": "true"}, "--bigram_init cannot be combined with --teacher_name_or_path"),
         ({"teacher_name_or_path": "/no/such/folder"}, "--teacher_name_or_path: the folder /no/such/folder does not"),
-        ({"config_overrides": "hidden_act=relu"}, "--config_overrides: hidden_act cannot change"),
+        ({"config_overrides": "hidden_act=relu"}, "--config_overrides: hidden_act cannot be changed"),
         ({"max_seq_length": 600}, "--max_seq_length 600 must be between"),
     ],
 )

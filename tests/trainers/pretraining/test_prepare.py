@@ -112,7 +112,7 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "rows.jsonl", "--output_dir"]
     assert snugbert_command([*arguments, "out"]) == 2
     assert (
-        "text.txt, line 2: not UTF-8 (invalid start byte). Convert it to UTF-8. To continue, set"
+        "text.txt, line 2: not UTF-8 (invalid start byte). Convert the file to UTF-8. To continue, set"
         in capsys.readouterr().err
     )
     assert snugbert_command([*arguments, "out", "--on_bad_text", "skip"]) == 0

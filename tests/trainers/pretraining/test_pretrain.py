@@ -413,7 +413,7 @@ def test_the_command_line_overrides_a_yaml_file(small_run, tmp_path):
 
 # Errors of arguments, text and tokenizers that other commands have, too, are in the tests of their modules.
 BAD = [
-    ({"train_file": None}, "there is no text. Give --train_file, --dataset_name or --corpus"),
+    ({"train_file": None}, "no text. Pass --train_file, --dataset_name or --corpus"),
     ({"train_file": None, "dataset_name": "nowhere"}, "'nowhere' with split 'train' cannot be loaded"),
     ({"validation_file": None, "do_eval": "true", "train_file": "two.txt"}, "held-out text (5 % of the documents"),
     ({"train_file": "one_document.txt"}, "but the text has only one"),
@@ -421,8 +421,8 @@ BAD = [
     ({"config_name": None}, "--model_name_or_path is missing"),
     ({"max_seq_length": 513}, "--max_seq_length 513 must be between 5 and the limit of tiny (512)"),
     ({"attn_implementation": "nope"}, "cannot load the model tiny"),
-    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order contradict each other"),
-    ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp contradict each other"),
+    ({"no_nsp": "true", "sentence_order": "true"}, "--no_nsp and --sentence_order cannot be combined"),
+    ({"no_nsp": "true", "objective": "mlm+nsp"}, "--objective mlm+nsp and --no_nsp cannot be combined"),
     (
         {"objective": "clm"},
         "--objective: unknown value 'clm'. Did you mean mlm? Choose one of mlm+nsp, mlm, ",

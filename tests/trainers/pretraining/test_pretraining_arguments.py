@@ -31,7 +31,7 @@ def test_phases_are_parsed():
 @pytest.mark.parametrize(
     ("phases", "message"),
     [
-        ("128:0%,512:100%", "'128:0%,512:100%' has a length with 0 % of the steps"),
+        ("128:0%,512:100%", "'128:0%,512:100%' has a phase with 0 % of the steps"),
         ("64:80%:nsp,128:20%", "expected a length and its share .* without pairs, not '64:80%:nsp'"),
         ("64:80%:mlm,128:20%:mlm", "no phase of '64:80%:mlm,128:20%:mlm' has sentence pairs. Use --objective mlm"),
     ],
@@ -57,7 +57,7 @@ def test_the_masks_of_each_objective():
 def test_mask_rates_are_parsed():
     assert parse_mask_rates("0.3:0.15") == (0.3, 0.15) and parse_mask_rates(0.2) == (0.2, 0.2)
     for text in ("0.3:", "0.3:0.2:0.1", "15%"):
-        with pytest.raises(InputError, match="--mlm_probability: expected a share, or the first and the last one"):
+        with pytest.raises(InputError, match="--mlm_probability: expected a share, or the first and the last share"):
             parse_mask_rates(text)
     with pytest.raises(InputError, match=r"^--mlm_probability 1\.5 must be above 0 and at most 1"):
         parse_mask_rates("0.3:1.5")
@@ -66,7 +66,7 @@ def test_mask_rates_are_parsed():
 def test_the_short_form_of_whole_words():
     assert PretrainingDataArguments().masking == "tokens"
     assert PretrainingDataArguments(whole_word_mask=True).masking == "words"
-    with pytest.raises(InputError, match="--masking spans and --whole_word_mask contradict each other"):
+    with pytest.raises(InputError, match="--masking spans and --whole_word_mask cannot be combined"):
         PretrainingDataArguments(masking="spans", whole_word_mask=True)
     with pytest.raises(InputError, match="span"):
         PretrainingDataArguments(masking="span")

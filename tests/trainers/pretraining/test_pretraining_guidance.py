@@ -25,7 +25,7 @@ from snugbert.trainers.pretraining.pretraining_guidance import (
 )
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE as RECIPE
 
-TOO_LARGE = "none was measured for a model larger than 12 layers of width 384"
+TOO_LARGE = "no recipe was measured for a model larger than 12 layers of width 384"
 DEFAULTS = "The defaults are the BERT paper's settings, for much text and many steps."
 FITS = (
     f"{RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of 1.5 or more "
@@ -42,9 +42,9 @@ WIDE = " On 9 million English words, 12 layers of width 384 scored 65.6 % on BLi
         ("tiny", 30_522, 200_000_000, 10, FITS + BLIMP),
         ("small", 8_192, 900_000, 0.5, f"{FITS} This run has only 450,000, so expect less.{BLIMP}"),
         ("12x384", 16_384, 11_987_654, 10, FITS.replace(RECIPE, GPU_RECIPE) + WIDE),
-        ("tiny", 8_192, 200_000_001, 10, f"none was measured for a text of 200,000,001 tokens. {DEFAULTS}"),
+        ("tiny", 8_192, 200_000_001, 10, f"no recipe was measured for a text of 200,000,001 tokens. {DEFAULTS}"),
         ("medium", 8_192, 11_987_654, 3, f"{TOO_LARGE}. {DEFAULTS}"),
-        ("mini", 30, 12_000_000, 1, f"none was measured for a vocabulary of 30 tokens. {DEFAULTS}"),
+        ("mini", 30, 12_000_000, 1, f"no recipe was measured for a vocabulary of 30 tokens. {DEFAULTS}"),
         (
             *("large", 30_522, 3_300_000_000, 20),
             f"{TOO_LARGE}, a text of 3,300,000,000 tokens. {DEFAULTS}",
@@ -82,8 +82,8 @@ def test_a_run_near_the_baseline_is_warned_once_when_it_should_be_below_it(size,
     gain = EXPECTED_GAIN
     stuck = dict.fromkeys(range(2, 9), gain - 0.25)
     (warning,) = warnings_of(caplog, size, stuck)
-    assert warning.startswith(f"MLM gain is {gain - 0.25:.2f} nats after 2,000,000 tokens, but {RECIPE} ")
-    assert "Compare bigram_init" in warning
+    assert warning.startswith(f"MLM gain is {gain - 0.25:.2f} nats after 2,000,000 tokens, but the recipe {RECIPE} ")
+    assert "Compare your bigram_init" in warning
     # Not in the first 10 % of the steps: before step 120 and step 30.
     assert not warnings_of(caplog, size, stuck, max_steps=1200)
     (warning,) = warnings_of(caplog, size, stuck, max_steps=300)
