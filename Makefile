@@ -9,7 +9,7 @@ PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in a third of the time.
 FAST = -m "not slow"
 
-.PHONY: demo test test-fast test-lowest test-newest test-serve test-stock check docs release-check clean
+.PHONY: demo test test-fast test-lowest test-newest test-serve test-stock check docs notebook release-check clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 6 minutes
 	$(BIN)/python examples/demo.py demo-output
@@ -41,6 +41,9 @@ check: .venv/installed-dev docs  ## lint, format, types, documentation, and the 
 
 docs: .venv/installed-dev  ## the documentation as a site, in site/; broken links and anchors are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+notebook: .venv/installed-dev  ## run the notebook in examples/, and keep its outputs
+	$(BIN)/jupyter nbconvert --to notebook --inplace --execute --ExecutePreprocessor.record_timing=False examples/*.ipynb
 
 release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
 	rm -rf dist .venv-release
@@ -89,4 +92,4 @@ release-check: .venv/installed-dev  ## build a release, check it, and use it in 
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest .venv-newest .venv-serve .venv-release dist site demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-lowest .venv-newest .venv-serve .venv-release dist site demo-output examples/notebook-output .pytest_cache .mypy_cache .ruff_cache *.egg-info

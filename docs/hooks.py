@@ -1,4 +1,4 @@
-"""Hooks of the site: the help of the commands, links to files outside `docs/`, docstrings in transformers' form."""
+"""Hooks of the site: notebook, help of commands, links to files outside `docs/`, docstrings in transformers' form."""
 
 import contextlib
 import io
@@ -10,22 +10,37 @@ from typing import Any
 
 from griffe import DocstringSectionParameters, Extension, Object
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
 
 from snugbert_cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+NOTEBOOK, NOTEBOOK_PAGE = ROOT / "examples" / "text_to_classifier.ipynb", "notebook.md"
 OPTIONAL = ", *optional*"  # in transformers' docstrings
 logger = logging.getLogger("mkdocs.hooks.snugbert")  # in strict mode a warning fails the build
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the page of the notebook with its outputs, which are in the notebook. Nothing is run.
+
+    The page is Markdown, so its links are checked and it looks like other pages. mkdocs-jupyter would insert HTML.
+    """
+    markdown, resources = MarkdownExporter().from_filename(NOTEBOOK, {"output_files_dir": "notebook"})
+    markdown = re.sub(r"<style scoped>.*?</style>\s*", "", markdown, flags=re.DOTALL)
+    markdown = markdown.replace(' border="1" class="dataframe"', "").replace("![png]", "![Plot]")
+    files.append(File.generated(config, NOTEBOOK_PAGE, content=markdown))
+    for name, image in resources["outputs"].items():
+        files.append(File.generated(config, name, content=image))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrites the source of a page before it is rendered."""
     markdown = re.sub(r"^<!-- help: (\w+) -->$", lambda match: format_help(match[1]), markdown, flags=re.MULTILINE)
-    folder = DOCS / Path(page.file.src_uri).parent
-    return re.sub(r"(?<=\]\()(\.\./[^)#\s]*)", lambda match: resolve_link(match[1], folder, config), markdown)
+    return re.sub(r"(?<=\]\()(\.\./[^)#\s]*)", lambda match: resolve_link(match[1], page.file, config), markdown)
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
@@ -52,19 +67,22 @@ def format_help(command: str) -> str:
     return f"```text\n{output.getvalue().rstrip()}\n```"
 
 
-def resolve_link(link: str, folder: Path, config: MkDocsConfig) -> str:
-    """The link to a page as it is; the link to a file outside `docs/` as a URL of the repository.
+def resolve_link(link: str, page: File, config: MkDocsConfig) -> str:
+    """The link to a page, relative to this page; the link to a file outside `docs/` as a URL of the repository.
 
     Args:
         link: relative, as written on the page.
-        folder: the folder of the page.
+        page: the page.
         config: contains `repo_url`.
     """
-    target = Path(os.path.normpath(folder / link))
+    folder = DOCS / Path(page.src_uri).parent
+    target = Path(os.path.normpath((NOTEBOOK.parent if page.src_uri == NOTEBOOK_PAGE else folder) / link))
+    if target == NOTEBOOK:
+        target = DOCS / NOTEBOOK_PAGE
     if target.is_relative_to(DOCS):
-        return link
+        return Path(os.path.relpath(target, folder)).as_posix()
     if not target.exists():
-        logger.warning("%s: the link %s leads nowhere.", folder, link)
+        logger.warning("%s: the link %s leads nowhere.", page.src_uri, link)
     return f"{config.repo_url}/{'tree' if target.is_dir() else 'blob'}/main/{target.relative_to(ROOT)}"
 
 

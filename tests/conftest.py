@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
+    "repository/test_notebook.py",
     "trainers/test_store_runs.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
