@@ -16,9 +16,10 @@ from snugbert.trainers.output_folder import WITHOUT_TEACHER
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
-# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, and
-# the run that a distilled model is compared with.
-NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
+# Predictions for the user's examples, also in the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
+PREDICTIONS = ["*predictions.*", "*predict_results.txt", "*.tsv", "*null_odds.json"]
+# As in Trainer: unfinished files and checkpoints. Also predictions, and the run that a student is compared with.
+NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICTIONS, f"{WITHOUT_TEACHER}/*"]
 
 
 class HubUploads(TrainerCallback):
