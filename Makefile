@@ -2,14 +2,18 @@
 # wheels (PIP_EXTRA_INDEX_URL) to save a few gigabytes.
 PYTHON ?= python3
 BIN = .venv/bin
-PIP = pip install --quiet --disable-pip-version-check
-DEV = --editable '.[train,demo,embeddings,onnx,openvino,ctranslate2,lamb,optuna,sentencepiece,tensorflow]' --group dev
+PIP = pip install --quiet --disable-pip-version-check --no-compile
+# Every file that pip installs must have a hash from the lock.
+LOCKED = $(PIP) --require-hashes --constraint
+# The package itself. pip then installs what snugbert[train] needs, without looking for it on an index.
+PACKAGE = $(PIP) --no-deps --build-constraint constraints.txt
+DEV = 'snugbert[train,demo,embeddings,onnx,openvino,ctranslate2,lamb,optuna,sentencepiece,tensorflow]' --group dev
 # By file, because models that a file's fixtures train stay in one process.
 PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in a third of the time.
 FAST = -m "not slow"
 
-.PHONY: demo test test-fast test-lowest test-newest test-serve test-stock check docs release-check clean
+.PHONY: demo test test-fast test-lowest test-newest test-serve test-stock check docs release-check lock clean
 
 demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 6 minutes
 	$(BIN)/python examples/demo.py demo-output
@@ -27,7 +31,7 @@ test-newest: .venv-newest/installed  ## the fast half on the newest versions
 	.venv-newest/bin/$(PYTEST) $(FAST)
 
 test-stock: .venv/installed-dev  ## transformers' own tests of BERT, on stock BERT and on SnugBERT
-	$(BIN)/$(PIP) --constraint constraints.txt --group stock-suite
+	$(BIN)/$(LOCKED) constraints.txt --group stock-suite
 	$(BIN)/python tests/stock_suite.py $(STOCK_SUITE)
 
 test-serve: .venv/installed-dev .venv-serve/installed  ## exported models in servers, in an environment of their own
@@ -44,48 +48,55 @@ docs: .venv/installed-dev  ## the documentation as a site, in site/; broken link
 
 release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
 	rm -rf dist .venv-release
-	$(BIN)/$(PIP) --constraint constraints.txt --group release
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/$(LOCKED) constraints.txt --group release --group install
+	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/release_check.py files dist
-	$(PYTHON) -m venv .venv-release
-	.venv-release/bin/$(PIP) $$(grep '^torch==' constraints.txt)
-	.venv-release/bin/$(PIP) --constraint constraints.txt dist/*.whl
+	$(call new-venv,.venv-release)
+	.venv-release/bin/$(PACKAGE) dist/*.whl
+	.venv-release/bin/$(LOCKED) constraints.txt snugbert
 	.venv-release/bin/python tests/release_check.py light
-	.venv-release/bin/$(PIP) --constraint constraints.txt "$$(echo dist/*.whl)[train]"
+	.venv-release/bin/$(LOCKED) constraints.txt 'snugbert[train]'
 	.venv-release/bin/python tests/release_check.py train
 
-# torch goes first and alone, so that no other requirement chooses its build. pip 25.1 is the first with --group.
+lock: .venv/installed-dev  ## the lock files again, after a change of pyproject.toml; LOCK=--upgrade takes new versions
+	$(BIN)/$(LOCKED) constraints.txt --group release
+	$(BIN)/python tests/lock.py $(LOCK)
+
+# An environment with the locked pip, which is the first that can read hashes from a constraints file.
+define new-venv
+$(PYTHON) -m venv $(1)
+sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(1)/pip.txt
+$(1)/bin/$(PIP) --require-hashes --requirement $(1)/pip.txt
+endef
+
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) 'pip>=25.1'
-	$(BIN)/$(PIP) $$(grep '^torch==' constraints.txt)
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[train]'
+	$(call new-venv,.venv)
+	$(BIN)/$(PACKAGE) --editable .
+	$(BIN)/$(LOCKED) constraints.txt 'snugbert[train]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/$(PIP) --constraint constraints.txt $(DEV) --group minicons --group reporters --group docs
+	$(BIN)/$(LOCKED) constraints.txt $(DEV) --group minicons --group reporters --group docs
 	touch $@
 
-.venv-lowest/installed: pyproject.toml constraints-lowest.txt
-	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/$(PIP) 'pip>=25.1'
-	.venv-lowest/bin/$(PIP) --constraint constraints-lowest.txt torch
-	.venv-lowest/bin/$(PIP) --constraint constraints-lowest.txt $(DEV)
+.venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt
+	$(call new-venv,.venv-lowest)
+	.venv-lowest/bin/$(PACKAGE) --editable .
+	.venv-lowest/bin/$(LOCKED) constraints-lowest.txt $(DEV)
 	touch $@
 
-.venv-newest/installed: pyproject.toml
-	$(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/$(PIP) 'pip>=25.1'
+# torch goes first and alone, so that no other requirement chooses its build.
+.venv-newest/installed: pyproject.toml constraints.txt
+	$(call new-venv,.venv-newest)
 	.venv-newest/bin/$(PIP) --upgrade torch
+	.venv-newest/bin/$(PACKAGE) --editable .
 	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons --group reporters
 	touch $@
 
-.venv-serve/installed: pyproject.toml
-	$(PYTHON) -m venv .venv-serve
-	.venv-serve/bin/$(PIP) 'pip>=25.1'
-	.venv-serve/bin/$(PIP) $$(grep '^torch==' constraints.txt)
-	.venv-serve/bin/$(PIP) --group serve
+.venv-serve/installed: pyproject.toml constraints.txt constraints-serve.txt
+	$(call new-venv,.venv-serve)
+	.venv-serve/bin/$(LOCKED) constraints-serve.txt --group serve
 	touch $@
 
 clean:
