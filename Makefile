@@ -46,32 +46,45 @@ check: .venv/installed-dev docs  ## lint, format, types, documentation, and the 
 docs: .venv/installed-dev  ## the documentation as a site, in site/; broken links and anchors are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-release-check: .venv/installed-dev  ## build a release, check it, and use it in an environment of its own
+release-check: .venv/installed  ## build a release, check it, and use it in an environment of its own
 	rm -rf dist .venv-release
-	$(BIN)/$(LOCKED) constraints.txt --group release --group install
+	$(BIN)/$(LOCKED) constraints.txt --group stock-suite --group release --group install
+	$(BIN)/python tests/licenses.py --check
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python tests/release_check.py files dist
 	$(call new-venv,.venv-release)
+	$(call install-torch,.venv-release,constraints.txt)
 	.venv-release/bin/$(PACKAGE) dist/*.whl
 	.venv-release/bin/$(LOCKED) constraints.txt snugbert
 	.venv-release/bin/python tests/release_check.py light
 	.venv-release/bin/$(LOCKED) constraints.txt 'snugbert[train]'
 	.venv-release/bin/python tests/release_check.py train
+	$(BIN)/cyclonedx-py environment --output-reproducible --output-file dist/train.cdx.json .venv-release/bin/python
+	$(BIN)/python tests/release_check.py bill dist/train.cdx.json
 
 lock: .venv/installed-dev  ## the lock files again, after a change of pyproject.toml; LOCK=--upgrade takes new versions
 	$(BIN)/$(LOCKED) constraints.txt --group release
 	$(BIN)/python tests/lock.py $(LOCK)
 
-# An environment with the locked pip, which is the first that can read hashes from a constraints file.
+# The locked pip is the first that reads hashes from a constraints file.
 define new-venv
 $(PYTHON) -m venv $(1)
 sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(1)/pip.txt
 $(1)/bin/$(PIP) --require-hashes --requirement $(1)/pip.txt
 endef
 
+# torch goes first and alone. Otherwise pip would prefer PyPI's wheel to one in a folder (PIP_FIND_LINKS), because a
+# folder does not list hashes.
+define install-torch
+$(1)/bin/pip download --quiet --no-deps --dest $(1)/torch $$(grep -o '^torch==[^ ]*' $(2))
+$(1)/bin/$(LOCKED) $(2) --no-index --no-deps --find-links $(1)/torch torch
+rm -r $(1)/torch
+endef
+
 .venv/installed: pyproject.toml constraints.txt
 	$(call new-venv,.venv)
+	$(call install-torch,.venv,constraints.txt)
 	$(BIN)/$(PACKAGE) --editable .
 	$(BIN)/$(LOCKED) constraints.txt 'snugbert[train]'
 	touch $@
@@ -86,9 +99,9 @@ endef
 	.venv-lowest/bin/$(LOCKED) constraints-lowest.txt $(DEV)
 	touch $@
 
-# torch goes first and alone, so that no other requirement chooses its build.
 .venv-newest/installed: pyproject.toml constraints.txt
-	$(call new-venv,.venv-newest)
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/$(PIP) --upgrade pip
 	.venv-newest/bin/$(PIP) --upgrade torch
 	.venv-newest/bin/$(PACKAGE) --editable .
 	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons --group reporters
@@ -96,6 +109,7 @@ endef
 
 .venv-serve/installed: pyproject.toml constraints.txt constraints-serve.txt
 	$(call new-venv,.venv-serve)
+	$(call install-torch,.venv-serve,constraints-serve.txt)
 	.venv-serve/bin/$(LOCKED) constraints-serve.txt --group serve
 	touch $@
 
