@@ -55,7 +55,7 @@ release-check: .venv/installed  ## build a release, check it, and use it in an e
 	$(BIN)/python tests/release_check.py files dist
 	$(call new-venv,.venv-release)
 	$(call install-torch,.venv-release,constraints.txt)
-	.venv-release/bin/$(PACKAGE) dist/*.whl
+	.venv-release/bin/$(PIP) --no-deps --no-index --find-links dist snugbert
 	.venv-release/bin/$(LOCKED) constraints.txt snugbert
 	.venv-release/bin/python tests/release_check.py light
 	.venv-release/bin/$(LOCKED) constraints.txt 'snugbert[train]'

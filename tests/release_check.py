@@ -21,6 +21,9 @@ import zipfile
 from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 
+from licenses import read_table
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).parents[1]
 SMALL = "--config_name tiny --max_steps 4 --logging_steps 1 --use_cpu --disable_tqdm true --max_seq_length 64"
 
@@ -55,13 +58,13 @@ def compare_names(names: list[str], expected: set[str]) -> None:
 
 
 def check_bill(bill: Path) -> None:
-    """Checks that a bill of materials has SnugBERT, its required packages and their licenses, and no local paths."""
+    """Checks that a bill of materials has SnugBERT, packages with known licenses, and no local paths."""
     text = bill.read_text(encoding="utf-8")
-    components = {each["name"].lower(): each for each in json.loads(text)["components"]}
-    assert {"snugbert", "torch", "transformers", "datasets"} <= components.keys()
-    assert [each for each, entry in components.items() if "licenses" not in entry] == []
-    assert "file://" not in text and str(ROOT) not in text
-    print(f"{bill.name}: {len(components)} packages")
+    names = {canonicalize_name(each["name"]) for each in json.loads(text)["components"]}
+    assert {"snugbert", "torch", "transformers", "datasets"} <= names
+    assert names - {"snugbert"} <= read_table().keys(), names - read_table().keys()
+    assert "file:" not in text
+    print(f"{bill.name}: {len(names)} packages")
 
 
 def check_light_installation() -> None:
