@@ -1,7 +1,7 @@
 """The licenses of all packages in constraints.txt: `python tests/licenses.py` writes the table DEPENDENCIES.md.
 
-`make release-check` runs `python tests/licenses.py --check`, which compares the table with the installed packages. Rows
-of other packages, such as those for a GPU or for Windows, are kept. New ones are written by hand.
+`make release-check` runs `python tests/licenses.py --check`, which compares the table with the installed packages.
+Rows of other packages, such as those for a GPU or for Windows, are kept. New ones are written by hand.
 """
 
 import re
