@@ -1,7 +1,8 @@
 """The licenses of all packages in constraints.txt: `python tests/licenses.py` writes the table DEPENDENCIES.md.
 
 `make release-check` runs `python tests/licenses.py --check`, which compares the table with the installed packages.
-Rows of other packages, such as those for a GPU or for Windows, are kept. New ones are written by hand.
+Rows of packages that are not installed, such as those for Windows, and of packages with unclear metadata are kept.
+Write new ones of these by hand, as the package's license file says.
 """
 
 import re
@@ -36,18 +37,6 @@ CLASSIFIERS = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
-# Read in the packages' license files, because their metadata is missing or ambiguous. In docutils, only an Emacs mode
-# is under the GPL, and the wheel does not contain it.
-READ = {
-    "docutils": "LicenseRef-Public-Domain AND BSD-2-Clause",
-    "keras": "Apache-2.0",
-    "namex": "Apache-2.0",
-    "protobuf": "BSD-3-Clause",
-    "pysocks": "BSD-3-Clause",
-    "python-dateutil": "Apache-2.0 OR BSD-3-Clause",
-    "transformers": "Apache-2.0",
-    "uvloop": "Apache-2.0 OR MIT",
-}
 
 
 def list_locked() -> set[str]:
@@ -64,9 +53,6 @@ def read_table() -> dict[str, str]:
 def find_license(package: Distribution) -> str:
     """Returns the license in a package's metadata as an SPDX expression, or BSD, or an empty text."""
     metadata = package.metadata
-    name = canonicalize_name(metadata["Name"])
-    if name in READ:
-        return READ[name]
     text = metadata.get("License-Expression") or metadata.get("License") or ""
     try:
         return canonicalize_license_expression(text)
@@ -84,12 +70,14 @@ def find_refused(table: dict[str, str]) -> dict[str, str]:
 def main() -> None:
     """Writes the table, or checks it."""
     installed = {canonicalize_name(each.metadata["Name"]): find_license(each) for each in distributions()}
-    table = {name: text for name, text in (read_table() | installed).items() if name in list_locked()}
+    table = read_table() | {name: text for name, text in installed.items() if text}
+    table = {name: text for name, text in table.items() if name in list_locked()}
     rows = HEAD + "".join(f"| {name} | {text} |\n" for name, text in sorted(table.items()))
     if "--check" not in sys.argv:
         TABLE.write_text(rows, encoding="utf-8")
     elif rows != TABLE.read_text(encoding="utf-8"):
-        sys.exit("DEPENDENCIES.md differs from the installed packages. Run: python tests/licenses.py")
+        changed = {name: text for name, text in table.items() if text != read_table().get(name)}
+        sys.exit(f"{TABLE.name}: other licenses are installed: {changed}. Run: python tests/licenses.py")
     print(f"{TABLE.name}: {len(table)} packages")
 
 
