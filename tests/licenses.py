@@ -10,15 +10,14 @@ import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "DEPENDENCIES.md"
 HEAD = """# Dependencies
 
-SnugBERT contains no code of other packages. It is tested with these, which pip installs from `constraints.txt`. Most
-are needed only for an extra or for development. The NVIDIA libraries come with PyPI's torch for Linux, and not with
+SnugBERT is tested with these packages, and contains none of them. Most are needed only for an extra or for
+development. `constraints.txt` has their versions. The NVIDIA libraries come with PyPI's torch for Linux, and not with
 torch's CPU wheels.
 
 | package | license |
@@ -52,6 +51,8 @@ def read_table() -> dict[str, str]:
 
 def find_license(package: Distribution) -> str:
     """Returns the license in a package's metadata as an SPDX expression, or BSD, or an empty text."""
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression  # not in packaging 24.0
+
     metadata = package.metadata
     text = metadata.get("License-Expression") or metadata.get("License") or ""
     try:
