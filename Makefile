@@ -63,9 +63,11 @@ release-check: .venv/installed  ## build a release, check it, and use it in an e
 	$(BIN)/cyclonedx-py environment --output-reproducible --output-file dist/train.cdx.json .venv-release/bin/python
 	$(BIN)/python tests/release_check.py bill dist/train.cdx.json
 
-lock: .venv/installed-dev  ## the lock files again, after a change of pyproject.toml; LOCK=--upgrade takes new versions
-	$(BIN)/$(LOCKED) constraints.txt --group release
-	$(BIN)/python tests/lock.py $(LOCK)
+lock:  ## the lock files again, after a change of pyproject.toml; LOCK=--upgrade takes new versions
+	$(call new-venv,.venv-lock)
+	.venv-lock/bin/$(LOCKED) constraints.txt uv
+	.venv-lock/bin/python tests/lock.py $(LOCK)
+	rm -rf .venv-lock
 
 # The locked pip is the first that reads hashes from a constraints file.
 define new-venv
@@ -114,4 +116,4 @@ endef
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest .venv-newest .venv-serve .venv-release dist site demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-lowest .venv-newest .venv-serve .venv-release .venv-lock dist site demo-output .pytest_cache .mypy_cache .ruff_cache *.egg-info
