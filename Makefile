@@ -7,7 +7,8 @@ PIP = pip install --quiet --disable-pip-version-check --no-compile
 LOCKED = $(PIP) --require-hashes --constraint
 # The package itself. pip then installs what snugbert[train] needs, without looking for it on an index.
 PACKAGE = $(PIP) --no-deps --build-constraint constraints.txt
-DEV = 'snugbert[train,demo,embeddings,onnx,openvino,ctranslate2,lamb,optuna,sentencepiece,tensorflow]' --group dev
+EXTRAS = [train,demo,embeddings,onnx,openvino,ctranslate2,lamb,optuna,sentencepiece,tensorflow]
+DEV = 'snugbert$(EXTRAS)' --group dev
 # By file, because models that a file's fixtures train stay in one process.
 PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in a third of the time.
@@ -105,8 +106,7 @@ endef
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/$(PIP) --upgrade pip
 	.venv-newest/bin/$(PIP) --upgrade torch
-	.venv-newest/bin/$(PACKAGE) --editable .
-	.venv-newest/bin/$(PIP) --upgrade $(DEV) --group minicons --group reporters
+	.venv-newest/bin/$(PIP) --upgrade --editable '.$(EXTRAS)' --group dev --group minicons --group reporters
 	touch $@
 
 .venv-serve/installed: pyproject.toml constraints.txt constraints-serve.txt
