@@ -1,10 +1,11 @@
 """`make release-check`: checks the files of a release, and that the installed wheel works on its own.
 
-    python tests/release_check.py files dist    # the archives
-    python tests/release_check.py light         # in an environment with only the wheel
-    python tests/release_check.py train         # the same, after `pip install 'snugbert[train]'`
+    python tests/release_check.py files dist                 # the archives
+    python tests/release_check.py light                      # in an environment with only the wheel
+    python tests/release_check.py train                      # the same, after `pip install 'snugbert[train]'`
+    python tests/release_check.py bill dist/train.cdx.json   # the bill of materials of that environment
 
-The last two run in a temporary folder, with the installed package and command.
+`light` and `train` run in a temporary folder, with the installed package and command.
 """
 
 import csv
@@ -20,24 +21,50 @@ import zipfile
 from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 
+from licenses import read_table
+from packaging.utils import canonicalize_name
+
 ROOT = Path(__file__).parents[1]
 SMALL = "--config_name tiny --max_steps 4 --logging_steps 1 --use_cpu --disable_tqdm true --max_seq_length 64"
 
 
 def check_files(dist: Path) -> None:
-    """Checks that wheel and source archive contain the whole package, and no tests, caches or other files."""
+    """Checks that wheel and source archive contain the whole package and nothing else.
+
+    A build from the unpacked source archive must give the same bytes, so no file contains a time, user or folder.
+    """
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     files = [file for pattern in ("*.py", "*.yaml") for file in (ROOT / "snugbert").rglob(pattern)]
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in files}
     package |= {"snugbert/py.typed", "snugbert_arguments.py", "snugbert_cli.py"}
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == package, names ^ package
-    with tarfile.open(source) as archive:
-        names = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    name = source.name.removesuffix(".tar.gz")
+    more = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
+    compare_names(zipfile.ZipFile(wheel).namelist(), package | {f"{name}.dist-info/{each}" for each in more})
     more = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "SECURITY.md", "pyproject.toml"}
-    assert names - {".gitignore"} == package | more, names ^ (package | more)
-    print(f"{wheel.name} and {source.name}: {len(package)} files of the package")
+    with tarfile.open(source) as archive, tempfile.TemporaryDirectory() as folder:
+        compare_names(archive.getnames(), {f"{name}/{each}" for each in package | more | {".gitignore"}})
+        assert {(each.uid, each.gid, each.uname, each.gname) for each in archive} == {(0, 0, "", "")}
+        archive.extractall(folder, filter="data")
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, f"{folder}/{name}"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        for file in (wheel, source):
+            assert Path(folder, file.name).read_bytes() == file.read_bytes(), f"Another build of {file.name} differs."
+    print(f"{wheel.name} and {source.name}: {len(package)} files of the package, and another build is the same")
+
+
+def compare_names(names: list[str], expected: set[str]) -> None:
+    """Checks that an archive has each expected file once and no other."""
+    assert sorted(names) == sorted(expected), sorted(set(names) ^ expected)
+
+
+def check_bill(bill: Path) -> None:
+    """Checks that a bill of materials has SnugBERT, packages with known licenses, and no local paths."""
+    text = bill.read_text(encoding="utf-8")
+    names = {canonicalize_name(each["name"]) for each in json.loads(text)["components"]}
+    assert {"snugbert", "torch", "transformers", "datasets"} <= names
+    assert names - {"snugbert"} <= read_table().keys(), names - read_table().keys()
+    assert "file:" not in text
+    print(f"{bill.name}: {len(names)} packages")
 
 
 def check_light_installation() -> None:
@@ -103,6 +130,8 @@ def run(command: str, status: int = 0) -> str:
 if __name__ == "__main__":
     if sys.argv[1] == "files":
         check_files(Path(sys.argv[2]))
+    elif sys.argv[1] == "bill":
+        check_bill(Path(sys.argv[2]))
     else:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["HF_HOME"] = folder

@@ -60,7 +60,9 @@ def open_suite(work: Path) -> str:
     """Makes the suite importable as the package `tests`. Returns pip's error, or an empty text."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     if folder is None:
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps", "--dest", work]
+        lock = Path(__file__).parents[1] / "constraints.txt"
+        pip = [sys.executable, *"-m pip download --quiet --no-binary :all: --no-deps --require-hashes".split()]
+        pip += ["--constraint", lock, "--build-constraint", lock, "--dest", work]
         run = subprocess.run([*pip, f"transformers=={transformers.__version__}"], capture_output=True, text=True)
         if run.returncode:
             return run.stderr.strip() or f"pip ended with exit status {run.returncode}"

@@ -1,8 +1,11 @@
-"""The versions in the packaging files agree, and `make test-lowest` installs the lowest ones."""
+"""The packaging files agree: versions, lock files and licenses. `make test-lowest` installs the lowest versions."""
 
+import re
 import tomllib
 from pathlib import Path
 
+import pytest
+from licenses import TABLE, find_refused, list_locked, read_table
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -25,14 +28,37 @@ REQUIREMENTS = [
 
 
 def test_the_minimum_versions_are_tested():
-    pins = {}
-    for line in (ROOT / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            name, _, version = line.partition("==")
-            pins[canonicalize_name(name)] = Version(version)
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints-lowest.txt").read_text("utf-8"), re.MULTILINE))
     for requirement in REQUIREMENTS:
         (floor,) = (Version(each.version) for each in requirement.specifier if each.operator == ">=")
-        assert pins[canonicalize_name(requirement.name)] == floor, requirement
+        assert Version(pins[canonicalize_name(requirement.name)]) == floor, requirement
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-lowest.txt", "constraints-serve.txt"])
+def test_every_locked_package_has_hashes_and_no_index(name):
+    lock = (ROOT / name).read_text("utf-8")
+    entries = [entry for entry in re.split(r"\n(?=\S)", lock) if not entry.startswith("#")]
+    assert len(entries) > 100
+    pattern = r"[\w.-]+==[^\s;]+( ; [^\n]*?)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n?"
+    assert [entry for entry in entries if not re.fullmatch(pattern, entry)] == []
+
+
+def test_the_lock_allows_what_is_required():
+    """It was made after the last change of pyproject.toml."""
+    lock = (ROOT / "constraints.txt").read_text("utf-8")
+    pins = {}
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE):
+        pins.setdefault(canonicalize_name(name), []).append(version)
+    groups = [text for name, texts in PROJECT["dependency-groups"].items() if name != "serve" for text in texts]
+    for requirement in [*REQUIREMENTS, *map(Requirement, groups + PROJECT["build-system"]["requires"])]:
+        for version in pins[canonicalize_name(requirement.name)]:
+            assert requirement.specifier.contains(version), (requirement, version)
+
+
+def test_every_dependency_has_a_license_that_allows_to_depend_on_it():
+    table = read_table()
+    assert table.keys() == list_locked(), f"Run python tests/licenses.py, and complete {TABLE.name} by hand."
+    assert find_refused(table) == {}
 
 
 def test_commands_name_an_extra_for_each_of_its_packages():
