@@ -94,13 +94,16 @@ def read_json(file: Path) -> dict[str, Any]:
         InputError: the file is missing, is not JSON, or contains something else.
     """
     try:
-        values = parse_json(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        values = parse_json(text)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{file.parent} contains no {file.name}.") from error
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
     if not isinstance(values, dict):
         raise InputError(f"{file} must contain a JSON object, not a {type(values).__name__}.")
+    if r"\ud" in text.lower():
+        check_unicode(json.dumps(values, ensure_ascii=False), str(file))
     return values
 
 

@@ -53,7 +53,12 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         modules = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
-    if not modules or not _name(modules[0]).endswith("Transformer"):
+    is_list = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
+    if (
+        not (modules and is_list)
+        or not all(isinstance(module.get(name), str) for module in modules for name in ("path", "type"))
+        or not _name(modules[0]).endswith("Transformer")
+    ):
         raise InputError(f"{file}: expected a list of modules with `type` and `path`, a Transformer first.")
     for module in modules:
         path = Path(module["path"])
@@ -204,7 +209,7 @@ def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
             file = source / module["path"] / "config.json"
             values = read_json(file)
             modes, size = _read_modes(values), _read_size(values)
-            if not modes or not set(modes) <= set(POOLING_MODES) or not isinstance(size, int):
+            if not modes or not all(mode in list(POOLING_MODES) for mode in modes) or not isinstance(size, int):
                 raise InputError(f"{file}: unknown pooling. Expected one or more of {', '.join(POOLING_MODES)}.")
             if modes != [mode for mode in POOLING_MODES if mode in modes]:
                 return False
@@ -213,7 +218,7 @@ def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
 
 def _read_modes(values: dict[str, Any]) -> list[str]:
     modes = values.get("pooling_mode", [mode for mode, name in POOLING_MODES.items() if values.get(name)])
-    return [modes] if isinstance(modes, str) else modes
+    return modes if isinstance(modes, list) else [modes]
 
 
 def _read_size(values: dict[str, Any]) -> Any:

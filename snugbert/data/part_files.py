@@ -21,6 +21,9 @@ FORMAT = 1  # version of the files; other versions are refused
 WORDS = "continues_word"  # column of the bits of words, and the setting of a corpus that has it
 DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
+# Of the columns of text and words.
+_TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32())]
+TYPES = [[text, *words] for text in _TEXT_TYPES for words in ([], [pa.list_(pa.bool_())])]
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 NO_INDEX = "has no index"  # a state of a part in a bucket. On a disk, its index is made from the part
 INDEX_ADVICE = (
@@ -138,9 +141,12 @@ def parse_origin(schema: pa.Schema) -> Origin:
     """
     try:
         origin = json.loads(schema.metadata[b"snugbert"])
-        if origin["settings"]["format"] == FORMAT:
+        settings, types = origin["settings"], [schema.field("sentences").type]
+        types += [schema.field(WORDS).type] if WORDS in schema.names else []
+        texts = [settings["tokenizer"], *(source[key] for source in origin["sources"] for key in ("name", "digest"))]
+        if settings["format"] == FORMAT and types in TYPES and all(isinstance(text, str) for text in texts):
             return origin
-    except (ValueError, LookupError, TypeError):  # not JSON, or a stream of another program
+    except (ValueError, LookupError, TypeError, RecursionError):  # not JSON, or a stream of another program
         pass
     raise pa.ArrowInvalid("not part of a corpus, or from another version of SnugBERT")
 

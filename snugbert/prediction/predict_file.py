@@ -208,7 +208,8 @@ def _predict(
     """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
     state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
-    if stream.seek(0, os.SEEK_END) < state["bytes"]:  # the file was removed, but not its state
+    # The file was removed, but not its state, or the state is damaged.
+    if stream.seek(0, os.SEEK_END) < state["bytes"] or state["rows"] > shard[1] - shard[0]:
         state |= {"rows": 0, "bytes": 0}
     stream.truncate(state["bytes"])
     (first, end), before = shard, state["rows"]
@@ -238,10 +239,17 @@ def _predict(
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Returns the state of the partial output: `rows` and `bytes` that are done, and the description of the run."""
     nothing = {"rows": 0, "bytes": 0, **description}
-    try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         return nothing
+    try:
+        state = read_json(file)
+        has_types = all(type(state.get(name)) is type(value) for name, value in nothing.items())
+        if not has_types or min(state["rows"], state["bytes"]) < 0:
+            raise InputError(f"{file} is damaged.")
+    except InputError as error:
+        if overwrite:
+            return nothing
+        raise InputError(f"{error} Add --overwrite_output_file to start again.") from error
     if {name: state[name] for name in description} == json.loads(json.dumps(description)):
         return state
     if overwrite:
