@@ -23,6 +23,8 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
+# A damaged configuration would make torch build layers forever, or raise an OverflowError.
+MOST_LAYERS, LARGEST_SIZE = 1000, 2**31 - 1
 POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "relative", "sinusoidal")
 CLASSIFICATION_HEADS = ("pooler", "dense")
 OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # allowed in an `auto_map`
@@ -184,7 +186,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     # Not named `validate_...`: transformers would run it and turn its ValueError into a different error.
     def _check_ranges(self):
-        for name in (
+        sizes = (
             "vocab_size",
             "hidden_size",
             "num_hidden_layers",
@@ -192,7 +194,11 @@ class SnugBertConfig(PreTrainedConfig):
             "intermediate_size",
             "max_position_embeddings",
             "type_vocab_size",
-        ):
+        )
+        for name in (*sizes, "embedding_size", "position_buckets"):
+            if (getattr(self, name) or 0) > (MOST_LAYERS if name == "num_hidden_layers" else LARGEST_SIZE):
+                raise ValueError(f"`{name}` {getattr(self, name)} is too large.")
+        for name in sizes:
             minimum = 0 if name == "type_vocab_size" and self.position_embedding_type == "relative" else 1
             if getattr(self, name) < minimum:
                 raise ValueError(f"`{name}` must be at least {minimum}, not {getattr(self, name)}.")

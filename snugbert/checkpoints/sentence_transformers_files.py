@@ -33,6 +33,7 @@ POOLING_MODES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+CODE_SUFFIXES = (".py", ".so", ".pyc")  # files of modules that are not copied
 # Settings that sentence-transformers 3 accepts.
 DENSE_SETTINGS = ("in_features", "out_features", "bias", "activation_function")
 # Where versions before 5.4 and servers look for the activation of a CrossEncoder in config.json.
@@ -112,7 +113,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         InputError: a file is missing or damaged.
     """
     modules = read_modules(source)
-    if (source / SETTINGS_FILE).is_file():
+    if (source / SETTINGS_FILE).is_file() and _is_data(source / SETTINGS_FILE, source):
         shutil.copyfile(source / SETTINGS_FILE, written / SETTINGS_FILE)
         _write_activation(source, written)
     elif not modules:
@@ -121,7 +122,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
     others = [each["type"] for each in modules if not _is_old(each)]
     if others or not _has_old_pooling(modules, source) or (is_cross_encoder(source) and len(modules) > 1):
         for name in TRANSFORMER_NAMES:
-            if (model_folder / name).is_file():
+            if (model_folder / name).is_file() and _is_data(model_folder / name, source):
                 shutil.copyfile(model_folder / name, written / name)
         for module in modules[1:]:
             _copy_folder(module, source, written)
@@ -179,10 +180,24 @@ def _write_activation(source: Path, written: Path) -> None:
         write_json(written / "config.json", config)
 
 
+def _is_data(path: Path, source: Path) -> bool:
+    """Whether a file or folder of a model may be copied: it is no code, and no link to a file of this machine.
+
+    In the cache of the Hub, every file is a link into the folder of its repository.
+    """
+    root = source.resolve()
+    root = root.parents[1] if root.parent.name == "snapshots" else root
+    return path.suffix not in CODE_SUFFIXES and path.resolve().is_relative_to(root)
+
+
 def _copy_folder(module: dict[str, str], source: Path, written: Path) -> Path:
     folder, copy = source / module["path"], written / module["path"]
     if folder.is_dir():
-        shutil.copytree(folder, copy)
+
+        def ignore(place: str, names: list[str]) -> list[str]:
+            return [name for name in names if not _is_data(Path(place, name), source)]
+
+        shutil.copytree(folder, copy, ignore=ignore)
     elif _name(module) != "Normalize":  # which needs no files
         raise InputError(f"{folder}: the folder of the module {module['type']} is missing.")
     copy.mkdir(parents=True, exist_ok=True)  # Hub downloads have no empty folders

@@ -16,9 +16,10 @@ from snugbert.trainers.output_folder import WITHOUT_TEACHER
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
-# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, and
-# the run that a distilled model is compared with.
+# As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, the
+# run that a distilled model is compared with, and logs of TensorBoard, which contain paths of this machine.
 NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
+NOT_UPLOADED += ["*.tfevents.*"]
 
 
 class HubUploads(TrainerCallback):
