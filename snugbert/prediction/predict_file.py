@@ -6,6 +6,7 @@ store, only the complete file is uploaded.
 """
 
 import gc
+import hashlib
 import json
 import logging
 import os
@@ -208,11 +209,9 @@ def _predict(
     """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
     state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
-    # The file was removed, but not its state, or the state is damaged.
-    if stream.seek(0, os.SEEK_END) < state["bytes"] or state["rows"] > shard[1] - shard[0]:
-        state |= {"rows": 0, "bytes": 0}
-    stream.truncate(state["bytes"])
-    (first, end), before = shard, state["rows"]
+    first, end = shard
+    digest = _go_to_end(output, stream, state, end - first, args.overwrite_output_file)
+    before = state["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
     rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
@@ -224,16 +223,43 @@ def _predict(
             lines = [head, *map(data.write, results)]
             with writing(output, "run the same command again"):
                 # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
-                stream.write("".join(lines).encode("utf-8", "backslashreplace"))
+                encoded = "".join(lines).encode("utf-8", "backslashreplace")
+                stream.write(encoded)
                 stream.flush()
                 os.fsync(stream.fileno())
                 state["rows"] += len(window)
                 state["bytes"] = stream.tell()
+                digest.update(encoded)
+                state["sha256"] = digest.hexdigest()
                 write_atomically(_partial(output, ".json"), json.dumps(state))
             progress.move_to(state["rows"])
     if state["rows"] != end - first:
         raise InputError(f"--input_file: {args.input_file} changed while it was read. Run the same command again.")
     return state["rows"] - before
+
+
+def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], num_rows: int, overwrite: bool) -> Any:
+    """Removes from the partial output `stream` what its state does not count. Returns the checksum of the rest.
+
+    If the rest is damaged and `overwrite` is set, changes the state, to start again.
+
+    Raises:
+        InputError: the partial output is damaged.
+    """
+    # The file was removed, but not its state, or the state is damaged.
+    if stream.seek(0, os.SEEK_END) < state["bytes"] or state["rows"] > num_rows:
+        state |= {"rows": 0, "bytes": 0}
+    stream.truncate(state["bytes"])
+    with _partial(output).open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256")
+    # A state of an earlier version has no checksum.
+    if state["bytes"] and state.get("sha256", digest.hexdigest()) != digest.hexdigest():
+        if not overwrite:
+            raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
+        state |= {"rows": 0, "bytes": 0}
+        stream.truncate(0)
+        digest = hashlib.sha256()
+    return digest
 
 
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:

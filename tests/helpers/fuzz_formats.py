@@ -376,7 +376,8 @@ def read_partial_predictions(folder: Path, mutated: Path) -> None:
     args = _prediction_arguments(folder)
     write_predictions(args, make_format(args), Echo(), folder / "model")
     lines = (folder / "out.jsonl").read_bytes().splitlines()
-    assert all(json.loads(line)["length"] for line in lines[-3:]), "a row was not predicted"
+    texts = [(row["text"], row["length"]) for row in map(json.loads, lines)]
+    assert texts == [(text, len(text)) for text in make_texts(6)], "a row was not predicted"
 
 
 FORMATS = {
