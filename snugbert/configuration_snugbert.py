@@ -248,9 +248,17 @@ def get_windows(config: Any) -> tuple[int, int] | None:
     """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
 
     Fine-tuning with `--doc_stride` stores them. None: the model reads one window, and longer texts are truncated.
+
+    Raises:
+        ValueError: the stored values are damaged.
     """
     stored = getattr(config, "document_windows", None)
-    return (stored["max_seq_length"], stored["doc_stride"]) if stored else None
+    if not stored:
+        return None
+    sizes = [stored.get(name) for name in ("max_seq_length", "doc_stride")] if isinstance(stored, dict) else [None]
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"`document_windows` {stored!r} must have the numbers `max_seq_length` and `doc_stride`.")
+    return sizes[0], sizes[1]
 
 
 def compute_max_length(config: SnugBertConfig) -> int:
