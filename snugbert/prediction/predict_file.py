@@ -230,7 +230,7 @@ def _predict(
                 state["rows"] += len(window)
                 state["bytes"] = stream.tell()
                 digest.update(encoded)
-                state["sha256"] = digest.hexdigest()
+                state["sha256"] = _seal(digest, state["rows"])
                 write_atomically(_partial(output, ".json"), json.dumps(state))
             progress.move_to(state["rows"])
     if state["rows"] != end - first:
@@ -252,14 +252,21 @@ def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], num_rows:
     stream.truncate(state["bytes"])
     with _partial(output).open("rb") as written:
         digest = hashlib.file_digest(written, "sha256")
-    # A state of an earlier version has no checksum.
-    if state["bytes"] and state.get("sha256", digest.hexdigest()) != digest.hexdigest():
+    seal = _seal(digest, state["rows"])
+    if state["bytes"] and state.get("sha256", seal) != seal:  # a state of an earlier version has no checksum
         if not overwrite:
             raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
         state |= {"rows": 0, "bytes": 0}
         stream.truncate(0)
         digest = hashlib.sha256()
     return digest
+
+
+def _seal(digest: Any, num_rows: int) -> str:
+    """Returns the checksum of partial output and the number of its rows."""
+    sealed = digest.copy()
+    sealed.update(str(num_rows).encode())
+    return sealed.hexdigest()
 
 
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
