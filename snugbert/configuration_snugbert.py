@@ -255,7 +255,8 @@ def get_windows(config: Any) -> tuple[int, int] | None:
     stored = getattr(config, "document_windows", None)
     if not stored:
         return None
-    sizes = [stored.get(name) for name in ("max_seq_length", "doc_stride")] if isinstance(stored, dict) else [None]
+    names = ("max_seq_length", "doc_stride")
+    sizes: list[Any] = [stored.get(name) for name in names] if isinstance(stored, dict) else [None]
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"`document_windows` {stored!r} must have the numbers `max_seq_length` and `doc_stride`.")
     return sizes[0], sizes[1]

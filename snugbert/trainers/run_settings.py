@@ -138,7 +138,10 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
-    return callbacks.get(SETTINGS_NAME, {})
+    record = callbacks.get(SETTINGS_NAME, {})
+    if not isinstance(record, dict) or not isinstance(record.get("settings", {}), dict):
+        raise InputError(f"{checkpoint}/{TRAINER_STATE_NAME} is damaged.")
+    return record
 
 
 def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:

@@ -18,8 +18,14 @@ from snugbert.trainers.output_folder import WITHOUT_TEACHER
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # As in Trainer: unfinished files and checkpoints. And predictions, which contain the texts of the user's examples, the
 # run that a distilled model is compared with, and logs of TensorBoard, which contain paths of this machine.
-NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, "*predictions.*", f"{WITHOUT_TEACHER}/*"]
-NOT_UPLOADED += ["*.tfevents.*"]
+NOT_UPLOADED = [
+    "_*",
+    f"{PREFIX_CHECKPOINT_DIR}-*",
+    TRAINING_ARGS_NAME,
+    "*predictions.*",
+    f"{WITHOUT_TEACHER}/*",
+    "*.tfevents.*",
+]
 
 
 class HubUploads(TrainerCallback):
