@@ -36,6 +36,20 @@ LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
+class PlainLoader(yaml.SafeLoader):
+    """Reads YAML without aliases, with which a few lines can mean billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As in `yaml.SafeLoader`."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(None, None, "aliases are not supported. Write the value again", mark)
+        try:
+            return super().compose_node(parent, index)
+        except RecursionError:
+            raise yaml.YAMLError("nested too deeply") from None
+
+
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
 
@@ -279,7 +293,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {error}") from error
     if root is None:

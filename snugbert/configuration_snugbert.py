@@ -23,6 +23,8 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
+# A damaged configuration would make torch build layers forever, or raise an OverflowError.
+MOST_LAYERS, LARGEST_SIZE = 1000, 2**31 - 1
 POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "relative", "sinusoidal")
 CLASSIFICATION_HEADS = ("pooler", "dense")
 OUR_CODE = re.compile(r"(configuration|modeling)_snugbert\.SnugBert\w+")  # allowed in an `auto_map`
@@ -184,7 +186,7 @@ class SnugBertConfig(PreTrainedConfig):
 
     # Not named `validate_...`: transformers would run it and turn its ValueError into a different error.
     def _check_ranges(self):
-        for name in (
+        sizes = (
             "vocab_size",
             "hidden_size",
             "num_hidden_layers",
@@ -192,7 +194,11 @@ class SnugBertConfig(PreTrainedConfig):
             "intermediate_size",
             "max_position_embeddings",
             "type_vocab_size",
-        ):
+        )
+        for name in (*sizes, "embedding_size", "position_buckets"):
+            if (getattr(self, name) or 0) > (MOST_LAYERS if name == "num_hidden_layers" else LARGEST_SIZE):
+                raise ValueError(f"`{name}` {getattr(self, name)} is too large.")
+        for name in sizes:
             minimum = 0 if name == "type_vocab_size" and self.position_embedding_type == "relative" else 1
             if getattr(self, name) < minimum:
                 raise ValueError(f"`{name}` must be at least {minimum}, not {getattr(self, name)}.")
@@ -242,9 +248,18 @@ def get_windows(config: Any) -> tuple[int, int] | None:
     """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
 
     Fine-tuning with `--doc_stride` stores them. None: the model reads one window, and longer texts are truncated.
+
+    Raises:
+        ValueError: the stored values are damaged.
     """
     stored = getattr(config, "document_windows", None)
-    return (stored["max_seq_length"], stored["doc_stride"]) if stored else None
+    if not stored:
+        return None
+    names = ("max_seq_length", "doc_stride")
+    sizes: list[Any] = [stored.get(name) for name in names] if isinstance(stored, dict) else [None]
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"`document_windows` {stored!r} must have the numbers `max_seq_length` and `doc_stride`.")
+    return sizes[0], sizes[1]
 
 
 def compute_max_length(config: SnugBertConfig) -> int:

@@ -62,6 +62,18 @@ def check_unicode(text: str, name: str) -> str:
     return text
 
 
+def refuse_half_characters(values: Any, text: str, name: str) -> None:
+    """Checks all strings of a JSON file, see [`check_unicode`].
+
+    Args:
+        values: the content of the file.
+        text: its text.
+        name: its name, for the message.
+    """
+    if r"\ud" in text.lower():  # the start of every half
+        check_unicode(json.dumps(values, ensure_ascii=False), name)
+
+
 def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
     """Yields key, start and end of each value of a JSON object or list. The key is None in a list.
 
@@ -94,13 +106,15 @@ def read_json(file: Path) -> dict[str, Any]:
         InputError: the file is missing, is not JSON, or contains something else.
     """
     try:
-        values = parse_json(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        values = parse_json(text)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{file.parent} contains no {file.name}.") from error
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
     if not isinstance(values, dict):
         raise InputError(f"{file} must contain a JSON object, not a {type(values).__name__}.")
+    refuse_half_characters(values, text, str(file))
     return values
 
 

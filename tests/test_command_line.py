@@ -75,6 +75,7 @@ def test_a_type_error_is_the_fault_of_a_json_argument_or_a_defect():
         ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: invalid value"),
         ("train_file: a\noptim_args: {a: 2020-01-01}", "run.yaml, line 2: invalid value"),
         ("optim_args: {a", "run.yaml is not a YAML file"),
+        ("optim_args: {a: &x [1], b: *x}", "aliases are not supported"),  # nested, they mean billions of values
     ],
 )
 def test_unsupported_yaml_is_refused(text, message, tmp_path):

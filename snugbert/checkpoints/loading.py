@@ -26,6 +26,7 @@ from snugbert.configuration_snugbert import (
     SnugBertConfig,
     compute_head_size,
     compute_max_length,
+    get_windows,
 )
 from snugbert.errors import InputError, shorten
 from snugbert.families_snugbert import WRAPPER_NAMES
@@ -113,6 +114,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
             override_config(config, model_args.config_overrides)
             config = SnugBertConfig.from_dict(config.to_dict())  # checks the new values
         compute_head_size(config)  # checks that a model can be built
+        get_windows(config)  # checks the entry
     except InputError:
         raise
     except Exception as error:  # invalid values raise errors of several types
@@ -299,8 +301,14 @@ def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
     Returns:
         The names. Empty: they are not stored.
+
+    Raises:
+        InputError: the entry is not a list of names.
     """
-    return tuple(values.get("text_columns") or ())
+    names = values.get("text_columns") or []
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"config.json: `text_columns` {names!r:.60} is not a list of names. Remove it.")
+    return tuple(names)
 
 
 def forget_decisions(config: PreTrainedConfig) -> None:

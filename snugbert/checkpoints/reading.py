@@ -306,11 +306,12 @@ def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | 
     architectures = values.get("architectures")
     if not architectures:
         return None
-    head = HEADS_BY_CLASS.get(architectures[0])
+    name = str(architectures[0]) if isinstance(architectures, list) else str(architectures)
+    head = HEADS_BY_CLASS.get(name)
     if head in CLASSES[kind]:
         return head
     known = ", ".join(model_class.__name__ for model_class in CLASSES[kind].values())
-    raise InputError(f"{file}: unsupported architecture {architectures[0]}. Supported: {known}.")
+    raise InputError(f"{file}: unsupported architecture {name}. Supported: {known}.")
 
 
 def _find_head(kind: str, declared: str | None, weights: dict[str, torch.Tensor], file: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.files import parse_json, read_json, write_json
+from snugbert.files import parse_json, read_json, refuse_half_characters, write_json
 
 MODULES = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder
@@ -33,6 +33,7 @@ POOLING_MODES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+CODE_SUFFIXES = (".py", ".so", ".pyc")  # files of modules that are not copied
 # Settings that sentence-transformers 3 accepts.
 DENSE_SETTINGS = ("in_features", "out_features", "bias", "activation_function")
 # Where versions before 5.4 and servers look for the activation of a CrossEncoder in config.json.
@@ -50,10 +51,17 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
     if not file.is_file():
         return []
     try:
-        modules = parse_json(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        modules = parse_json(text)
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
-    if not modules or not _name(modules[0]).endswith("Transformer"):
+    refuse_half_characters(modules, text, str(file))
+    is_list = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
+    if (
+        not (modules and is_list)
+        or not all(isinstance(module.get(name), str) for module in modules for name in ("path", "type"))
+        or not _name(modules[0]).endswith("Transformer")
+    ):
         raise InputError(f"{file}: expected a list of modules with `type` and `path`, a Transformer first.")
     for module in modules:
         path = Path(module["path"])
@@ -107,7 +115,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         InputError: a file is missing or damaged.
     """
     modules = read_modules(source)
-    if (source / SETTINGS_FILE).is_file():
+    if (source / SETTINGS_FILE).is_file() and _is_data(source / SETTINGS_FILE, source):
         shutil.copyfile(source / SETTINGS_FILE, written / SETTINGS_FILE)
         _write_activation(source, written)
     elif not modules:
@@ -116,7 +124,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
     others = [each["type"] for each in modules if not _is_old(each)]
     if others or not _has_old_pooling(modules, source) or (is_cross_encoder(source) and len(modules) > 1):
         for name in TRANSFORMER_NAMES:
-            if (model_folder / name).is_file():
+            if (model_folder / name).is_file() and _is_data(model_folder / name, source):
                 shutil.copyfile(model_folder / name, written / name)
         for module in modules[1:]:
             _copy_folder(module, source, written)
@@ -174,10 +182,24 @@ def _write_activation(source: Path, written: Path) -> None:
         write_json(written / "config.json", config)
 
 
+def _is_data(path: Path, source: Path) -> bool:
+    """Whether a file or folder of a model may be copied: it is no code, and no link to a file of this machine.
+
+    In the cache of the Hub, every file is a link into the folder of its repository.
+    """
+    root = source.resolve()
+    root = root.parents[1] if root.parent.name == "snapshots" else root
+    return path.suffix not in CODE_SUFFIXES and path.resolve().is_relative_to(root)
+
+
 def _copy_folder(module: dict[str, str], source: Path, written: Path) -> Path:
     folder, copy = source / module["path"], written / module["path"]
     if folder.is_dir():
-        shutil.copytree(folder, copy)
+
+        def ignore(place: str, names: list[str]) -> list[str]:
+            return [name for name in names if not _is_data(Path(place, name), source)]
+
+        shutil.copytree(folder, copy, ignore=ignore)
     elif _name(module) != "Normalize":  # which needs no files
         raise InputError(f"{folder}: the folder of the module {module['type']} is missing.")
     copy.mkdir(parents=True, exist_ok=True)  # Hub downloads have no empty folders
@@ -204,7 +226,7 @@ def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
             file = source / module["path"] / "config.json"
             values = read_json(file)
             modes, size = _read_modes(values), _read_size(values)
-            if not modes or not set(modes) <= set(POOLING_MODES) or not isinstance(size, int):
+            if not modes or not all(mode in list(POOLING_MODES) for mode in modes) or not isinstance(size, int):
                 raise InputError(f"{file}: unknown pooling. Expected one or more of {', '.join(POOLING_MODES)}.")
             if modes != [mode for mode in POOLING_MODES if mode in modes]:
                 return False
@@ -213,7 +235,7 @@ def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
 
 def _read_modes(values: dict[str, Any]) -> list[str]:
     modes = values.get("pooling_mode", [mode for mode, name in POOLING_MODES.items() if values.get(name)])
-    return [modes] if isinstance(modes, str) else modes
+    return modes if isinstance(modes, list) else [modes]
 
 
 def _read_size(values: dict[str, Any]) -> Any:

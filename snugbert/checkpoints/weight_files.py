@@ -52,7 +52,11 @@ def find_prefix(names: Iterable[str]) -> str:
 
 
 def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
-    shards = sorted(set(read_json(index)["weight_map"].values()))
+    weight_map = read_json(index).get("weight_map")
+    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise InputError(f"{index}: damaged. Its `weight_map` must name files of this folder.")
+    shards = sorted(set(names))
     missing_shards = [shard for shard in shards if not (folder / shard).exists()]
     if missing_shards:
         raise InputError(

@@ -21,6 +21,9 @@ FORMAT = 1  # version of the files; other versions are refused
 WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
+# Of the columns of text and words.
+_TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32())]
+TYPES = [[text, *words] for text in _TEXT_TYPES for words in ([], [pa.list_(pa.bool_())])]
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 NO_INDEX = "has no index"  # a state of a part in a bucket. On a disk, its index is made from the part
 INDEX_ADVICE = (
@@ -140,11 +143,18 @@ def parse_origin(schema: pa.Schema) -> Origin:
     """
     try:
         origin = json.loads(schema.metadata[b"snugbert"])
-        found = origin["settings"]["format"]
-    except (ValueError, LookupError, TypeError) as error:  # not JSON, or a stream of another program
+        settings = origin["settings"]
+        if is_known := settings["format"] == FORMAT:
+            types = [schema.field("sentences").type]
+            types += [schema.field(WORDS).type] if WORDS in schema.names else []
+            sources = (source[key] for source in origin["sources"] for key in ("name", "digest"))
+            is_whole = types in TYPES and all(isinstance(text, str) for text in (settings["tokenizer"], *sources))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:  # not JSON, or a stream of another program
         raise pa.ArrowInvalid("not part of a corpus") from error
-    if found != FORMAT:
-        raise FormatError(f"has format {found!r}, but this version of SnugBERT reads format {FORMAT}")
+    if not is_known:
+        raise FormatError(f"has format {settings['format']!r}, but this version of SnugBERT reads format {FORMAT}")
+    if not is_whole:
+        raise pa.ArrowInvalid("columns or settings have other types")
     return origin
 
 

@@ -83,7 +83,8 @@ def find_reader(folder: Path) -> Any:
         return Reranker
     if read_modules(folder):
         return Embedder
-    name = (read_json(folder / "config.json").get("architectures") or ["no model class"])[0]
+    architectures = read_json(folder / "config.json").get("architectures")
+    name = str(architectures[0]) if isinstance(architectures, list) and architectures else "no model class"
     if HEADS_BY_CLASS.get(name) == "Model":
         return Embedder
     return find_task(find_head(name, f"--model_name_or_path: {folder}/config.json names"))

@@ -6,6 +6,7 @@ store, only the complete file is uploaded.
 """
 
 import gc
+import hashlib
 import json
 import logging
 import os
@@ -211,10 +212,9 @@ def _predict(
     """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
     state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
-    if stream.seek(0, os.SEEK_END) < state["bytes"]:  # the file was removed, but not its state
-        state |= {"rows": 0, "bytes": 0}
-    stream.truncate(state["bytes"])
-    (first, end), before = shard, state["rows"]
+    first, end = shard
+    digest = _go_to_end(output, stream, state, end - first, args.overwrite_output_file)
+    before = state["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
     rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
@@ -226,11 +226,14 @@ def _predict(
             lines = [head, *map(data.write, results)]
             with writing(output, "run the same command again"):
                 # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
-                stream.write("".join(lines).encode("utf-8", "backslashreplace"))
+                encoded = "".join(lines).encode("utf-8", "backslashreplace")
+                stream.write(encoded)
                 stream.flush()
                 os.fsync(stream.fileno())
                 state["rows"] += len(window)
                 state["bytes"] = stream.tell()
+                digest.update(encoded)
+                state["sha256"] = _seal(digest, state["rows"])
                 write_atomically(_partial(output, ".json"), json.dumps(state))
             progress.move_to(state["rows"])
     if state["rows"] != end - first:
@@ -238,13 +241,51 @@ def _predict(
     return state["rows"] - before
 
 
+def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], num_rows: int, overwrite: bool) -> Any:
+    """Removes from the partial output `stream` what its state does not count. Returns the checksum of the rest.
+
+    If the rest is damaged and `overwrite` is set, changes the state, to start again.
+
+    Raises:
+        InputError: the partial output is damaged.
+    """
+    # The file was removed, but not its state, or the state is damaged.
+    if stream.seek(0, os.SEEK_END) < state["bytes"] or state["rows"] > num_rows:
+        state |= {"rows": 0, "bytes": 0}
+    stream.truncate(state["bytes"])
+    with _partial(output).open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256")
+    if state["bytes"] and state.get("sha256") != _seal(digest, state["rows"]):
+        if not overwrite:
+            raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
+        state |= {"rows": 0, "bytes": 0}
+        stream.truncate(0)
+        digest = hashlib.sha256()
+    return digest
+
+
+def _seal(digest: Any, num_rows: int) -> str:
+    """Returns the checksum of partial output and the number of its rows."""
+    sealed = digest.copy()
+    sealed.update(str(num_rows).encode())
+    return sealed.hexdigest()
+
+
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Returns the state of the partial output: `rows` and `bytes` that are done, and the description of the run."""
     nothing = {"rows": 0, "bytes": 0, **description}
-    try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         return nothing
+    try:
+        state = read_json(file)
+        is_ours = state.get("version") == description["version"]
+        has_types = all(type(state.get(name)) is type(value) for name, value in nothing.items())
+        if is_ours and (not has_types or min(state["rows"], state["bytes"]) < 0):
+            raise InputError(f"{file} is damaged.")
+    except InputError as error:
+        if overwrite:
+            return nothing
+        raise InputError(f"{error} Add --overwrite_output_file to start again.") from error
     if {name: state.get(name) for name in description} == json.loads(json.dumps(description)):
         return state
     if overwrite:

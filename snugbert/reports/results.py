@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from snugbert.card_heads_snugbert import Head
+from snugbert.card_heads_snugbert import HEADS, Head
 from snugbert.card_snugbert import escape
-from snugbert.errors import format_count
-from snugbert.files import write_atomically
+from snugbert.errors import InputError, format_count
+from snugbert.files import read_json, write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD, Interval
 from snugbert.reports.label_tables import (
@@ -101,6 +101,33 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
         results: NaN is written as null.
         sweep_tables: Markdown tables of a sweep, added to `results.md`.
     """
+    write_atomically(output_dir / "results.md", _format_tables(results, sweep_tables))
+    finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
+    write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_results(file: Path) -> Any:
+    """Reads the `results.json` of a run, also of one that failed or was stopped early. NaN is read as None.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    results: Any = read_json(file)
+    try:
+        if "metrics" in results:  # the tables need everything that other code reads, too
+            _format_tables(results, None)
+            format_summary(TaskFacts("", HEADS["Model"], None, ()), results, file.parent)
+        sum([results.get("seconds", 0), *results.get("evaluations", [])])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"{file} is damaged ({reason}). Restore it, or run again with --overwrite_output_dir."
+        ) from error
+    return results
+
+
+def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
+    """Returns the Markdown of `results.md`. Arguments: as in [`write_results`]."""
     data = data_table(results["data"], results["metrics"])
     scores = results_tables(
         results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
@@ -110,9 +137,7 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
     labels = label_table(results.get("labels", {}))
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
     parts = [f"# {escape(results['task'])}", data, scores, labels, decisions, shortfalls, sweep_tables, comparison]
-    write_atomically(output_dir / "results.md", "\n\n".join(part for part in parts if part) + "\n")
-    finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
-    write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> str:

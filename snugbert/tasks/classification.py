@@ -404,10 +404,11 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         stored = getattr(config, "thresholds", None) or {}
         labels = list_labels(config)
         fitting = len(labels) if self.problem == "multi_label_classification" else 1
-        if stored and (not stored.keys() <= set(labels) or len(stored) != fitting):
+        has_numbers = isinstance(stored, dict) and all(isinstance(value, int | float) for value in stored.values())
+        if stored and not (has_numbers and stored.keys() <= set(labels) and len(stored) == fitting):
             raise InputError(
-                f"config.json: the thresholds {stored} do not match the labels {', '.join(labels)}. Fix or remove "
-                "`thresholds`."
+                f"config.json: the thresholds {stored} do not match the labels {', '.join(map(str, labels))}. Fix or "
+                "remove `thresholds`."
             )
         self.thresholds = {i: stored[label] for i, label in enumerate(labels) if label in stored}
         if self.args.abstain_below is not None and self.problem == "regression":

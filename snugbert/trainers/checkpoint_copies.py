@@ -102,6 +102,7 @@ def _is_whole(checkpoint: Path) -> bool:
     """Whether the local files of a checkpoint have the sizes in its manifest. Checksums would take long."""
     try:
         entries = read_json(checkpoint / MANIFEST_NAME)
+        check_names(entries, str(checkpoint))
         return all((checkpoint / name).stat().st_size == entry["bytes"] for name, entry in entries.items())
     except (InputError, OSError, LookupError, TypeError):
         return False

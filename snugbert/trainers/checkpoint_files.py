@@ -20,6 +20,7 @@ from transformers.utils import CONFIG_NAME
 
 from snugbert.errors import InputError
 from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, hash_file, read_json
+from snugbert.staging import check_names
 from snugbert.trainers.checkpoint_copies import download_checkpoint
 from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
@@ -123,6 +124,7 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True, needs_optimizer: 
     try:
         if has_manifest(checkpoint):
             entries = read_json(checkpoint / MANIFEST_NAME)
+            check_names(entries, str(checkpoint / MANIFEST_NAME))
             for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
                 _compare(checkpoint / name, entries.get(name), checksums)
         state = read_state(checkpoint)

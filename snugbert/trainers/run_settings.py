@@ -142,10 +142,12 @@ def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers.
 
     Raises:
-        InputError: see [`refuse_newer_version`].
+        InputError: the record is damaged, or was written by a newer version of SnugBERT.
     """
     callbacks: Any = read_state(checkpoint).stateful_callbacks
     record = callbacks.get(SETTINGS_NAME, {})
+    if not isinstance(record, dict) or not isinstance(record.get("settings", {}), dict):
+        raise InputError(f"{checkpoint}/{TRAINER_STATE_NAME} is damaged.")
     refuse_newer_version(Path(checkpoint) / TRAINER_STATE_NAME, record.get("version"))
     return record
 

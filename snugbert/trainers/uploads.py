@@ -18,8 +18,10 @@ from snugbert.trainers.output_folder import WITHOUT_TEACHER
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # Predictions for the user's examples, also in the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
 PREDICTIONS = ["*predictions.*", "*predict_results.txt", "*.tsv", "*null_odds.json"]
-# As in Trainer: unfinished files and checkpoints. Also predictions, and the run that a student is compared with.
-NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICTIONS, f"{WITHOUT_TEACHER}/*"]
+# Of a run: a student's comparison without its teacher, and logs of TensorBoard, which contain paths of this machine.
+OTHERS = [f"{WITHOUT_TEACHER}/*", "*.tfevents.*"]
+# The first three as in Trainer: unfinished files, checkpoints and arguments.
+NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICTIONS, *OTHERS]
 
 
 class HubUploads(TrainerCallback):

@@ -9,7 +9,7 @@ STATES = {"malicious": Malicious(), "no state": {}, "a list": [1]}
 
 
 def damage(file: Path, how: str) -> None:
-    """Damages a file. `how` is "missing", "empty", "half", "six bytes", "{}", or a key of `STATES`."""
+    """Damages a file. `how` is "missing", "empty", "half", "six bytes", "{}", "a path", or a key of `STATES`."""
     if how == "missing":
         file.unlink()
         return
@@ -24,5 +24,6 @@ def damage(file: Path, how: str) -> None:
         "half": content[:middle],
         "six bytes": content[:middle] + flipped + content[middle + 6 :],
         "{}": b"{}",
+        "a path": b'{"/etc/passwd": {}}',
     }
     file.write_bytes(damaged[how])

@@ -215,6 +215,11 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n") == 24  # more than the 16 rows of the state
 
     assert main([*arguments, "--max_seq_length", "9"]) == 2  # other settings
+    partial = tmp_path / "out.jsonl.partial"
+    content = partial.read_bytes()
+    partial.write_bytes(b"x" + content[1:])
+    assert main(arguments) == 2  # damaged
+    partial.write_bytes(content)
     caplog.clear()
     assert main(arguments) == 0
     assert "continuing after 16 rows" in caplog.text

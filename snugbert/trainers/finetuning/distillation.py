@@ -16,8 +16,7 @@ import numpy as np
 
 from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
-from snugbert.files import read_json
-from snugbert.reports.results import RESULTS
+from snugbert.reports.results import RESULTS, read_results
 from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import make_soft_targets, move_model, prepare_distillation
@@ -175,7 +174,7 @@ def measure_models(
         rows = [{"model": teacher_name, "metric": metric, **score, **teacher_costs}]
         students = {"student": results}
         if without is not None:
-            students["student without teacher"] = read_json(without / RESULTS)
+            students["student without teacher"] = read_results(without / RESULTS)
         for name, found in students.items():
             rows.append(
                 {"model": name, "metric": metric, **_read_score(found, validation.name, metric), **student_costs}

@@ -92,6 +92,8 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
     refuse_newer_version(file, before.pop(VERSION, None))
+    if not all(before.get(name) is None or type(before[name]) is int for name in BUDGET):
+        raise InputError(f"--output_dir: {file} is damaged. {remedy}")
     # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
     compared = {*before, "--max_steps", "--num_train_epochs"} - set(BUDGET)
     changed = [name for name in plan if name in compared and plan[name] != before.get(name)]

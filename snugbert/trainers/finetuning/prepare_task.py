@@ -27,9 +27,8 @@ from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
 from snugbert.errors import InputError
-from snugbert.files import read_json
 from snugbert.modeling_snugbert import AUTO_CLASSES
-from snugbert.reports.results import RESULTS, RunResults, TaskFacts
+from snugbert.reports.results import RESULTS, RunResults, TaskFacts, read_results
 from snugbert.tasks.base import Sources, Task
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.checkpoint_files import list_checkpoints
@@ -315,7 +314,7 @@ def read_finished_run(args: FineTuningArguments) -> RunResults | None:
     def read() -> Any:
         resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
         if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
-            results = read_json(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
+            results = read_results(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
             return results if results.get("training") else None  # a run that only scores has no training
         return None
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from snugbert.data.glue import TASKS, missing_files
 from snugbert.errors import InputError
-from snugbert.files import read_json, write_atomically
+from snugbert.files import write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD_FOR_MEANS
-from snugbert.reports.results import RESULTS
+from snugbert.reports.results import RESULTS, read_results
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
@@ -118,7 +118,7 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
 
 def write_table(output_dir: Path, names: list[str]) -> None:
     """Prints the scores of all tasks with their average, and writes them to results.md and results.json."""
-    results = {name: read_json(output_dir / name / RESULTS) for name in names}
+    results = {name: read_results(output_dir / name / RESULTS) for name in names}
     metrics = {name: task_results["metrics"] for name, task_results in results.items()}
     table = suite_table(metrics, {name: task_results.get("intervals", {}) for name, task_results in results.items()})
     if any("sweep" in task_results for task_results in results.values()):

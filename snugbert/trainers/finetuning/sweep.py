@@ -27,9 +27,9 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 
 from snugbert.errors import InputError, format_count
-from snugbert.files import LOCK_NAME, read_json, write_atomically
+from snugbert.files import LOCK_NAME, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
-from snugbert.reports.results import RESULTS, RunResults, format_summary, write_results
+from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.reports.sweep_plot import draw_sweep
 from snugbert.trainers.checkpoint_files import list_checkpoints
@@ -93,7 +93,7 @@ class PlannedRun(NamedTuple):
         """Returns the finished run. None if the run is not finished. Every process must call this."""
         file, results = self.folder / RESULTS, None
         if self.args.process_index == 0 and file.exists():
-            results = read_json(file)
+            results = read_results(file)
         wait_for_all()  # the first process may still be removing weights
         (results,) = broadcast_object_list([results])
         return None if results is None else FinishedRun(self.setting, self.args.seed, self.folder, results)
@@ -409,7 +409,7 @@ def _run(
 def _store(run: PlannedRun, failure: dict[str, Any], evaluations: list[float], start: float) -> None:
     """Adds the time to the results of a run. The results of a failed run mark it as finished, too."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    results = failure | {"evaluations": evaluations} if failure else read_json(run.folder / RESULTS)
+    results = failure | {"evaluations": evaluations} if failure else read_results(run.folder / RESULTS)
     results["seconds"] = round(time.monotonic() - start, 1)
     write_atomically(run.folder / RESULTS, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 

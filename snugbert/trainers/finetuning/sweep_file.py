@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import yaml
 
-from snugbert.command_line import parse_arguments
+from snugbert.command_line import PlainLoader, parse_arguments
 from snugbert.errors import InputError
 from snugbert_arguments import did_you_mean, explain_choice, suggest_path
 
@@ -34,6 +34,7 @@ PRESETS = ("paper", "fixed", "stable")
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of Optuna
 METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
+MOST_VALUES = 10_000  # of a range with a step
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
 # Flags that cannot be combined: two set the batch size, and two the length of a run.
 EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
@@ -155,12 +156,12 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
         raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or pass a YAML file.")
     try:
         text = file.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+        content = yaml.load(text, PlainLoader)  # a subclass of the safe loader
         json.dumps(content)
-    except (yaml.YAMLError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"--sweep: {name} cannot be read: {' '.join(str(error).split())}") from error
     try:
-        _refuse_repeated_keys(yaml.compose(text, yaml.SafeLoader))
+        _refuse_repeated_keys(yaml.compose(text, PlainLoader))
         return _check(content, name, args_class)
     except InputError as error:
         raise InputError(f"--sweep: {name}: {error}") from error
@@ -229,7 +230,7 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
         raise InputError(f"{flag}: low and high must be numbers. For other values, write a list.")
     try:
         step = float(given["step"]) if "step" in given else 1.0 if is_integer and not log else None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{flag}: step {given['step']!r} is not a number.") from error
     if (
         type(log) is not bool
@@ -245,6 +246,8 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
         if method == "grid":
             raise InputError(f"{flag}: a grid needs a list or a range with a step.")
         return Span(low, high, log, is_integer)
+    if high - low > MOST_VALUES * step:
+        raise InputError(f"{flag}: the range has more than {MOST_VALUES:,} values. Choose a larger step.")
     count = math.floor((high - low) / step + 1e-9) + 1  # 0.3 / 0.1 is 2.9999999999999996
     return Choices(tuple(_convert(flag, f"{low + i * step:.12g}", args_class) for i in range(count)), ordered=True)
 

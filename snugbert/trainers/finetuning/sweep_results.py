@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers.trainer import TRAINER_STATE_NAME
 
-from snugbert.files import read_json
 from snugbert.reports.intervals import Interval, estimate_mean_interval
-from snugbert.reports.results import RESULTS
+from snugbert.reports.results import RESULTS, read_results
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.plan import list_run_folders
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
@@ -62,7 +61,7 @@ def read_runs(output_dir: Path) -> list[FinishedRun]:
     """Returns the finished runs in the output folder of a sweep, without their settings. The newest is the last."""
     folders = [folder for folder in list_run_folders(output_dir) if (folder / RESULTS).exists()]
     folders.sort(key=lambda folder: (folder / RESULTS).stat().st_mtime_ns)
-    return [FinishedRun({}, 0, folder, read_json(folder / RESULTS)) for folder in folders]
+    return [FinishedRun({}, 0, folder, read_results(folder / RESULTS)) for folder in folders]
 
 
 def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:

@@ -261,7 +261,12 @@ class PretrainingTrainer(RunTrainer):
         self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
         self.training_log.has_teacher = self.teacher is not None
         if record := read_record(state):
-            self.training_log.load_state_dict(record)
+            try:
+                self.training_log.load_state_dict(record)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"trainer_state.json of the checkpoint is damaged ({error}). Use another one."
+                ) from error
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -240,12 +240,12 @@ class TrainingLog:
         """Restores the result of [`state_dict`]. The main process takes the sums of all processes."""
         sums = state["sums"] if self._is_main_process else {}
         self._model_sums.copy_(self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS]))
-        self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS])
-        self._steps = state["steps"]
-        self._pair_steps = state.get("pair_steps", self._steps)  # before `:mlm`, all steps had pairs or none
-        self._seconds = state["seconds"]
+        self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS], dtype=np.float64)
+        self._steps = int(state["steps"])
+        self._pair_steps = int(state.get("pair_steps", self._steps))  # before `:mlm`, all steps had pairs or none
+        self._seconds = float(state["seconds"])
         self._window_start = None
-        self._totals = dict(state["totals"])
+        self._totals = {name: float(state["totals"].get(name, 0.0)) for name in self._totals}
 
     def _collect(self) -> dict[str, float]:
         """Adds up the sums over all processes. Afterwards the main process holds them, and the others hold zeros."""

@@ -92,7 +92,7 @@ def test_an_optimizer_of_other_shapes_is_a_short_error(small_run, with_checkpoin
     assert "checkpoint-4" in line and "optimizer.pt" in line and "exp_avg has shape [3]" in line
 
 
-@pytest.mark.parametrize("how", ["empty", "half", "malicious", "no state", "a list"])
+@pytest.mark.parametrize("how", ["malicious", "no state", "a list"])
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_a_damaged_checkpoint_is_a_short_error(name, how, small_run, with_checkpoint, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)

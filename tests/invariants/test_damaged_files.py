@@ -1,0 +1,23 @@
+"""Damaged and hostile files of every format are read, or refused with one message.
+
+`python tests/helpers/fuzz.py --seed 2` reads other files, and prints a table.
+"""
+
+import subprocess
+import sys
+
+import forked
+import fuzz
+import pytest
+
+
+@pytest.mark.parametrize("name", fuzz.FORMATS)
+def test_some_mutated_files(name):
+    process = forked.run(fuzz.find_defects, name, 10 if name == "checkpoint" else 30)  # which train
+    assert process.returncode == 0, process.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_three_thousand_mutated_files_of_each_format():
+    subprocess.run([sys.executable, fuzz.__file__], check=True)
