@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +56,11 @@ def fuzz(name: str, numbers: Sequence[int], seed: int) -> list[Result]:
     results: list[Result] = []
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
-        FORMATS[name].write(folder)
+        # In another process: a fork of this one would lack the threads that tokenizing starts, and wait for them.
+        writer = get_context("fork").Process(target=FORMATS[name].write, args=(folder,))
+        writer.start()
+        writer.join()
+        assert writer.exitcode == 0
         contents = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         chosen = [file for pattern in FORMATS[name].patterns for file in sorted(folder.glob(pattern))]
         chosen = [file.relative_to(folder) for file in chosen if file.is_file()]

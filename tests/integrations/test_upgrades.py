@@ -153,7 +153,7 @@ def test_unfinished_predictions_are_refused(capsys):
     assert run(PREDICT) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     # The number of a version stays until the next release.
-    what = "another (version of SnugBERT|model or input)"
+    what = "a different (version of SnugBERT|model or input)"
     remedy = r"Add --overwrite_output_file to start again\."
     assert re.fullmatch(rf"snugbert predict: error: rows\.jsonl\.partial\.json .* {what}\. {remedy}", error)
     assert run(f"{PREDICT} --overwrite_output_file") == 0
