@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fuzz_formats import FORMATS
+from fuzz_formats import FORMATS, make_small
 from mutations import mutate
 from safetensors import SafetensorError
 
@@ -54,6 +54,7 @@ class Result(NamedTuple):
 def fuzz(name: str, numbers: Sequence[int], seed: int) -> list[Result]:
     """Reads mutated files of a format, and returns what happened to each. The seed and the number determine a file."""
     results: list[Result] = []
+    make_small()
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root)
         # In another process: a fork of this one would lack the threads that tokenizing starts, and wait for them.

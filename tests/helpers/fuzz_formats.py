@@ -66,6 +66,12 @@ class Format(NamedTuple):
     read: Callable[[Path, Path], Any]
 
 
+def make_small() -> None:
+    """Makes small blocks of corpora, and no plots, which take longer than reading. For this process and its forks."""
+    preparation.BLOCK_TOKENS, preparation.BATCH_CHARACTERS = 60, 100
+    pretraining_plots.draw_training = lambda *arguments: None
+
+
 # --- corpus -----------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +86,6 @@ def make_texts(number: int) -> list[str]:
 
 
 def write_corpus(folder: Path) -> None:
-    preparation.BLOCK_TOKENS, preparation.BATCH_CHARACTERS = 60, 100
     (folder / "text.txt").write_text("\n\n".join(make_texts(30)))
     prepare(folder, make_tokenizer(), folder / "text.txt", language=None, num_workers=1)
 
@@ -102,7 +107,6 @@ def read_corpus(folder: Path, mutated: Path) -> None:
 
 
 def write_checkpoint(folder: Path) -> None:
-    pretraining_plots.draw_training = lambda *arguments: None  # takes longer than reading
     make_trainer(folder, size=40, max_steps=2, save_steps=2).train()
 
 
