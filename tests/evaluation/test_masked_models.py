@@ -121,7 +121,7 @@ def test_models_that_cannot_be_scored(tmp_path, minilm):
     assert "electra is ELECTRA's discriminator, which does not predict tokens. Use its generator." in electra
     assert "has no weights for cls.predictions." in message(model_name_or_path=str(minilm))  # no head
     gpt = message(model_name_or_path=str(tmp_path / "gpt"))
-    assert gpt.endswith("gpt is a 'gpt2' model, which does not predict masked tokens.")
+    assert gpt.endswith("gpt is a 'gpt2' model, which does not predict masked tokens. Choose a masked language model.")
     small = message(model_name_or_path=str(tmp_path / "small"))
     assert "--tokenizer_name: the tokenizer has 74 tokens, but the model's vocabulary has only 50." in small
     config = tmp_path / "small/config.json"
