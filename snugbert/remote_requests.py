@@ -61,7 +61,7 @@ NETWORK_ERRORS = {
 }
 DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 400, as it does to mistakes
 LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
-# It logs errors with their traceback. In this module, errors are retried, or become one message.
+# gcsfs logs errors with their traceback. In this module, errors are retried, or become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 # A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
 if hasattr(os, "register_at_fork"):

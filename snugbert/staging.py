@@ -143,7 +143,7 @@ def check_names(names: Iterable[str], url: str) -> None:
     """
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
-            raise InputError(f"{hide_credentials(url)}: the file {name!r} is outside the folder. Remove this file.")
+            raise InputError(f"{hide_credentials(url)}: the name {name!r} leads out of the folder.")
 
 
 def serves_only_its_run(name: str) -> bool:

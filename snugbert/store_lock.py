@@ -14,7 +14,7 @@ lock stays. Each run reads the lock again after `SETTLE_SECONDS`, and the run th
 run that takes over a lock while its holder renews it stops in the same way. If a write takes longer than that, both
 runs start, and the first run finds the other number at its next beat. The same happens to a holder that was cut off
 from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. Every run reads the
-lock before it changes anything in the store, so it replaces nothing.
+lock before it changes anything in the store, so a run without the lock replaces nothing.
 """
 
 import json

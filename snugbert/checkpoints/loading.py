@@ -307,7 +307,7 @@ def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     """
     names = values.get("text_columns") or []
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"config.json: `text_columns` {names!r:.60} is not a list of names. Remove it.")
+        raise InputError(f"config.json: `text_columns` {names!r:.60} is not a list of names. Remove this entry.")
     return tuple(names)
 
 

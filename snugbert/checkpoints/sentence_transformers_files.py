@@ -183,13 +183,17 @@ def _write_activation(source: Path, written: Path) -> None:
 
 
 def _is_data(path: Path, source: Path) -> bool:
-    """Whether a file or folder of a model may be copied: it is no code, and no link to a file of this machine.
+    """Whether a file or folder of a model may be copied: it is not code.
 
-    In the cache of the Hub, every file is a link into the folder of its repository.
+    Raises:
+        InputError: it is a link out of the model's folder. A model from a stranger could link to any file of this
+            machine. In the cache of the Hub, every file is a link into the folder of its repository.
     """
     root = source.resolve()
     root = root.parents[1] if root.parent.name == "snapshots" else root
-    return path.suffix not in CODE_SUFFIXES and path.resolve().is_relative_to(root)
+    if not path.resolve().is_relative_to(root):
+        raise InputError(f"{path} is a link to a file outside the model. Replace the link with the file.")
+    return path.suffix not in CODE_SUFFIXES
 
 
 def _copy_folder(module: dict[str, str], source: Path, written: Path) -> Path:

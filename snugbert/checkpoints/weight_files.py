@@ -54,8 +54,10 @@ def find_prefix(names: Iterable[str]) -> str:
 def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     weight_map = read_json(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
-        raise InputError(f"{index}: damaged. Its `weight_map` must name files of this folder.")
+    if not names or not all(isinstance(name, str) and Path(name).name == name not in ("", "..") for name in names):
+        raise InputError(
+            f"{index}: damaged. Its `weight_map` must name files of this folder. Get the checkpoint again."
+        )
     shards = sorted(set(names))
     missing_shards = [shard for shard in shards if not (folder / shard).exists()]
     if missing_shards:
@@ -96,8 +98,8 @@ def read_torch_file(file: Path) -> dict[str, Any]:
         raise InputError(f"{file}: damaged, or not written by torch.save ({reason}).") from error
     if not isinstance(content, dict):
         raise InputError(
-            f"{file}: expected a state dict saved with torch.save, found a {type(content).__name__}. Choose a file "
-            "with weights."
+            f"{file}: expected a dictionary saved with torch.save, found a {type(content).__name__}. The file is "
+            "damaged, or not part of a checkpoint."
         )
     return content
 

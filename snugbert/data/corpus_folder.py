@@ -70,7 +70,7 @@ class CorpusFolder:
             self._fetch_part(name, self.measure_parts().get(name))
 
     def _fetch_part(self, name: str, size: int | None) -> None:
-        """Copies the header of a part of `size` bytes. Returns None if the part is not in the bucket (any more)."""
+        """Copies the header of a part. `size` is in bytes. None: the bucket has no such part, so a copy is removed."""
         assert self.url is not None
         file, url = self.folder / name, join(self.url, name)
         # A process that holds the lock is writing the part or uploading it.

@@ -21,7 +21,7 @@ FORMAT = 1  # version of the files; other versions are refused
 WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # before the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
-# Of the columns of text and words.
+# Arrow types of the columns of text and words.
 _TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32())]
 TYPES = [[text, *words] for text in _TEXT_TYPES for words in ([], [pa.list_(pa.bool_())])]
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
@@ -53,7 +53,8 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
     names = [part_name(number, num_parts) for number in range(num_parts)]
     if stray := set(complete) - set(names):
         raise InputError(
-            f"{folder}: {min(stray)} does not belong to this corpus ({num_parts} parts). Remove this file."
+            f"{folder}: {min(stray)} and {min({*complete, *files} & set(names))} belong to different corpora. Move "
+            "one of them to another folder."
         )
 
     def describe(name: str) -> str:
@@ -163,13 +164,13 @@ class FormatError(pa.ArrowInvalid):
 
 
 class DamagedError(InputError):
-    """A file of a corpus is damaged, or has another format."""
+    """A file of a corpus is damaged."""
 
 
-def damaged(file: Path | str, error: Exception | str) -> DamagedError:
-    """Returns the error about a damaged part, or about a part of another format."""
+def damaged(file: Path | str, error: Exception | str) -> InputError:
+    """Returns the error about a damaged part, a [`DamagedError`], or about a part of another format."""
     if isinstance(error, FormatError):
-        return DamagedError(f"{file} {error}. Install the version that wrote it, or prepare the text again.")
+        return InputError(f"{file} {error}. Install the version that wrote it, or prepare the text again.")
     return DamagedError(f"{file} is damaged ({error}). Remove this file and prepare the text again.")
 
 

@@ -89,8 +89,8 @@ def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
     calibration = config.get("calibration")
     if calibration is None:
         return (
-            f"Abstaining below {least:g}. To learn the share of rows without a label, calibrate the model with "
-            "`snugbert glue --calibrate`."
+            f"Abstaining below {least:g}. A model calibrated with `snugbert glue --calibrate` also reports "
+            "the share and the accuracy of labels on its validation examples."
         )
     coverage, accuracy = read_coverage(calibration, least)
     _, overall = read_coverage(calibration, 0)
@@ -213,7 +213,7 @@ def _predict(
     output = _name_output(args)
     state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
     first, end = shard
-    digest = _go_to_end(output, stream, state, end - first, args.overwrite_output_file)
+    digest = _go_to_end(output, stream, state, args.overwrite_output_file)
     before = state["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
@@ -241,7 +241,7 @@ def _predict(
     return state["rows"] - before
 
 
-def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], num_rows: int, overwrite: bool) -> Any:
+def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], overwrite: bool) -> Any:
     """Removes from the partial output `stream` what its state does not count. Returns the checksum of the rest.
 
     If the rest is damaged and `overwrite` is set, changes the state, to start again.
@@ -249,13 +249,13 @@ def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], num_rows:
     Raises:
         InputError: the partial output is damaged.
     """
-    # The file was removed, but not its state, or the state is damaged.
-    if stream.seek(0, os.SEEK_END) < state["bytes"] or state["rows"] > num_rows:
+    size = stream.seek(0, os.SEEK_END)
+    if size == 0:  # the file was removed, but not its state
         state |= {"rows": 0, "bytes": 0}
-    stream.truncate(state["bytes"])
+    stream.truncate(min(size, state["bytes"]))
     with _partial(output).open("rb") as written:
         digest = hashlib.file_digest(written, "sha256")
-    if state["bytes"] and state.get("sha256") != _seal(digest, state["rows"]):
+    if (state["rows"] or state["bytes"]) and state.get("sha256") != _seal(digest, state["rows"]):
         if not overwrite:
             raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
         state |= {"rows": 0, "bytes": 0}

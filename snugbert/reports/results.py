@@ -118,10 +118,10 @@ def read_results(file: Path) -> Any:
             _format_tables(results, None)
             format_summary(TaskFacts("", HEADS["Model"], None, ()), results, file.parent)
         sum([results.get("seconds", 0), *results.get("evaluations", [])])
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise InputError(
-            f"{file} is damaged ({reason}). Restore it, or run again with --overwrite_output_dir."
+            f"{file} is damaged ({reason}). Restore this file. To repeat only this run, move its folder away."
         ) from error
     return results
 

@@ -115,7 +115,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         problem: the kind of loss.
         thresholds: label id -> lowest probability at which a text classifier predicts the label. Empty: no thresholds.
         windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
-            windows of a long text. None if the model reads a text at once.
+            windows of a long text. None if it does not average.
         chooses_decisions: whether a run chooses thresholds or a temperature after training, as [`TextClassification`].
         tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.

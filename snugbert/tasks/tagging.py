@@ -78,7 +78,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     The labels are O, and B- and I- for each entity type. A checkpoint that is not trained may have other tags.
 
     Attributes:
-        scheme: the tagging scheme of the data, to which predictions are converted. None: BIO, without conversion.
+        scheme: the tagging scheme of the data, to which predictions are converted. None: no conversion.
     """
 
     arguments = NerDataArguments

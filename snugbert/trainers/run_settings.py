@@ -146,8 +146,12 @@ def read_settings(checkpoint: str) -> dict[str, Any]:
     """
     callbacks: Any = read_state(checkpoint).stateful_callbacks
     record = callbacks.get(SETTINGS_NAME, {})
-    if not isinstance(record, dict) or not isinstance(record.get("settings", {}), dict):
-        raise InputError(f"{checkpoint}/{TRAINER_STATE_NAME} is damaged.")
+    if not (
+        isinstance(record, dict)
+        and isinstance(record.get("settings", {}), dict)
+        and isinstance(record.get("changes", []), list)
+    ):
+        raise InputError(f"{checkpoint}/{TRAINER_STATE_NAME} is damaged. Resume from another checkpoint.")
     refuse_newer_version(Path(checkpoint) / TRAINER_STATE_NAME, record.get("version"))
     return record
 
@@ -157,15 +161,15 @@ def refuse_newer_version(file: Path, version: Any) -> None:
 
     Args:
         file: the file, for the message.
-        version: the version that the file names. None: it is from before version 0.1.0.
+        version: the version in the file. None if the file stores no version.
 
     Raises:
-        InputError: it was written by a newer version, whose settings may be unknown here.
+        InputError: the file was written by a newer version, whose settings may be unknown here.
     """
     try:
         is_newer = version is not None and Version(version) > Version(snugbert.__version__)
     except (InvalidVersion, TypeError) as error:
-        raise InputError(f"{file} is damaged: {version!r} is no version of SnugBERT.") from error
+        raise InputError(f"{file} is damaged: {version!r} is not a version number.") from error
     if is_newer:
         raise InputError(
             f"{file} was written by SnugBERT {version}. This is {snugbert.__version__}. Upgrade SnugBERT, or start a "

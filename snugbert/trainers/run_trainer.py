@@ -315,7 +315,7 @@ class RunTrainer(Trainer):
         columns.append(name)
 
     def _choose_multiple(self, dataset: Any, batch_size: int) -> int:
-        """Returns the number of tokens to whose multiples rows of `dataset` are filled. 0: rows are not filled."""
+        """Returns the multiple (in tokens) to which rows of `dataset` are filled. 0: rows are not filled."""
         wanted = getattr(self.args, "pad_to_multiple_of", 0)
         by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
         if not (wanted or by_default) or self._explain_unfilled_rows() is not None:

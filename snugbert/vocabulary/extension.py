@@ -3,8 +3,8 @@
 Old tokens keep their ids, and new tokens follow them. Words of the domain text are split into old tokens, and the most
 frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old tokens. In the model, the
 embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
-In WordPiece, these are the tokens that the old tokenizer gives, because any part of a longest-match segmentation is
-such a segmentation, too.
+In WordPiece, the old tokenizer splits a new token into exactly these tokens, because any part of a longest-match
+segmentation is such a segmentation, too.
 """
 
 import json

@@ -78,6 +78,8 @@ def assert_same_weights(folder: str, before: dict[str, torch.Tensor]) -> None:
     now = load_file(Path(folder, "model.safetensors"))
     assert now.keys() == before.keys()
     for name in now:
+        if name.endswith("key.bias"):  # its gradient is only rounding, which depends on the CPU
+            continue
         torch.testing.assert_close(now[name], before[name], rtol=ROUNDING, atol=ROUNDING)
 
 

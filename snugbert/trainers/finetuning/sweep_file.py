@@ -34,7 +34,7 @@ PRESETS = ("paper", "fixed", "stable")
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of Optuna
 METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
-MOST_VALUES = 10_000  # of a range with a step
+MOST_VALUES = 100_000  # in a range with a step
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
 # Flags that cannot be combined: two set the batch size, and two the length of a run.
 EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
@@ -247,7 +247,7 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
             raise InputError(f"{flag}: a grid needs a list or a range with a step.")
         return Span(low, high, log, is_integer)
     if high - low > MOST_VALUES * step:
-        raise InputError(f"{flag}: the range has more than {MOST_VALUES:,} values. Choose a larger step.")
+        raise InputError(f"{flag}: the range has more than {MOST_VALUES:,} values. Set a larger step, or log: true.")
     count = math.floor((high - low) / step + 1e-9) + 1  # 0.3 / 0.1 is 2.9999999999999996
     return Choices(tuple(_convert(flag, f"{low + i * step:.12g}", args_class) for i in range(count)), ordered=True)
 

@@ -265,7 +265,7 @@ class PretrainingTrainer(RunTrainer):
                 self.training_log.load_state_dict(record)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
                 raise InputError(
-                    f"trainer_state.json of the checkpoint is damaged ({error}). Use another one."
+                    f"trainer_state.json of the checkpoint is damaged ({error}). Resume from another checkpoint."
                 ) from error
         self._first_step = state.global_step
 

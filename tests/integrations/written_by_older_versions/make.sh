@@ -58,7 +58,7 @@ with open("rows.csv", "w") as file:
     file.writelines(f"{rng.choice(['good', 'bad'])} film\n" for _ in range(40_000))
 CODE
 snugbert predict --model_name_or_path finetuned --input_file rows.csv --output_file rows.jsonl --use_cpu &
-until [ -s rows.jsonl.partial.json ]; do sleep 0.01; done
+until [ -s rows.jsonl.partial.json ]; do kill -0 $!; sleep 0.01; done
 kill -9 $(pgrep -P $!) $!
 
 # Outputs of the model.
