@@ -52,9 +52,12 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
     num_parts = next((int(match[1]) for match in matches if match), 0)
     names = [part_name(number, num_parts) for number in range(num_parts)]
     if stray := set(complete) - set(names):
+        others = {*complete, *files} & set(names)
+        if not others:
+            raise InputError(f"{folder}: {min(stray)} is not part of a corpus. Move this file to another folder.")
         raise InputError(
-            f"{folder}: {min(stray)} and {min({*complete, *files} & set(names))} belong to different corpora. Move "
-            "one of them to another folder."
+            f"{folder}: {min(stray)} and {min(others)} belong to different corpora. Move one of the two corpora to "
+            "another folder."
         )
 
     def describe(name: str) -> str:

@@ -71,10 +71,14 @@ def test_an_old_folder_keeps_its_settings(encoder, tmp_path):
 
 
 def test_what_old_versions_cannot_express_stays_as_it_is(encoder, tmp_path, capsys):
-    """Old versions concatenate the modes of a pooling in their own order. Code and links to files stay behind."""
+    """Old versions concatenate the modes of a pooling in their own order. Code stays behind, and links are refused."""
     shutil.copytree(encoder, tmp_path / "encoder")
     (tmp_path / "token").write_text("secret")
     (tmp_path / "encoder/1_Pooling/token.txt").symlink_to(tmp_path / "token")
+    with pytest.raises(InputError, match=r"1_Pooling/token\.txt is a link to a file outside the model"):
+        convert_model(tmp_path / "encoder", tmp_path / "refused", "bert")
+    assert not (tmp_path / "refused").exists()
+    (tmp_path / "encoder/1_Pooling/token.txt").unlink()
     (tmp_path / "encoder/1_Pooling/module.py").touch()
     pooling = tmp_path / "encoder/1_Pooling/config.json"
     pooling.write_text(pooling.read_text().replace('"cls"', '"x"').replace('"mean"', '"cls"').replace('"x"', '"mean"'))

@@ -95,7 +95,10 @@ def test_a_missing_end_and_a_stray_part_are_refused(small, words_tokenizer):
     with pytest.raises(InputError, match="truncated"):
         open_corpus(small.folder, words_tokenizer)
     small.file.rename(small.folder / "part-x.arrow")
-    with pytest.raises(InputError, match=r"part-x\.arrow does not belong"):
+    with pytest.raises(InputError, match=r"part-x\.arrow is not part of a corpus"):
+        open_corpus(small.folder, words_tokenizer)
+    small.file.with_name("part-00000-of-00002.arrow").write_bytes(small.bytes)
+    with pytest.raises(InputError, match=r"part-x\.arrow and part-00000-of-00002\.arrow belong to different corpora"):
         open_corpus(small.folder, words_tokenizer)
 
 

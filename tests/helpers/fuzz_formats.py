@@ -394,7 +394,7 @@ FORMATS = {
         read_json_file,
     ),
     "yaml": Format(write_yaml, ("flags.yaml", "sweep.yaml"), read_yaml),
-    "tokenizer": Format(write_tokenizers, ("*/*",), read_tokenizer),
+    "tokenizer": Format(write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
     "safetensors": Format(
         write_weights, ("*.safetensors", "shards/*.safetensors", "shards/*.json"), read_shards_or_model
     ),

@@ -217,8 +217,9 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert main([*arguments, "--max_seq_length", "9"]) == 2  # other settings
     partial = tmp_path / "out.jsonl.partial"
     content = partial.read_bytes()
-    partial.write_bytes(b"x" + content[1:])
-    assert main(arguments) == 2  # damaged
+    for damaged in (b"x" + content[1:], content[:9]):
+        partial.write_bytes(damaged)
+        assert main(arguments) == 2 and partial.read_bytes() == damaged[: len(partial.read_bytes())] != b""
     partial.write_bytes(content)
     caplog.clear()
     assert main(arguments) == 0
