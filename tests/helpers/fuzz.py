@@ -3,9 +3,9 @@
     python tests/helpers/fuzz.py --files 3000 --seed 1
     python tests/helpers/fuzz.py --format corpus --seed 1 --number 17    # one file, with its traceback
 
-Defects are: a message of several lines, or without a file, a folder or a flag; a traceback; a signal; a file that takes
-too long or too much memory. What is read must be plausible, such as token ids inside the vocabulary. Each batch of
-files is read by a forked process.
+Defects are: a message of several lines, or without a file, a folder or a flag; a traceback; a signal; a file that
+takes too long or too much memory. What is read must be plausible, such as token ids inside the vocabulary. Each batch
+of files is read by a forked process.
 """
 
 import argparse
