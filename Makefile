@@ -2,7 +2,7 @@
 # wheels (PIP_EXTRA_INDEX_URL) to save a few gigabytes.
 PYTHON ?= python3
 BIN = .venv/bin
-PIP = pip install --quiet --disable-pip-version-check --no-compile
+PIP = pip install --quiet --disable-pip-version-check
 # Every file that pip installs must have a hash from the lock.
 LOCKED = $(PIP) --require-hashes --constraint
 # The package itself. pip then installs what snugbert[train] needs, without looking for it on an index.
