@@ -295,7 +295,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--config: {file} is not a YAML file: {error}") from error
+        raise InputError(f"--config: {file} is not a YAML file: {' '.join(str(error).split())}") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode) or not all(
@@ -338,7 +338,7 @@ def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
         return json.dumps(yaml.safe_load(yaml.serialize(node)))
     except (yaml.YAMLError, ValueError, TypeError) as error:
         line = node.start_mark.line + 1
-        raise InputError(f"--config: {file}, line {line}: invalid value ({error}).") from error
+        raise InputError(f"--config: {file}, line {line}: invalid value ({' '.join(str(error).split())}).") from error
 
 
 def format_command(command: str, flags: Mapping[str, Any]) -> str:

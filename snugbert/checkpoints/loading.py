@@ -198,7 +198,7 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, **args.hub)
     except Exception as error:  # the tokenizers library raises a plain Exception, JSON a RecursionError
-        raise InputError(f"cannot load the tokenizer of {name}: {error}") from error
+        raise InputError(f"cannot load the tokenizer of {name}: {' '.join(str(error).split())}") from error
     # `auto_map` may refer to code in another repository, and would be saved. Classes with their own code add it again.
     tokenizer.init_kwargs.pop("auto_map", None)
     check_words(tokenizer, name)

@@ -249,7 +249,8 @@ def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Ite
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise
-        raise InputError(f"{file}: not a Parquet file, or damaged ({error}). Get a new copy of it.") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file}: not a Parquet file, or damaged ({reason}). Get a new copy of the file.") from error
 
 
 def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:

@@ -137,7 +137,7 @@ def _check_card(name: str | None) -> Path:
     try:
         ModelCard.load(card)
     except (ValueError, yaml.YAMLError) as error:
-        raise InputError(f"--update_card: the header of {card} is invalid: {error}") from error
+        raise InputError(f"--update_card: the header of {card} is invalid: {' '.join(str(error).split())}") from error
     return card
 
 

@@ -3,7 +3,7 @@
     python tests/helpers/fuzz.py --files 3000 --seed 1
     python tests/helpers/fuzz.py --format corpus --seed 1 --number 17    # one file, with its traceback
 
-Defects are: a message of several lines, or without a file, a folder or a flag; a traceback; a signal; a file that
+Defects are: a message of many lines, or without a file, a folder or a flag; a traceback; a signal; a file that
 takes too long or too much memory. What is read must be plausible, such as token ids inside the vocabulary. Each batch
 of files is read by a forked process.
 """
@@ -146,8 +146,10 @@ def _read_file(read: Callable[[Path, Path], Any], folder: Path, file: Path, verb
         read(folder, file)
     except REFUSALS as error:
         text = str(error)
-        has_place = any(place in text for place in (file.name, str(file.parent), "--"))
-        return "refused" if has_place and "\n" not in text else "message", f"{type(error).__name__}: {text}"
+        has_place = isinstance(error, OSError) or any(each in text for each in (file.name, str(file.parent), "--"))
+        # A name in a mutated file can contain a line break.
+        is_clear = has_place and text.count("\n") < 3
+        return "refused" if is_clear else "message", f"{type(error).__name__}: {text}"
     except BaseException as error:
         if verbose:
             traceback.print_exc()

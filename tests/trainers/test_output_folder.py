@@ -122,7 +122,7 @@ DAMAGES = [
     ("manifest.json", "missing", "is missing"),
     ("manifest.json", "{}", "does not describe trainer_state.json"),
     ("manifest.json", "half", "is not JSON"),
-    ("manifest.json", "a path", "the file '/etc/passwd' is outside the folder"),
+    ("manifest.json", "a path", "the name '/etc/passwd' leads out of the folder"),
     ("manifest.json", "six bytes", "is not JSON"),
     ("model.safetensors", "six bytes", "its checksum does not match"),
     ("optimizer.pt", "six bytes", "its checksum does not match"),

@@ -106,7 +106,7 @@ def test_flags_replace_single_values_only(tmp_path):
         ("settings: {a: 2024-01-01}", "cannot be read"),
         ("settings: [", "cannot be read"),
         ("settings: {a: &x [1], b: *x}", "aliases are not supported"),
-        ("settings: {weight_decay: {low: 0, high: 1, step: 1e-9}}", "weight_decay: .* more than 10,000 values"),
+        ("settings: {weight_decay: {low: 0, high: 1, step: 1e-9}}", "weight_decay: .* more than 100,000 values"),
     ],
 )
 def test_errors_name_the_file_and_the_key(text, message, tmp_path):
