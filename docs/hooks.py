@@ -87,7 +87,7 @@ def resolve_link(link: str, page: File, config: MkDocsConfig) -> str:
 
 
 class TransformersDocstrings(Extension):
-    """Converts the markup of transformers' docstrings to that of mkdocstrings."""
+    """Converts the markup of transformers' docstrings to the markup that mkdocstrings reads."""
 
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         """Links names such as [`SnugBertModel`], and splits types from their defaults."""

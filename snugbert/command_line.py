@@ -19,7 +19,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.command_help import format_help
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert.remote_files import find_entries
 from snugbert.remote_outputs import choose_output, find_output
 from snugbert.remote_requests import hide_credentials, is_url
@@ -295,7 +295,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--config: {file} is not a YAML file: {' '.join(str(error).split())}") from error
+        raise InputError(f"--config: {file} is not a YAML file: {join_lines(error)}") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode) or not all(
@@ -338,7 +338,7 @@ def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
         return json.dumps(yaml.safe_load(yaml.serialize(node)))
     except (yaml.YAMLError, ValueError, TypeError) as error:
         line = node.start_mark.line + 1
-        raise InputError(f"--config: {file}, line {line}: invalid value ({' '.join(str(error).split())}).") from error
+        raise InputError(f"--config: {file}, line {line}: invalid value ({join_lines(error)}).") from error
 
 
 def format_command(command: str, flags: Mapping[str, Any]) -> str:

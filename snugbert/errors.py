@@ -28,6 +28,11 @@ class RunStopped(Exception):
         self.number = number
 
 
+def join_lines(error: Exception) -> str:
+    """Returns the text of an error of another library in one line, for a message."""
+    return " ".join(str(error).split())
+
+
 def format_count(number: int, noun: str) -> str:
     """Formats a count: "1 row", "1,000 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import fsspec
 from fsspec.asyn import FSTimeoutError, reset_lock, sync
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -253,5 +253,5 @@ def read_status(error: BaseException) -> int:
 
 def _describe(error: Exception) -> str:
     """Returns the reason of an error in one line, without credentials."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = join_lines(error) or type(error).__name__
     return re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]+://[^\s'\"<>]+", lambda match: hide_credentials(match[0]), text)[:200]

@@ -1,6 +1,6 @@
 """`make lock`: writes the lock files, which pin every package of an environment with the hashes of its files.
 
-uv finds the versions, and keeps those of the existing files unless its options say otherwise:
+uv chooses the versions. It keeps the versions of the existing lock files, unless you pass an option:
 `make lock LOCK=--upgrade` or `make lock LOCK='--upgrade-package tqdm'`. uv reads PyPI. torch's CPU wheels are on
 another index, so their hashes come from pip and its configuration, such as PIP_EXTRA_INDEX_URL.
 """
@@ -37,7 +37,7 @@ def write_lock(name: str, options: list[str]) -> None:
     assert before and torch
     hashes = set(re.findall(r"sha256:\w+", torch[2]))
     hashes |= {hash_torch(torch[1], python) for python in PYTHON_VERSIONS} - {""}
-    if before[1] == torch[1]:  # those that pip does not find here
+    if before[1] == torch[1]:  # keeps the hashes of files that pip does not find here
         hashes |= set(re.findall(r"sha256:\w+", before[2]))
     lines = " \\\n    ".join([f"torch=={torch[1]}", *(f"--hash={each}" for each in sorted(hashes))])
     path.write_text(lock.replace(torch[0], lines), encoding="utf-8")

@@ -41,7 +41,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     set_max_length,
 )
 from snugbert.checkpoints.stock_models import express, keep_encoder
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, format_count, join_lines
 from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -382,7 +382,7 @@ def _convert_tokenizer(
     except InputError:
         raise
     except (ImportError, OSError, ValueError) as error:
-        raise InputError(f"{source}: cannot load the tokenizer. {' '.join(str(error).split())}") from error
+        raise InputError(f"{source}: cannot load the tokenizer. {join_lines(error)}") from error
     for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
         tokenizer.init_kwargs.pop(name, None)
     if max_length is not None:

@@ -28,7 +28,7 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
     get_windows,
 )
-from snugbert.errors import InputError, shorten
+from snugbert.errors import InputError, join_lines, shorten
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
@@ -84,7 +84,7 @@ def check_repository(
             "needs --token."
         ) from error
     except (ConnectionError, httpx.TransportError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = join_lines(error).rstrip(".")
         raise InputError(
             f"{name}: no such folder, no earlier download in {cache}, and the Hub cannot be reached ({reason})."
             f"{suggest_path(name)}"
@@ -198,7 +198,7 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, **args.hub)
     except Exception as error:  # the tokenizers library raises a plain Exception, JSON a RecursionError
-        raise InputError(f"cannot load the tokenizer of {name}: {' '.join(str(error).split())}") from error
+        raise InputError(f"cannot load the tokenizer of {name}: {join_lines(error)}") from error
     # `auto_map` may refer to code in another repository, and would be saved. Classes with their own code add it again.
     tokenizer.init_kwargs.pop("auto_map", None)
     check_words(tokenizer, name)

@@ -31,7 +31,7 @@ from snugbert.checkpoints.weight_files import (
     read_weights,
 )
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
-from snugbert.errors import InputError, shorten
+from snugbert.errors import InputError, join_lines, shorten
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
 from snugbert.files import read_json
 from snugbert_arguments import explain_folder
@@ -206,7 +206,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
         if not any(folder.glob("model*.safetensors")):
             download(allow_patterns="pytorch_model*.bin")
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = join_lines(error)
         raise InputError(f"{name}: no such folder, and the download from the Hub failed. {reason}") from error
     return folder
 
@@ -343,7 +343,7 @@ def _convert_config(kind: str, values: dict[str, Any], head: str, file: Path) ->
         compute_head_size(config)  # checks that a model can be built
         return config
     except (ValueError, StrictDataclassError) as error:
-        raise InputError(f"{file}: unsupported configuration. {' '.join(str(error).split())}") from error
+        raise InputError(f"{file}: unsupported configuration. {join_lines(error)}") from error
 
 
 def _add_implied_weights(checkpoint: Checkpoint) -> None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers.trainer_pt_utils import safe_globals
 
-from snugbert.errors import InputError, shorten
+from snugbert.errors import InputError, join_lines, shorten
 from snugbert.files import read_json
 
 # Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
@@ -54,7 +54,9 @@ def find_prefix(names: Iterable[str]) -> str:
 def _read_shards(folder: Path, index: Path) -> dict[str, torch.Tensor]:
     weight_map = read_json(index).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(isinstance(name, str) and Path(name).name == name not in ("", "..") for name in names):
+    if not names or not all(
+        isinstance(name, str) and Path(name).name == name and name not in ("", "..") for name in names
+    ):
         raise InputError(
             f"{index}: damaged. Its `weight_map` must name files of this folder. Get the checkpoint again."
         )
@@ -142,5 +144,5 @@ def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
         names = [name for name in reader.get_variable_to_shape_map() if not re.search(NOT_NEEDED, name)]
         tensors = {name: torch.from_numpy(reader.get_tensor(name)) for name in names}
     except (tf.errors.OpError, IndexError, ValueError) as error:  # raised for truncated files
-        raise InputError(f"{prefix}: damaged or incomplete checkpoint. {' '.join(str(error).split())}") from error
+        raise InputError(f"{prefix}: damaged or incomplete checkpoint. {join_lines(error)}") from error
     return {name: tensor.T.contiguous() if name.endswith("/kernel") else tensor for name, tensor in tensors.items()}

@@ -17,7 +17,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file, read_numbered_lines
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert.remote_files import find_entries, hide_credentials, is_url
 from snugbert_arguments import explain_files
 
@@ -147,7 +147,7 @@ def read_dataset_documents(
                 number += 1
                 yield number, row
         except ValueError as error:  # the datasets library stops at text that is not UTF-8 or not JSON
-            reason = " ".join(str(error).split())
+            reason = join_lines(error)
             raise InputError(
                 f"dataset {text.dataset_name}, after row {number}: {reason}. To skip bad text, download the files and "
                 "use --train_file with --on_bad_text skip."
@@ -249,7 +249,7 @@ def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Ite
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # from the operating system
             raise
-        reason = " ".join(str(error).split())
+        reason = join_lines(error)
         raise InputError(f"{file}: not a Parquet file, or damaged ({reason}). Get a new copy of the file.") from error
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from snugbert.card_snugbert import escape, find_base_model
 from snugbert.data.documents import match_files
 from snugbert.data.sources import describe_file
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, format_count, join_lines
 from snugbert.evaluation.evaluation_arguments import (
     EvaluatedModelArguments,
     EvaluationArguments,
@@ -137,7 +137,7 @@ def _check_card(name: str | None) -> Path:
     try:
         ModelCard.load(card)
     except (ValueError, yaml.YAMLError) as error:
-        raise InputError(f"--update_card: the header of {card} is invalid: {' '.join(str(error).split())}") from error
+        raise InputError(f"--update_card: the header of {card} is invalid: {join_lines(error)}") from error
     return card
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import TrainingArguments
 from transformers.utils import logging as transformers_logging
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert.remote_requests import DEADLINE_VARIABLE
 from snugbert.shared_cores import share_cores
 from snugbert.trainers.device_arguments import PRECISIONS, DeviceArguments
@@ -87,7 +87,7 @@ def _check_hub(token: bool | str | None) -> None:
     try:
         hub.whoami()
     except (OSError, httpx.HTTPError) as error:
-        raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {' '.join(str(error).split())}") from error
+        raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {join_lines(error)}") from error
 
 
 def raise_together(function: Callable[[], T]) -> T:

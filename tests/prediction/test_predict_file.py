@@ -219,7 +219,8 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     content = partial.read_bytes()
     for damaged in (b"x" + content[1:], content[:9]):
         partial.write_bytes(damaged)
-        assert main(arguments) == 2 and partial.read_bytes() == damaged[: len(partial.read_bytes())] != b""
+        assert main(arguments) == 2
+        assert partial.read_bytes() and damaged.startswith(partial.read_bytes())
     partial.write_bytes(content)
     caplog.clear()
     assert main(arguments) == 0

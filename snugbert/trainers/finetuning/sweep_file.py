@@ -27,7 +27,7 @@ import torch
 import yaml
 
 from snugbert.command_line import PlainLoader, parse_arguments
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert_arguments import did_you_mean, explain_choice, suggest_path
 
 PRESETS = ("paper", "fixed", "stable")
@@ -159,7 +159,7 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
         content = yaml.load(text, PlainLoader)  # a subclass of the safe loader
         json.dumps(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"--sweep: {name} cannot be read: {' '.join(str(error).split())}") from error
+        raise InputError(f"--sweep: {name} cannot be read: {join_lines(error)}") from error
     try:
         _refuse_repeated_keys(yaml.compose(text, PlainLoader))
         return _check(content, name, args_class)

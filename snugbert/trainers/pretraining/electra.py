@@ -21,7 +21,7 @@ from snugbert.checkpoints.loading import GENERATOR_FOLDER, load_config, load_mod
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.data.languages import read_language, store_language
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert.kernels_snugbert import has_own_kernels
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,
@@ -223,7 +223,7 @@ def find_generator(model_args: ModelArguments) -> Path | None:
             files = ["config.json", f"{GENERATOR_FOLDER}/*"]
             checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot download {name}/{GENERATOR_FOLDER}: {' '.join(str(error).split())}") from error
+            raise InputError(f"cannot download {name}/{GENERATOR_FOLDER}: {join_lines(error)}") from error
     folder = checkpoint / GENERATOR_FOLDER
     return folder if folder.is_dir() else None
 
