@@ -11,13 +11,13 @@ EXTRAS = [train,demo,embeddings,onnx,openvino,ctranslate2,lamb,optuna,sentencepi
 DEV = 'snugbert$(EXTRAS)' --group dev
 # By file, because models that a file's fixtures train stay in one process.
 PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
-# Every command and every required package, in a third of the time.
+# Every command and every required package, in less than half of the time.
 FAST = -m "not slow"
 
 .PHONY: demo test test-fast test-lowest test-newest test-benchmarks test-serve test-stock check docs notebook
 .PHONY: release-check lock clean
 
-demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 6 minutes
+demo: .venv/installed  ## raw text -> vocabulary -> pretraining -> fine-tuning -> AutoModel, in 7 minutes
 	$(BIN)/python examples/demo.py demo-output
 
 test: .venv/installed-dev  ## the test suite

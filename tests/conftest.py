@@ -25,7 +25,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "repository/test_notebook.py",
     "trainers/test_store_runs.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
@@ -42,7 +41,6 @@ LONG_FILES = (
     "invariants/test_padding.py",
     "trainers/pretraining/test_examples.py",
     "trainers/test_graphs_in_training.py",
-    "invariants/test_step_budget.py",
     "test_modeling_snugbert.py",
     "trainers/test_host_waits.py",
     "checkpoints/test_stock_models.py",

@@ -98,6 +98,7 @@ def test_what_has_no_message_gets_a_sentence(error, status, message, monkeypatch
     assert capsys.readouterr().err.startswith(f"snugbert pretrain: error: {message}")
 
 
+@pytest.mark.slow
 def test_a_process_imports_the_models_after_the_arguments(tmp_path):
     """The package is then complete: its functions run."""
     command = [sys.executable, "-m", "snugbert_cli", "prepare", "--list", "--cache_dir", str(tmp_path)]
@@ -148,7 +149,7 @@ def test_output_that_goes_nowhere(end, status):
     assert process.returncode == status and "Traceback" not in process.stderr
 
 
-@pytest.mark.parametrize("command", ["snugbert_cli --help", "snugbert_cli --version", "snugbert glue --help"])
+@pytest.mark.parametrize("command", ["snugbert_cli --help", "snugbert_cli --version"])
 def test_output_that_nobody_reads_is_no_error(command):
     """As with `| head`, which closes its end when it has enough."""
     reading, writing = os.pipe()

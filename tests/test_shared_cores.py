@@ -34,6 +34,7 @@ pause(0)
 """
 
 
+@pytest.mark.slow
 def test_threads_sleep_while_other_processes_use_the_cores():
     environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     for variable in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):

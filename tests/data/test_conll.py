@@ -35,6 +35,7 @@ def read(folder: Path, *texts: str, **arguments: object) -> dict[str, TagSplit]:
     return load_splits(PARTS[: len(texts)], **arguments)
 
 
+@pytest.mark.slow
 def test_conll_2003_as_published(conll):
     for part, (documents, blocks, words, *entities) in PUBLISHED.items():
         sentences = conll[part].sentences
@@ -136,7 +137,7 @@ def test_invalid_tags(tmp_path, caplog):
     with pytest.raises(InputError, match=r"validation.txt, line 8: tag 'I-LOC' after 'O' is invalid in BIO, "):
         read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
     with pytest.raises(
-        InputError, match=r"conlleval reads 'B-LOC' \(2 such tags\)\. Fix the tags, or set --on_bad_tag repair"
+        InputError, match=r"conlleval reads it as 'B-LOC' \(2 such tags\)\. Fix the tags, or set --on_bad_tag repair"
     ):
         read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n")
     splits = read(tmp_path, good, good + "d O\ne I-LOC\nf I-LOC\n\ng B-PER\nh I-LOC\n", on_bad_tag="repair")

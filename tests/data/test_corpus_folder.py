@@ -233,6 +233,7 @@ def prepare_shard(vocab, pattern, output, shard, num_shards, home, last):
     prepare_parts(output, parts, tokenizer, num_workers=1, show_progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [6, pytest.param(50, marks=pytest.mark.long)])
 def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch, num_shards):
     """Eight at a time. Most are killed after a random block or upload, and started again there or elsewhere."""

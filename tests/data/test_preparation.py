@@ -87,6 +87,7 @@ def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
     assert snugbert.prepare_corpus(pattern, tokenizer, tmp_path / "python", **options).num_sentences == 40
 
 
+@pytest.mark.slow
 def test_an_interrupted_preparation_continues(data_dir, tmp_path, tokenizer, small_blocks, monkeypatch):
     """The result equals an uninterrupted run, and finished blocks are not tokenized again."""
     file = data_dir / "wikitext2/valid.docs.txt.gz"

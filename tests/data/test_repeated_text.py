@@ -115,6 +115,7 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
     assert report == read_report(tmp_path / "1") == read_report(tmp_path / "2") and not report.warning
 
 
+@pytest.mark.slow
 def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, tokenizer, capsys):
     """Each machine reads everything. A change in the first file changes what follows."""
     halves = [documents[:9], documents[9:]]

@@ -87,6 +87,7 @@ def test_padding_and_truncation_do_not_matter_but_tokens_and_case_do(words_token
     assert digest not in [hash_tokenizer(other) for other in others]
 
 
+@pytest.mark.slow
 def test_spawned_processes_write_the_same_files_as_forked_ones(small, words_tokenizer, tmp_path, monkeypatch):
     """On macOS and Windows processes are spawned, and their arguments are pickled.
 

@@ -21,6 +21,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(tmp_path):
     """Text, table, first checkpoint, renaming and removing checkpoints, a step, the final model; one data worker.
 

@@ -168,6 +168,7 @@ def test_logits_that_are_nan():
         best_answers(questions, windows, start, end)
 
 
+@pytest.mark.slow
 def test_all_of_squad_takes_seconds(data_dir):
     """Answers and scores all of dev-v1.1 with random logits, the hardest case."""
     arguments = SquadDataArguments(validation_file=str(data_dir / "squad" / "dev-v1.1.json.gz"))

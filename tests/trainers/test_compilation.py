@@ -19,6 +19,9 @@ from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArgum
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import get_mlm_logits
 
+# inductor uses functions of torch that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PROBLEM = "Triton is missing. Install the package triton."
 

@@ -35,10 +35,11 @@ def lose_a_process(lost: int, is_frozen: bool, is_patient: bool) -> None:
     sys.exit(3)  # ends the frozen process, too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "is_frozen", "is_patient", "message"),
     [
-        (1, True, True, "process 1 has given no sign of life for 2 seconds (--ddp_timeout). Start all"),
+        (1, True, True, "process 1 has not responded for 2 seconds (--ddp_timeout). Start all"),
         (0, True, True, "the machine of the first process has not answered for 2 seconds (--ddp_timeout). Start all"),
         (1, True, False, "process 0 on {host} lost another process (Timed out waiting 2000ms"),
         (1, False, False, "by peer"),

@@ -122,7 +122,7 @@ DAMAGES = [
     ("manifest.json", "missing", "is missing"),
     ("manifest.json", "{}", "does not describe trainer_state.json"),
     ("manifest.json", "half", "is not JSON"),
-    ("manifest.json", "a path", "the name '/etc/passwd' leads out of the folder"),
+    ("manifest.json", "a path", "the name '/etc/passwd' points outside the folder"),
     ("manifest.json", "six bytes", "is not JSON"),
     ("model.safetensors", "six bytes", "its checksum does not match"),
     ("optimizer.pt", "six bytes", "its checksum does not match"),
@@ -304,6 +304,7 @@ def train_on_a_machine(folder: Path) -> None:
             print(error.value, file=stream)
 
 
+@pytest.mark.slow
 def test_machines_resume_the_newest_checkpoint_of_any_of_them(tmp_path):
     process = forked.run(train_on_a_machine, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr

@@ -54,6 +54,7 @@ def train_with_the_best_model(folder: Path) -> None:
         PartialState().wait_for_everyone()
 
 
+@pytest.mark.slow
 def test_machines_without_a_shared_disk_load_the_best_model(tmp_path):
     """The first process reads it for all."""
     process = forked.run(train_with_the_best_model, tmp_path, processes=2)

@@ -76,6 +76,7 @@ def pretrain(arguments: dict, home: Path, kills: bool = False, machines: int = 1
     return run(arguments)
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, capsys, caplog):
     """It ends bit for bit like an unkilled run. The half-uploaded checkpoint is skipped (composer#3376)."""
     assert run(in_bucket | {"output_dir": tmp_path / "straight", "max_steps": 12}) == 0
@@ -110,6 +111,7 @@ def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_pa
     assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, machine, capsys, caplog, monkeypatch):
     in_bucket |= {"save_total_limit": 2}
     stored = bucket.folder / "runs/run"

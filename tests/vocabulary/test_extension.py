@@ -40,6 +40,7 @@ from snugbert_cli import run_command
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 def test_init_extends_a_real_checkpoint(tmp_path: Path, minilm: Path, data_dir: Path, capsys):
     train_file, held_out = (data_dir / f"wiki_en/{split}.txt.gz" for split in ("train", "validation"))
     tokens = train(tmp_path / "out", "--init", minilm, "--train_file", train_file, "--vocab_size", "32000")

@@ -21,6 +21,7 @@ from snugbert_cli import run_command
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 def test_files_for_the_leaderboard(data_dir, tmp_path, caplog, capsys):
     """Test sets of three kinds of tasks, predicted by a tiny, almost untrained model."""
     (tmp_path / "tokenizer").mkdir()

@@ -64,6 +64,7 @@ def test_an_epoch_visits_every_block_once():
     assert windows.follow(Window(0, 2)) == (1, 0)
 
 
+@pytest.mark.slow
 def test_an_epoch_of_several_windows_shows_nearly_every_token_once(words_tokenizer, tmp_path):
     corpus = make_corpus([make_documents(seed) for seed in range(12)])
     dataset = PretrainingDataset(corpus, words_tokenizer, 32, epochs_dir=tmp_path, window_blocks=3)
@@ -105,6 +106,7 @@ def read_batches(
     return [batch["ids"] for batch in DataLoader(loader, sampler=sampler, batch_size=None, num_workers=workers)]
 
 
+@pytest.mark.slow
 def test_a_bucket_with_a_small_cache_gives_the_same_batches(stored, tmp_path, tokenizer):
     """Also when the run begins in the middle. The cache keeps its limit. Each block is downloaded once an epoch."""
     local = PretrainingDataset(stored, tokenizer, 64, epochs_dir=tmp_path / "local", window_blocks=3)
@@ -149,6 +151,7 @@ def read_as_one_of_two(process, folder, tokenizer, size, turns, results):
     results.put((process, read_batches(dataset, 0, process=process, num_processes=2), fetched))
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_cache(stored, tmp_path, tokenizer):
     """Both have their half of each batch, and each block of an epoch is downloaded once."""
     size = sum(file.stat().st_size for file in (tmp_path / "corpus").glob("*.arrow"))

@@ -199,6 +199,7 @@ def student_run(small_run, teacher_run):
     return small_run | names | {"teacher_name_or_path": teacher_run, "num_student_layers": 2}
 
 
+@pytest.mark.slow
 def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run, tmp_path, capsys):
     changes = {"config_overrides": "hidden_dropout_prob=0.0", "save_steps": 4}
     # With a learning rate of 0, the student stays as it was.

@@ -1,10 +1,10 @@
 """A training step on a GPU needs no more kernels, bytes and FLOPs than before, and fits a CUDA graph."""
 
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from benchmark_files import BENCHMARKS
 from markdown_tables import cells
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,18 +12,15 @@ from torch.utils._pytree import tree_map_only
 
 from snugbert import SnugBertConfig, SnugBertForPreTraining
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # The limits. If a count changes on purpose: python benchmarks/step_budget.py > benchmarks/results/step_budget.md
 LIMITS = BENCHMARKS / "results/step_budget.md"
 
 
-# inductor uses functions of torch that are deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
+pytestmark = [
+    pytest.mark.long,
+    # inductor uses functions of torch that are deprecated.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
 
 
 def read_limits(side: str, size: str = "256 x 128") -> tuple[str, list[list[str]]]:
@@ -38,7 +35,7 @@ def read_limits(side: str, size: str = "256 x 128") -> tuple[str, list[list[str]
     [
         ("SnugBERT", "256 x 128"),
         ("stock BERT, sdpa", "256 x 128"),
-        pytest.param("SnugBERT, compiled", "256 x 128", marks=pytest.mark.slow),
+        ("SnugBERT, compiled", "256 x 128"),
     ],
 )
 def test_a_step_needs_no_more_than_the_table_says(side, size, new_compiler):
