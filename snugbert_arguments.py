@@ -23,7 +23,7 @@ RENAMED_FLAGS = {
 HELP_FLAGS = {"-h", "--help", "--help-all"}
 PARSER_FLAGS = ("--config", "--help", "--help-all")  # every command has them
 MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
-# Reporters of transformers: their modules, of which one must be installed, and the name on PyPI.
+# Reporters of transformers -> their modules, of which one must be installed, and their package on PyPI.
 REPORTERS = {
     "azure_ml": (("azureml",), "azureml-sdk"),
     "clearml": (("clearml",), "clearml"),
@@ -83,7 +83,7 @@ def explain_folder(name: str) -> str:
     """
     suggestion = suggest_path(name)
     is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and suggestion)
-    if not is_path or Path(name).exists() or Path(f"{name}.index").exists():  # the latter: a TensorFlow checkpoint
+    if not is_path or Path(name).exists() or Path(f"{name}.index").exists():  # .index: a TensorFlow checkpoint
         return ""
     return f"the folder {name} does not exist.{suggestion}"
 
@@ -124,7 +124,7 @@ def explain_reporter(name: str) -> str:
 
 
 def find_mistake(dataclass_names: Iterable[str], argv: list[str]) -> str:
-    """Returns an error message for the first mistake that shows without running the command. Empty if there is none.
+    """Returns a message about the first mistake that shows without running the command. Empty if there is none.
 
     Finds unknown flags, files and folders that do not exist, unknown languages, and reporters that are not installed.
 
@@ -216,7 +216,7 @@ def read_flags(dataclass_names: Iterable[str]) -> dict[str, bool]:
             package: "demo.serve.DemoArguments".
 
     Returns:
-        Flag -> whether it takes several values. Without the variants with hyphens, and without `--no_<flag>`.
+        Flag -> whether it takes several values. Variants with hyphens and `--no_<flag>` are not included.
 
     Raises:
         LookupError: a module or a class is not where it is imported from.

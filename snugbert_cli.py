@@ -1,7 +1,7 @@
 """The `snugbert` command line: runs the command that was typed.
 
 This module is not part of the package, because importing the package imports torch and transformers, which takes
-seconds. So `snugbert --help`, mistyped commands and flags, and shell completion answer at once.
+seconds. So `snugbert --help`, shell completion, and messages about mistyped commands and flags are fast.
 """
 
 import errno
@@ -32,7 +32,7 @@ class Command(NamedTuple):
         options: other arguments of the function.
         opens: names of the arguments whose URLs the function opens. For other URLs, the function gets local copies.
         uploads: name of the argument whose folder is uploaded after the function if it is a URL.
-        extra: what to install: snugbert[extra].
+        extra: the extra that the command needs: snugbert[extra].
     """
 
     summary: str
@@ -226,9 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs `snugbert` with `argv` (default: `sys.argv[1:]`).
 
     Returns:
-        The exit status. 0: done. 1: another process of the run is lost. 2: an error in the input. Both print one
-        message. 130 and 143: stopped by SIGINT (Ctrl-C) or SIGTERM. 141: the reader of the output closed the pipe, as
-        `| head` does.
+        The exit status. 0: done. 1: another process of the run is lost. 2: an error in the input. A status
+        of 1 or 2 comes with one message. 130 and 143: stopped by SIGINT (Ctrl-C) or SIGTERM. 141: the reader of the
+        output closed the pipe, for example `| head`.
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete()
@@ -245,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         status = 1
     if status and _is_one_of_several():
-        # At exit, gloo could wait forever for the others, and they for this process.
+        # At exit, gloo could make this process and the other processes wait for each other forever.
         if sys.stderr is not None:
             sys.stderr.flush()
         os._exit(status)
@@ -278,7 +278,7 @@ def _make_package(argv: list[str]) -> None:
     sys.modules["snugbert"] = module_from_spec(spec)
     if HELP_FLAGS & set(argv):
         # `TrainingArguments` imports peft if it is installed. That takes longer than all other imports of `--help`.
-        sys.modules["peft"] = None  # type: ignore[assignment]  # for Python: it is not installed
+        sys.modules["peft"] = None  # type: ignore[assignment]  # makes Python treat it as not installed
 
 
 def _complete() -> None:

@@ -5,8 +5,8 @@
         --pairs_per_file 100 --model_name_or_path pretrained
 
 The official code runs unmodified in its own process, with `--backend mlm` at temperature 1. It opens SnugBERT
-checkpoints with `trust_remote_code`. `--python` runs it with another environment's Python. The transformers that its
-requirements name, 4.51.3, cannot open SnugBERT checkpoints: convert them to BERT first.
+checkpoints with `trust_remote_code`. `--python` names the Python of another environment for the official code. The
+transformers that its requirements name, 4.51.3, cannot open SnugBERT checkpoints: convert them to BERT first.
 
 Both must prefer the same sentence of every pair, unless both sentences have the same score. The official code counts
 these ties as right, and `snugbert evaluate` counts them as wrong.

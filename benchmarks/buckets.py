@@ -12,11 +12,11 @@ starts.
 
 `compare` trains from the folder, from the bucket with a cache for the whole corpus, and from the bucket with a cache
 of a tenth of it. The weights must be identical. The model is very small, so that a step takes little more than reading
-its batch: a larger one waits less for its text. Other flags go to `snugbert pretrain`, such as `--config_name mini`.
+its batch. A larger model waits less for its text. Other flags go to `snugbert pretrain`, such as `--config_name mini`.
 
 - Time: training alone, and the whole command.
-- Disk: peak size of the blocks and the tables, also of files that were removed while a process has mapped them. The
-  formula is two windows of blocks and tables, and the pinned blocks.
+- Disk: peak size of the blocks and the tables, including removed files that a process still maps. The formula is two
+  windows of blocks and tables, and the pinned blocks.
 - Memory: peak of the private memory of all processes together, of the resident memory of the main process, and of the
   proportional memory of all processes, which includes mapped files. Sampled five times per second.
 - Read: bytes that the bucket sent, relative to the corpus and the epochs.

@@ -7,9 +7,9 @@ Each run is a `snugbert` command on the text of `make demo`: pretraining, fine-t
 and `snugbert predict`. `tiny` and `mini` pretrain with Muon, `base` with AdamW.
 
 Side "shared" is the command as it is (snugbert/shared_cores.py). Side "spinning" sets GOMP_SPINCOUNT to libgomp's
-default, 300,000, so libgomp waits as usual. All runs of a row start at once. Runs that are not measured are paused, so
-sides and conditions take turns on the same machine. Tokens are counted in the encoder, over whole steps. Each cell is
-the median (minimum to maximum) over the rounds.
+default, 300,000, so libgomp's threads spin as usual. All runs of a row start at once. Runs that are not measured are
+paused, so sides and conditions take turns on the same machine. Tokens are counted in the encoder, over whole steps.
+Each cell is the median (minimum to maximum) over the rounds.
 """
 
 import argparse

@@ -1,13 +1,16 @@
-r"""Measures decisions chosen on validation examples on a test set: thresholds, calibration, abstaining.
+r"""Measures thresholds, calibration and abstaining on a test set. They are chosen on validation examples.
 
     python benchmarks/decisions.py --model_name_or_path minilm --data_dir data --bf16 --output_dir decisions
 
 Tasks (`TASKS`), all fine-tuned with `--num_student_layers` layers of the checkpoint:
 
-- MRPC: the dev set (408 pairs) chooses, the labeled test set (1,725) tests. Two thirds of the pairs are paraphrases.
-- CoLA: the last 1,500 training sentences choose, the dev set (1,043) tests. 70 % of the sentences are acceptable.
+- MRPC: chosen on the dev set (408 pairs), tested on the labeled test set (1,725). Two thirds of the pairs are
+  paraphrases.
+- CoLA: chosen on the last 1,500 training sentences, tested on the dev set (1,043). 70 % of the sentences are
+  acceptable.
 - Entity types: which types of entities does a sentence of CoNLL-2003 contain? Zero to four labels. The model learns
-  from the first 5,000 training sentences. The validation set (3,250) chooses, the test set (3,453) tests.
+  from the first 5,000 training sentences. Decisions are chosen on the validation set (3,250) and tested on the test
+  set (3,453).
 
 A step trains a model and stores its logits in float32, in OUTPUT/<task>-<seed>.npz. The same command continues after
 an interruption, and skips finished steps. `--report` prints the tables of the finished steps.

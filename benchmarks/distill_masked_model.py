@@ -8,7 +8,7 @@ these weights, on the same text and in the same order:
 
 - `mlm`: masked tokens and next sentences, without the teacher
 - `distilled`: DistilBERT's losses in addition
-- `mlm-equal-flops`: as `mlm`, with more steps, for the FLOPs of `distilled`
+- `mlm-equal-flops`: `mlm` with more steps, so that its FLOPs equal those of `distilled`
 
 The settings come from benchmarks/ladder/muon.yaml and were tuned without a teacher. Only the initial weights differ.
 Everything runs on the CPU, by default in float32.

@@ -3,9 +3,9 @@ r"""Compares the time and the memory that `--dry_run` predicts with the run itse
     python benchmarks/dry_run.py --model_name_or_path minilm --data_dir data --output_dir dry
 
 Jobs: `snugbert pretrain` of `mini` on a file of books with batches of 16, and an epoch of `snugbert glue` on MRPC and
-on 4,000 examples of SST-2. `--prepare` prepares their text. Then each job runs `--repeats` times. Time is of the whole
-process, from start to end. Memory is the peak of the process. Both are measured by this script, from outside. Finished
-runs are in `results.json` and are not repeated. Nothing else should run on the machine.
+on 4,000 examples of SST-2. `--prepare` prepares their text. Then each job runs `--repeats` times. Time is the time of
+the whole process, from start to end. Memory is the peak of the process. Both are measured by this script, from
+outside. Finished runs are in `results.json` and are not repeated. Nothing else should run on the machine.
 """
 
 import argparse

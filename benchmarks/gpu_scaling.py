@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_scaling.py
 
-S is the bytes of all gradients, or of all weights: both are float32. A machine has g GPUs, and there are N machines.
+S is the size in bytes of all gradients, which is also the size of all weights: both are float32. A machine has g GPUs,
+and there are N machines.
 
 - DDP: one all-reduce in each step, in buckets. On a machine it sends 2 (g-1)/g S over NVLink, and between machines
   2 (N-1)/N S through the network ports of each machine. A flat ring over 64 GPUs sends 12 % more between machines,
@@ -13,10 +14,10 @@ S is the bytes of all gradients, or of all weights: both are float32. A machine 
 - Each message also takes the latency in NCCL's own cost model: all-reduces use a tree, and gathers and
   reduce-scatters a ring through all GPUs.
 
-Two bounds. With overlap, DDP hides messages behind the backward pass, two thirds of a step, and FSDP2 behind the whole
-step. Parameters outside the layers, mostly embeddings that the head shares, get their gradients last and are needed
-first, so their messages are never hidden. Without overlap, times add up. Stragglers, congestion and the data pipeline
-are left out.
+The script prints two bounds. With overlap, DDP hides messages behind the backward pass, two thirds of a step, and
+FSDP2 behind the whole step. Parameters outside the layers, mostly embeddings that the head shares, get their gradients
+last and are needed first, so their messages are never hidden. Without overlap, times add up. Stragglers, congestion
+and the data pipeline are left out.
 """
 
 import math

@@ -8,14 +8,15 @@ r"""Measures the masks of each tokenizer on real text: shares, word boundaries, 
 `shares` trains WordPiece, BPE and byte-level BPE (`snugbert vocabulary`) and Unigram (the tokenizers library),
 prepares the text with each, masks full sentences, with new masks in every epoch, and counts:
 
-- chosen: tokens to predict, as a share of all tokens except special ones; and of the number that each example should
-  have, which is rounded
+- chosen: tokens to predict, as a share of all tokens except special ones, and as a share of the number that each
+  example should have (rounded)
 - [MASK], random, unchanged: shares of the chosen tokens. A random token can be the original one, and then counts as
   unchanged
 - cut words: words of which some tokens are chosen and others are not
-- words per span: the mean, and the largest difference of a share of a length from the clipped geometric distribution.
-  The last span of an example is cut, so the lengths depend on the number of tokens to choose. The same numbers for the
-  algorithm of SpanBERT's original release, which also cuts the last span, but within a word
+- words per span: the mean length, and the largest difference between the share of a length and its probability in the
+  clipped geometric distribution. The last span of an example is cut, so the lengths depend on the number of tokens to
+  choose. The table also has these numbers for the algorithm of SpanBERT's original release, which also cuts the last
+  span, but within a word
 
 `speed` times the collator and the preparation of text, with and without words. `train` pretrains with each kind of
 masks and scores the models with the same masks: single tokens and whole words, 15 %. A finished run is skipped.

@@ -7,13 +7,13 @@ The classifier predicts the sentences of SST-2's dev set. The tagger finds entit
 embeds these paragraphs. It has two baselines: a feature-extraction pipeline, followed by the model's pooling, and
 sentence-transformers, which sorts texts by length. The pipelines keep the order of the file.
 
-Each side reads a JSON-lines file, predicts it and writes JSON lines. Models are loaded before.
-Stock BERT has the same weights, converted by `snugbert convert`, and batches of `--batch_size`. The sides alternate.
-A ratio is stock's time / ours in the same round, after one round of warmup. Before that, labels, entities and scores
-must agree. Rows with another label or other entities are counted.
+Each side reads a JSON-lines file, predicts it and writes JSON lines. Loading the models is not timed. Stock BERT has
+the same weights, converted by `snugbert convert`, and batches of `--batch_size`. The sides alternate. A ratio is
+stock's time / ours in the same round, after one round of warmup. Before that, labels, entities and scores must agree.
+Rows with another label or other entities are counted.
 
 With `--num_processes`, it compares one process of `snugbert predict` with several that share its threads instead. The
-classifier predicts SST-2's dev set again and again, up to 16,384 rows. All processes are started before.
+classifier predicts SST-2's dev set again and again, up to 16,384 rows. Starting the processes is not timed.
 """
 
 import argparse

@@ -8,11 +8,11 @@ A recipe is a YAML file with arguments of `snugbert pretrain`. Its first line is
 may name its own `config_name`, `config_overrides` and `tokenizer_name`. With `--stock`, the recipe trains stock BERT
 under transformers' own Trainer (`pretraining_run.py`).
 
-Each run is a new process and trains on the same number of tokens, or with `--passes` on the text the same number of
-times. Five checkpoints of a run are then evaluated, for all recipes with the same tokenizer on the same examples and
-masks: full sentences with 15 % of the tokens masked. If tokenizers differ, recipes are compared in bits per character.
-The last checkpoint is also evaluated on sentence pairs if the recipe has them, and with `--pairs_file` on minimal
-pairs, as `snugbert evaluate` does.
+Each run is a new process. All runs train on the same number of tokens, or with `--passes` for the same number of
+passes over the text. Five checkpoints of a run are then evaluated, for all recipes with the same tokenizer on the same
+examples and masks: full sentences with 15 % of the tokens masked. If tokenizers differ, recipes are compared in bits
+per character. The last checkpoint is also evaluated on sentence pairs if the recipe has them, and with `--pairs_file`
+on minimal pairs, as `snugbert evaluate` does.
 
 The same command continues after an interruption. Finished runs are kept in `ladder.jsonl`. A run of SnugBERT resumes
 from its last checkpoint, and SIGTERM and Ctrl-C save one. A run of stock BERT starts again. `--report` makes the table

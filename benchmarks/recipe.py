@@ -4,8 +4,8 @@
 
 Pieces:
 
-- `training`: first the speed, from a short run of the same command. Then the run, with as many steps as fit, so that
-  the learning rate ends at zero. Then its weights in bfloat16, as `weights.tar.*`.
+- `training` measures the speed in a short run of the same command. It then trains for as many steps as the time
+  allows, so that the learning rate ends at zero, and writes the weights in bfloat16 as `weights.tar.*`.
 - `scores`: masked token loss on held-out text, the same for stock BERT with the same weights, and BLiMP.
 - `finetuning`: CoNLL-2003, CoLA, MRPC, RTE and SST-2, then more seeds of the small ones.
 

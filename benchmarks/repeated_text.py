@@ -5,13 +5,14 @@
     python benchmarks/repeated_text.py find books='books/train-*.txt.gz' wiki=wiki/train.txt.gz
     python benchmarks/repeated_text.py cost --tokenizer_name tok --train_file 'books/train-*.txt.gz'
 
-`train` takes `LINES` lines of the text and inserts copies of them at random places, until they have a share of the
-characters. It prepares each text with `snugbert prepare`, one also with --deduplicate, and pretrains on each corpus
-for the same number of steps. The same command continues after an interruption. `--report` prints the finished runs.
+`train` takes `LINES` lines of the text and inserts copies of them at random places, until the copies have a given
+share of the characters. It prepares each text with `snugbert prepare`, one of them also with --deduplicate, and
+pretrains on each corpus for the same number of steps. The same command continues after an interruption. `--report`
+prints the finished runs.
 
 `cost` prepares the text in pairs, with and without counting, and compares the processor time of all processes and the
-time. The order alternates. Memory is the increase of the peak resident set while random hashes are counted, in a new
-process.
+wall time. The order alternates. Memory is the increase of the peak resident set while random hashes are counted, in a
+new process.
 """
 
 import argparse

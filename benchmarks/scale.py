@@ -1,11 +1,11 @@
-"""What much text costs: preparation, opening, tables of windows, reading from a bucket, and the speed of many GPUs.
+"""What a large text costs: preparation, opening, tables of windows, reading from a bucket, and the speed of many GPUs.
 
     python benchmarks/scale.py --tokenizer_name tok --train_file 'books/*.txt.gz' --gigabytes 1 10 --output_dir scale
     python benchmarks/scale.py
 
 The text of each size is made of the documents of `--train_file`, as often as needed, in a new random order each time.
 One letter in 250 is replaced by a random one, so that new words keep coming, as in real text: about 2 % of the words
-are new. So few lines are equal, and the words that the tokenizer caches do not help more than they would.
+are new. So few lines are equal, and the tokenizer's cache of words helps no more than with real text.
 
 Each size is measured in these steps. CPU seconds are user and system time of a process and its children.
 
@@ -17,9 +17,9 @@ Each size is measured in these steps. CPU seconds are user and system time of a 
 - A run of a very small model with the default window, from the folder and from the bucket: wall seconds until the
   first step, and peak memory.
 
-A line through the sizes gives a fixed part and a slope. 1 and 10 TB are on this line: an extrapolation by a factor of
-100 and more. A corpus has at most 256 parts, so what grows with the parts stops there. Up to 17 GB of text, a part has
-four blocks, and the last one is short. Parts of more text have many blocks, so there all blocks count as full ones.
+A line is fitted through the sizes. 1 and 10 TB are extrapolated along this line, by a factor of 100 and more. A corpus
+has at most 256 parts, so costs that grow with the number of parts stop growing there. Up to 17 GB of text, a part has
+four blocks, and the last one is short. With more text, parts have many blocks, so all blocks are counted as full.
 
 The second table says how long a window lasts on many GPUs, and how long its table takes. The last tables are from
 `gpu_scaling.py`. Without `--gigabytes`, only these are printed.

@@ -7,10 +7,10 @@ Each seed and length gives several epochs of pairs. The columns of the table, me
 - Share of the tokens of the corpus in at least one pair, after 1 and after 4 epochs.
 - How often a token is shown in one epoch: the maximum, and standard deviation / mean.
 - Fill: tokens including special tokens / (pairs x length). Share of the pairs with label "next".
-- Points above 50 % of classifiers that see only a part of the pair, ± standard deviation over the seeds: the words of
-  the second segment B; the length of its document; both; B's first and last token; the lengths of both segments. 0
-  means that the part does not reveal the label. Words and tokens go into logistic regression, lengths into gradient
-  boosting.
+- How many points above 50 % a classifier scores that sees only a part of the pair, ± standard deviation over the
+  seeds: the words of the second segment B; the length of its document; both; B's first and last token; the lengths of
+  both segments. 0 means that the part does not reveal the label. Words and tokens go into logistic regression, lengths
+  into gradient boosting.
 
 A classifier learns from even epochs and is scored on odd ones, with as many pairs of each label. Classifiers
 that see only B learn from a random half of the documents. They are scored first on the same documents, then on the

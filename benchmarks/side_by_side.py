@@ -3,10 +3,10 @@
 `families.py` compares SnugBERT with transformers' classes of the BERT family in the same way.
 
 `compare` first checks that both sides compute the same. Then it times pairs of runs. Both runs of a pair use the same
-examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of the
-collator that its users have: packed for SnugBERT, padded to the longest sequence for stock BERT. Collators are not
-timed. In a pipeline both get padded batches, so `inference.py` measures this, too, and SnugBERT's time then includes
-the removal of padding. A GPU is waited for at the end of a run, not after each of its `--steps` batches.
+examples, and the side that goes first alternates. Ratios are computed within pairs. Each side trains on batches of its
+usual collator: packed for SnugBERT, padded to the longest sequence for stock BERT. Collators are not timed. In a
+pipeline both get padded batches, so `inference.py` measures this, too, and SnugBERT's time then includes the removal
+of padding. A run waits for the GPU once, at its end, not after each of its `--steps` batches.
 
 Results in addition to the ratio (stock's time / ours):
 

@@ -11,9 +11,9 @@ differ in the number of blocks in a window and the seed.
 The initial weights are the same in all runs, from the bigrams of the whole corpus. With `--bigram_init`, each run
 would take them from its first window. A real window has enough text for that, and a small one here does not.
 
-A real block has 4.2 million tokens. A corpus of hundreds of them is too large to train on here, so that blocks are
-made smaller: `--block_tokens`. They have few documents, and a real one has thousands. So the windows here are more
-one-sided than real ones.
+A real block has 4.2 million tokens. A corpus of hundreds of them is too large to train on here, so blocks are made
+smaller (`--block_tokens`). Small blocks have few documents, real blocks thousands. So the windows here are less
+diverse than real windows.
 
 Losses are of masked tokens on held-out text of each source, without sentence pairs. Next-sentence accuracy is on pairs
 of the held-out text of all sources. The classifiers see only a part of each pair, see `sentence_pairs.py`.

@@ -58,7 +58,7 @@ on_post_template = on_post_page  # the page of the error 404
 
 
 def format_help(command: str) -> str:
-    """The output of `snugbert <command> --help-all` as a code block."""
+    """Returns the output of `snugbert <command> --help-all` as a code block."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
         main([command, "--help-all"])
@@ -68,7 +68,7 @@ def format_help(command: str) -> str:
 
 
 def resolve_link(link: str, page: File, config: MkDocsConfig) -> str:
-    """The link to a page, relative to this page; the link to a file outside `docs/` as a URL of the repository.
+    """Makes a link to a page relative to this page, and a link to a file outside `docs/` a URL of the repository.
 
     Args:
         link: relative, as written on the page.
@@ -82,7 +82,7 @@ def resolve_link(link: str, page: File, config: MkDocsConfig) -> str:
     if target.is_relative_to(DOCS):
         return Path(os.path.relpath(target, folder)).as_posix()
     if not target.exists():
-        logger.warning("%s: the link %s leads nowhere.", page.src_uri, link)
+        logger.warning("%s: the target of the link %s does not exist.", page.src_uri, link)
     return f"{config.repo_url}/{'tree' if target.is_dir() else 'blob'}/main/{target.relative_to(ROOT)}"
 
 

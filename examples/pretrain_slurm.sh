@@ -1,10 +1,11 @@
 #!/bin/bash
-# Pretrains BERT base on 2 machines with 8 GPUs each, or on 1 if 2 are not free. Start it in a folder that all share:
+# Pretrains BERT base on 2 machines with 8 GPUs each, or on 1 if 2 are not free. Start it in a folder that all machines
+# share:
 #
 #   sbatch examples/pretrain_slurm.sh
 #
-# If a process fails, all start again from the newest checkpoint, on the same machines. If a machine is lost, or
-# shortly before --time ends, the job returns to the queue. It may continue on another number of machines, with the
+# If a process fails, all processes start again from the newest checkpoint, on the same machines. If a machine is lost,
+# or shortly before --time ends, the job returns to the queue. It may continue on another number of machines, with the
 # same examples in every step. A new job that fails three times within ten minutes ends: an argument is probably wrong.
 # `scancel JOB` stops the run. The step and the checkpoint then have 30 seconds, or Slurm's KillWait.
 #
@@ -26,10 +27,10 @@ if ((GLOBAL_BATCH % in_parallel)); then
 fi
 first_machine=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-# Slurm knows the machines, so the rendezvous is static. torchrun's --max-restarts does not survive a lost machine, so
-# the loop restarts after all faults. After one machine has ended, the others have 120 seconds (--wait), because one
-# may still upload a checkpoint. A machine waits 300 seconds for the others to start. After SIGTERM, processes have 60
-# seconds for the step and the checkpoint. A large model on a slow disk needs more. torch 2.11 always gives 30.
+# Slurm lists the machines, so the rendezvous is static. torchrun's --max-restarts does not survive a lost machine, so
+# the loop restarts after all faults. After one machine has ended, the others have 120 seconds (--wait), because one of
+# them may still upload a checkpoint. A machine waits 300 seconds for the others to start. After SIGTERM, processes have
+# 60 seconds for the step and the checkpoint. A large model on a slow disk needs more. torch 2.11 always gives 30.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=60
 for _ in 1 2 3; do
   srun --nodes "$SLURM_JOB_NUM_NODES" --ntasks "$SLURM_JOB_NUM_NODES" --cpus-per-task "$SLURM_CPUS_PER_TASK" \

@@ -9,8 +9,8 @@ class Head(NamedTuple):
     """Card text about a head.
 
     Attributes:
-        auto_class: the Auto class that loads it.
-        task: the Hub's name for its task, if there is one.
+        auto_class: the Auto class that loads the model.
+        task: the Hub's name for the head's task, if there is one.
         ability: what the model does. It completes "A BERT encoder that".
         limits: what the model cannot do.
         use: code that uses `tokenizer` and `model`. `{model}` is replaced by the arguments of `from_pretrained`, and
@@ -89,11 +89,12 @@ def classifier(
     """Returns the card text about a sequence classifier.
 
     Args:
-        is_regression: whether it predicts a number instead of labels.
+        is_regression: whether the classifier predicts a number instead of labels.
         text_pairs: whether its inputs are pairs of texts. None: unknown, so the card shows both.
-        thresholds: number of thresholds in its configuration. 1: of the positive label of two. More: of each label.
-        windows: maximum tokens of a window, and tokens that neighboring windows share, if it reads long texts. The
-            card then shows how to average the logits, because a pipeline reads one window.
+        thresholds: number of thresholds in its configuration. 1: two labels, and a threshold for the positive label.
+            More: a threshold for each label.
+        windows: maximum tokens of a window, and tokens that neighboring windows share, if the classifier reads long
+            texts. The card then shows how to average the logits, because a pipeline reads one window.
     """
     texts = {None: "texts or pairs of texts", False: "texts", True: "pairs of texts"}[text_pairs]
     ability, use_of_package = f"predicts a number for {texts}" if is_regression else f"classifies {texts}", ""
@@ -253,7 +254,7 @@ def _code(head: Head, model: str, more: str = "", first_line: str = "") -> str:
 
 
 def _translate(head: Head, language: str) -> Head:
-    """Puts the sentence to fill in the language of the model. Other texts become dots if it is not English."""
+    """Uses a fill-mask sentence in the model's language. For languages except English, dots replace example texts."""
     sentence = EXAMPLE_SENTENCES.get(language, "... [MASK] ...").replace("[MASK]", "{{tokenizer.mask_token}}")
     use, use_of_package = head.use, head.use_of_package
     if language != "en":

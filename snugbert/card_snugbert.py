@@ -1,8 +1,8 @@
 """The model card that `push_to_hub` writes, and the text that it shares with the cards of `snugbert`'s commands.
 
-Without a card, transformers pushes an empty template. This module replaces it with a card that says what the model
-does, where its weights come from and how to load it. If a command wrote a card with metrics, that card is pushed with
-its weights.
+Without a card, transformers pushes an empty template. This module replaces it with a card on what the model does,
+where its weights come from and how to load it. If a command wrote a card with metrics, that card is pushed instead, as
+long as the weights are unchanged.
 """
 
 import filecmp

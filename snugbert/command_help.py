@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 WIDTH = 119
 
-# The fields of `TrainingArguments` that `--help` lists, besides our own arguments. `--help-all` lists the others, too.
+# Fields of `TrainingArguments` that `--help` lists, in addition to our own arguments. `--help-all` lists all fields.
 TRAINING_HELP = {
     "output_dir": "Folder for the model, its results and its checkpoints. Default: trainer_output.",
     "per_device_train_batch_size": "Training examples per device and batch.",

@@ -26,18 +26,18 @@ from snugbert.remote_requests import hide_credentials, is_url
 from snugbert.staging import name_parts, stage
 from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
-# TrainingArguments makes dataclasses of these. An unknown key is a TypeError.
+# TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.
 JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
 LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open
-# As HfArgumentParser reads them.
+# The words that HfArgumentParser accepts.
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases, with which a few lines can mean billions of values."""
+    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """As in `yaml.SafeLoader`."""
@@ -55,7 +55,7 @@ class ArgumentParser(HfArgumentParser):
 
     Args:
         dataclass_types: their fields are the arguments. The metadata of a field may contain `"advanced": True`: only
-            `--help-all` lists it. `"positional": True`: its value is given without a flag.
+            `--help-all` lists the argument. `"positional": True`: the value is given without a flag.
         prog: the command as typed, such as `snugbert glue`.
         description: one sentence about the command.
         example: a command line to copy.
@@ -74,7 +74,7 @@ class ArgumentParser(HfArgumentParser):
         """Adds an argument, as in argparse, with the additional metadata of its field."""
         if positional:
             names = (names[0].removeprefix("--"),)
-            kwargs.pop("required")  # argparse requires it
+            kwargs.pop("required")  # argparse always requires positional arguments
             self.positional += names
         action = super().add_argument(*names, **kwargs)
         if advanced:
@@ -136,7 +136,7 @@ def parse_arguments(
         opens: names of the arguments whose URLs the command opens itself.
 
     Raises:
-        InputError: an argument is unknown, its value is invalid, or what a URL names does not exist.
+        InputError: an argument is unknown, its value is invalid, or the target of a URL does not exist.
         ModuleNotFoundError: `dataclass_types` include `TrainingArguments`, and accelerate is not installed.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
@@ -177,13 +177,13 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
 
     Args:
         given: the arguments by name.
-        opens: names of the arguments that stay.
+        opens: names of the arguments whose URLs are not replaced.
 
     Raises:
-        InputError: what a URL names does not exist, or the argument must be local.
+        InputError: the target of a URL does not exist, or an argument must be local.
     """
     local = dict(given)
-    for name in OUTPUTS:  # first, because a checkpoint to resume from can be in one of them
+    for name in OUTPUTS:  # first, because a checkpoint to resume from can be in an output folder
         if is_url(given.get(name, "")) and name not in opens:
             local[name] = _find_output_path(name, given[name])
     for name, value in given.items():
@@ -238,7 +238,7 @@ def _flag(name: str) -> str:
 
 
 def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
-    """Returns the version of each file that arguments name: size and time, or what a store has."""
+    """Returns the version of each file that arguments name: size and time, or size and version in a store."""
     given = [(name, value) for each in arguments for name, value in vars(each).items() if name not in OUTPUTS]
     values = [value for name, value in given if name in INPUTS or name.endswith("_file")]
     lists = [value if isinstance(value, list) else [value] for value in values]
@@ -262,7 +262,7 @@ def _renamed(argument: str) -> str:
 
 
 def _complete_switches(argv: list[str], parser: ArgumentParser) -> list[str]:
-    """Adds `true` after a switch without a value. Otherwise it would take a positional argument as its value."""
+    """Adds `true` after a switch without a value. Otherwise, a positional argument would be read as the value."""
     switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
     completed = []
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
@@ -307,7 +307,8 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
         name, value = key.value, _read_yaml_value(node, file)
         if name == "config":
             raise InputError(
-                f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments here."
+                f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments into this "
+                "file."
             )
         if _renamed(f"--{name}") not in parser.flags:
             hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
@@ -329,7 +330,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
 
 
 def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
-    """Reads scalars as written, so that `no` does not become False, and dictionaries as JSON."""
+    """Returns scalars and lists of them as written, so that `no` does not become False, and other values as JSON."""
     if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [item.value for item in node.value]
     if isinstance(node, yaml.ScalarNode):

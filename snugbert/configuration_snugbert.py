@@ -23,7 +23,7 @@ SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-# A damaged configuration would make torch build layers forever, or raise an OverflowError.
+# Limits. Larger values of a damaged configuration would make torch build layers forever, or raise an OverflowError.
 MOST_LAYERS, LARGEST_SIZE = 1000, 2**31 - 1
 POSITION_EMBEDDING_TYPES = ("absolute", "after_padding", "relative", "sinusoidal")
 CLASSIFICATION_HEADS = ("pooler", "dense")
@@ -60,11 +60,11 @@ class SnugBertConfig(PreTrainedConfig):
         position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` for learned positions
             (Devlin et al., 2018), `"after_padding"` for RoBERTa's, `"sinusoidal"` for computed positions (Vaswani et
             al., 2017, section 3.5), `"relative"` for DeBERTa-v3's (He et al., 2021). RoBERTa counts only tokens that
-            are not padding, and its table begins with `pad_token_id` + 1 rows for padding. They are not part of
+            are not padding. Its table begins with `pad_token_id` + 1 rows for padding, which are not part of
             `max_position_embeddings`. DeBERTa's attention scores depend on the distance of two tokens.
             `position_ids` have no effect.
         position_buckets (`int`, *optional*, defaults to 256): Number of rows for distances in each direction, with
-            relative positions. Distances up to half of it have a row each. Longer distances share rows, on a
+            relative positions. Distances up to half of this number have a row each. Longer distances share rows, on a
             logarithmic scale up to `max_position_embeddings`.
         pooler_act (`str`, *optional*, defaults to `"tanh"`): Activation of the pooler. ELECTRA uses `"gelu"`.
             Classifiers converted from DistilBERT use `"relu"`.
@@ -112,7 +112,7 @@ class SnugBertConfig(PreTrainedConfig):
     problem_type: str | None = None  # type: ignore[assignment]
 
     def __post_init__(self, **kwargs: Any):
-        # The "bert" in a BERT checkpoint must not shadow the class attribute, which is saved.
+        # The model type "bert" of a BERT checkpoint must not shadow the class attribute, which is saved.
         model_type = kwargs.pop("model_type", None)
         if model_type not in (None, "", "bert", self.model_type):  # `from_dict` translates the other loadable types
             raise ValueError(
@@ -247,7 +247,7 @@ def compute_embedding_size(config: SnugBertConfig) -> int:
 def get_windows(config: Any) -> tuple[int, int] | None:
     """Returns how a classifier reads long texts: maximum tokens of a window, and tokens that neighbors share.
 
-    Fine-tuning with `--doc_stride` stores them. None: the model reads one window, and longer texts are truncated.
+    Fine-tuning with `--doc_stride` stores these numbers. None: the model reads one window. Longer texts are truncated.
 
     Raises:
         ValueError: the stored values are damaged.
@@ -275,8 +275,8 @@ def compute_head_size(config: SnugBertConfig) -> int:
     """Computes the dimensions of an attention head.
 
     Raises:
-        ValueError: `hidden_size` is not a multiple of `num_attention_heads`. No model can be built. The configuration
-            is allowed, as in stock BERT, because tools set one of the two first.
+        ValueError: `hidden_size` is not a multiple of `num_attention_heads`, so no model can be built. The
+            configuration itself is accepted, as in stock BERT, because tools set the two values one after the other.
     """
     if config.hidden_size % config.num_attention_heads:
         raise ValueError(

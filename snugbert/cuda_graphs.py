@@ -23,15 +23,16 @@ from snugbert.modeling_snugbert import has_hooks
 
 logger = logging.getLogger(__name__)
 
-# The first batch of a size compiles, and the libraries choose their kernels. If the second does not wait for the GPU,
-# the third is recorded. Otherwise the next batches are tried, because the second may have compiled something, too.
+# On the first batch of a size, torch compiles and the libraries choose kernels. If the second batch does not wait for
+# the GPU, the third batch is recorded. Otherwise, more batches are tried, because the second batch may have compiled
+# something, too.
 EAGER_BATCHES = 4
 MOST_GRAPHS = 16
 # A graph that was not used for this many batches makes room for a new graph. Sizes change during a run if the share of
 # masked tokens falls, or the sequences get longer. Recording takes a tenth of a second.
 UNUSED_BATCHES = 500
-MOST_SIZES = 64  # without any graph. After that many, no size will repeat often.
-SHORT_MEMORY = "the GPU's memory is short (--cuda_graphs false: no graphs)"
+MOST_SIZES = 64  # after this many sizes without a graph, sizes repeat too rarely to record
+SHORT_MEMORY = "the GPU has too little free memory (--cuda_graphs false turns graphs off)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
 # Graphs of one device may share memory and streams, so only one thread runs a graph at a time.
 _lock = threading.RLock()
@@ -43,10 +44,10 @@ class Size:
 
     Attributes:
         eager_batches: number of batches that ran eagerly.
-        is_ready: whether one of them, except the first, did not wait for the GPU.
+        is_ready: whether an eager batch after the first did not wait for the GPU.
         last_batch: number of the last batch of this size.
         trained: parameters that got a gradient in the last eager batch.
-        gradients: the tensors to which the graph adds their gradients.
+        gradients: the tensors to which the graph adds the gradients of `trained`.
         inputs: the tensors that the graph reads.
         replay: starts the graph; None before it is recorded.
         result: what the function returned, in tensors that the graph writes.
@@ -73,8 +74,9 @@ class CudaGraphs:
     Results are the same as without graphs: a graph draws the random numbers that the function would draw, and it adds
     to the gradients. The tensors of gradients stay allocated between steps.
 
-    The function runs eagerly, and a log line says why, if the model has hooks, if the function waits for the GPU (with
-    padded batches it does), if batches have too many sizes, or if memory is short. It always does so on other devices.
+    The function runs eagerly if the model has hooks, if the function waits for the GPU (as with padded batches), if
+    batches have too many sizes, or if the GPU has too little free memory. A log line names the reason. On other
+    devices, the function always runs eagerly.
 
     Args:
         function: takes a batch and may call `backward`. The batch is a dictionary of tensors and Python numbers.
@@ -151,7 +153,7 @@ class CudaGraphs:
     def _find_size(self, batch: Mapping[str, Any]) -> Size:
         trains = torch.is_grad_enabled()
         weights = tuple((parameter.data_ptr(), trains and parameter.requires_grad) for parameter in self._parameters)
-        if weights != self._weights:  # their graphs will hardly be needed again
+        if weights != self._weights:  # graphs of the old weights will hardly be needed again
             self._drop_graphs()
             self._weights = weights
         values = tuple(
@@ -183,7 +185,7 @@ class CudaGraphs:
         size.eager_batches += 1
         waits: list[str] = []
         is_tried = size.eager_batches > 1 and not size.is_ready
-        # On the stream that later records: libraries and autograd keep what they set up for a stream.
+        # Runs on the stream that records later, because libraries and autograd keep a state for each stream.
         with on_side_stream(), note_waits(waits) if is_tried else nullcontext():
             result = self._function(dict(batch))
         if torch.is_grad_enabled():
@@ -199,7 +201,7 @@ class CudaGraphs:
     def _record(
         self, size: Size, batch: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> Callable[[], None] | None:
-        """Records the kernels, which do not run, and returns a function that runs them. None: memory is short."""
+        """Records the kernels, which do not run, and returns a function that runs them. None: too little memory."""
         start = time.perf_counter()
         size.inputs = {name: tensor.clone() for name, tensor in tensors.items()}
         inputs = {**batch, **size.inputs}
@@ -224,7 +226,7 @@ class CudaGraphs:
 
 
 def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
-    """Makes `gradients` the gradients of `parameters`. They keep their values; None becomes zero."""
+    """Makes `gradients` the gradients of `parameters`. Existing values are kept, and None becomes zero."""
     zeroed: list[torch.Tensor] = []
     copied: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
@@ -246,7 +248,7 @@ def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tenso
 
 @contextmanager
 def without_autocast_cache() -> Iterator[None]:
-    """Makes autocast convert weights in each call. A graph would keep on reading copies that were freed."""
+    """Makes autocast convert weights in each call. A graph would keep reading cached copies after they were freed."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -275,7 +277,7 @@ def are_on_gpu(tensors: Iterable[torch.Tensor]) -> bool:
 
 @cache
 def get_side_stream(device: int) -> torch.cuda.Stream:
-    """Returns the stream that records all graphs of a GPU. Libraries keep memory for each stream that they know."""
+    """Returns the stream that records all graphs of a GPU. Libraries keep memory for each stream that they used."""
     return torch.cuda.Stream(device)
 
 
@@ -291,7 +293,7 @@ def on_side_stream() -> Iterator[None]:
 
 @contextmanager
 def note_waits(places: list[str]) -> Iterator[None]:
-    """Adds the places at which the host waits for the GPU to `places`."""
+    """Adds to `places` the lines of code at which the host waits for the GPU."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -317,7 +319,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
         A function that starts the graph, its memory, and the result of `function`.
 
     Raises:
-        torch.OutOfMemoryError: there is no memory for the graph, or for batches that run eagerly besides it.
+        torch.OutOfMemoryError: there is no memory for the graph, or for batches that run eagerly in addition.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())
@@ -330,7 +332,7 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
         with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
             result = function()
     finally:
-        torch.cuda.set_stream(current)  # if the recording cannot be ended, torch does not
+        torch.cuda.set_stream(current)  # torch does not restore the stream if ending the recording fails
     if torch.cuda.mem_get_info()[0] < torch.cuda.memory_reserved() - reserved:
         raise torch.OutOfMemoryError
     return graph.replay, graph.pool(), result

@@ -17,7 +17,7 @@ class ProcessLost(RuntimeError):
 
 
 class RunStopped(Exception):
-    """A signal stopped a run. Its checkpoint is written, and a log line explains how to continue.
+    """A signal stopped a run. The run has written a checkpoint, and a log line explains how to continue.
 
     Args:
         number: the signal.
@@ -28,7 +28,7 @@ class RunStopped(Exception):
         self.number = number
 
 
-def join_lines(error: Exception) -> str:
+def join_lines(error: BaseException) -> str:
     """Returns the text of an error of another library in one line, for a message."""
     return " ".join(str(error).split())
 

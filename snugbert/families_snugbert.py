@@ -1,8 +1,8 @@
 """Names and configurations of the BERT family: RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3.
 
-These models have BERT's layers. DeBERTa-v3 adds relative positions. Weights have different names, and some values
-are in their code and not in their configurations. The tables below translate both. The facts come from transformers'
-`modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
+These models have BERT's layers. DeBERTa-v3 adds relative positions. Weights have different names, and some values are
+in the code of transformers and not in configurations. The tables below translate names and values. The facts come from
+transformers' `modeling_roberta.py`, `modeling_electra.py` and `modeling_deberta_v2.py`.
 """
 
 from .versions_snugbert import WORKING_VERSIONS  # noqa: F401 (imported first, to report unsupported versions)
@@ -14,7 +14,7 @@ from typing import Any
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
 FAMILY_TYPES = (*ROBERTA_TYPES, "electra", "deberta-v2")
 
-# Beginning of a name in transformers -> in SnugBERT. The encoder's prefix goes last, because it begins other names.
+# Beginning of a name in transformers -> in SnugBERT. The encoder's prefix is last, because other names begin with it.
 ROBERTA_NAMES = {
     "lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
@@ -30,7 +30,7 @@ ELECTRA_NAMES = {
     "electra.": "bert.",
 }
 # Microsoft's files also contain the head of another objective and a table of positions that the model does not use.
-# `pooler.` gets its prefix from transformers, as in every file without prefixes.
+# `pooler.` needs no entry: transformers adds the prefix, as in every file without prefixes.
 DEBERTA_NAMES = {
     "lm_predictions.lm_head.dense.": "cls.predictions.transform.dense.",
     "lm_predictions.lm_head.LayerNorm.": "cls.predictions.transform.LayerNorm.",
@@ -53,8 +53,8 @@ def _make_patterns(names: dict[str, str]) -> dict[str, str]:
     return {"^" + theirs.replace(".", r"\."): ours for theirs, ours in names.items()}
 
 
-# For `from_pretrained`, which applies all of them to every checkpoint: no pattern matches a name of BERT, or a name of
-# two families.
+# `from_pretrained` applies all patterns to every checkpoint. So no pattern may match a name of BERT, or names of two
+# families.
 FAMILY_NAMES = _make_patterns(ROBERTA_NAMES | ELECTRA_NAMES | DEBERTA_NAMES) | {
     rf"\.attention\.self\.{name}_proj\.": f".attention.self.{name}." for name in ("query", "key", "value")
 }

@@ -70,7 +70,7 @@ def refuse_half_characters(values: Any, text: str, name: str) -> None:
         text: its text.
         name: its name, for the message.
     """
-    if r"\ud" in text.lower():  # the start of every half
+    if r"\ud" in text.lower():  # the start of every half of a surrogate pair
         check_unicode(json.dumps(values, ensure_ascii=False), name)
 
 
@@ -146,8 +146,8 @@ def replacing(file: Path, unfinished: Path | None = None) -> Iterator[Path]:
 
     Args:
         file: the file to write or replace.
-        unfinished: a path in the same folder to write to. Default: the name after "_", which uploads skip. Processes
-            that may write the same file at once need different paths.
+        unfinished: a path in the same folder to write to. Default: the name of the file with "_" before it. Uploads
+            skip such names. Processes that may write the same file at once need different paths.
 
     Yields:
         The path to write to.
@@ -208,7 +208,7 @@ CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)", re.ASCII)
 
 
 def split_checkpoint(name: str) -> tuple[str, str]:
-    """Splits the name of a file into the checkpoint that contains it, and the rest. Both are empty without one.
+    """Splits the name of a file into the checkpoint that contains it, and the rest. Both are empty if there is none.
 
     "seed-1/checkpoint-5/model.safetensors" -> "seed-1/checkpoint-5", "model.safetensors".
     """
@@ -225,19 +225,19 @@ _held: dict[Path, int] = {}  # the files that this process has locked, and their
 
 
 class LockTaken(Exception):
-    """Another process holds a lock. The message names this process."""
+    """Another process holds a lock. The message names that process."""
 
 
 @contextmanager
 def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
-    """Keeps other processes out of the block. They must lock the same file.
+    """Locks a file during the block, so that only one process at a time runs a block with the same file.
 
-    The operating system releases the lock when the process ends, even if it is killed and its forked workers live on.
-    The file is removed at the end of the block. After a kill it stays, and the next process locks it. If the file
-    system has no locks, the block runs with a warning.
+    The operating system releases the lock when the process ends, even if it is killed while its forked workers run.
+    The file is removed at the end of the block. If the process is killed, the file stays, and the next process locks
+    it. If the file system has no locks, the block runs with a warning.
 
-    filelock has no such lock: version 3.20 stays locked while a forked worker lives, and without locks in the file
-    system, a killed process blocks the next process.
+    filelock has no such lock: version 3.20 stays locked while a forked worker runs. Without locks in the file system,
+    a killed process blocks the next process.
 
     Args:
         file: created with its folder. While it is locked, it contains the name of the process, for messages.
@@ -287,7 +287,7 @@ if sys.platform != "win32":
 
 
 def _read_holder(file: Path) -> str:
-    with suppress(FileNotFoundError):  # it has just ended
+    with suppress(FileNotFoundError):  # that process has just ended
         return file.read_text() or "another process"
     return "another process"
 

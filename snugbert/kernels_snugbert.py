@@ -1,7 +1,8 @@
 """Dropout, attention on ragged batches, the vocabulary product, and cross entropy.
 
-They save time and memory in three ways. A dropout decision takes 16 random bits, not a Bernoulli draw. Large
-intermediate tensors are computed in chunks that fit the processor's cache. Only what the backward pass needs is saved.
+These functions save time and memory in three ways. A dropout decision takes 16 random bits, not a Bernoulli draw.
+Large intermediate tensors are computed in chunks that fit the processor's cache. Only tensors that the backward pass
+needs are saved.
 """
 
 import math
@@ -23,14 +24,15 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 CHUNK_SIZE = 2**21  # attention scores or logits computed at once
 # Logits computed at once on other devices: 64 MiB in float32. A kernel then takes longer than its launch.
 ACCELERATOR_CHUNK_SIZE = 2**24
-MULTIPLE = 64  # of the vocabulary's size in products on other devices: the longest tile of their 16-bit kernels
-# Device types on which our kernels run. Tests and benchmarks empty it, to run on a CPU what a GPU would run.
+# On other devices, products with the vocabulary are padded to a multiple of this, the longest tile of 16-bit kernels.
+MULTIPLE = 64
+# Device types on which our kernels run. Tests and benchmarks empty this set, to run the code for GPUs on a CPU.
 OWN_KERNELS = {"cpu"}
 # A group may spend this many scores on padding before a new group starts. docs/explanation/performance.md has the
 # measurements.
 GROUP_COST = 64 * 64
-# torch's flash attention: dtypes, largest head size, and the multiple that head sizes need. The kernel has heads up to
-# 256, but GPUs of compute capability 8.6, 8.9 and 12 may refuse the backward pass above 192.
+# torch's flash attention: dtypes, largest head size, and the multiple that head sizes need. The kernel supports head
+# sizes up to 256, but GPUs of compute capability 8.6, 8.9 and 12 may refuse the backward pass above 192.
 FLASH_DTYPES = {torch.float16, torch.bfloat16}
 FLASH_HEAD_SIZE = 192
 HEAD_SIZE_MULTIPLE = 8
@@ -466,9 +468,10 @@ class _GroupedAttention(torch.autograd.Function):
         return *gradients[:3], None, None, None, *gradients[3:]
 
 
-# torch.compile cannot look into the functions above, so it gets them as operators. Their names contain the module's
-# name, because a process can import several copies of this file, for example one from the Hub. The size of what
-# `_attend` saves depends on the lengths, which would break the graph. So the backward pass computes it again.
+# torch.compile cannot trace the functions above, so they are registered as operators. The names of the operators
+# contain the module's name, because a process can import several copies of this file, for example one from the Hub.
+# The size of what `_attend` saves depends on the lengths, which would break the graph. So the backward pass computes
+# these tensors again.
 _NAMESPACE = re.sub(r"\W", "_", __name__)
 _operator = partial(torch.library.custom_op, mutates_args=(), device_types="cpu")
 _RANDOM_STATE_SIZE = torch.get_rng_state().numel()
@@ -578,7 +581,7 @@ _device_capability = cache(torch.cuda.get_device_capability)  # looking it up ta
 @torch.compiler.assume_constant_result
 def _has_flash_attention(device: torch.device) -> bool:
     """Whether torch has flash attention for a device: an NVIDIA Ampere GPU or newer, or an AMD GPU."""
-    if device.type != "cuda":  # a CPU that runs what a GPU would run, see `OWN_KERNELS`
+    if device.type != "cuda":  # a CPU that runs the code for GPUs, see `OWN_KERNELS`
         return True
     return torch.backends.cuda.is_flash_attention_available() and _device_capability(device) >= (8, 0)
 
@@ -592,7 +595,7 @@ def _attention_in_float64(
     scaling: float,
     dropout: float,
 ) -> torch.Tensor:
-    """Masks the tokens of other sequences. It computes Q x T scores, which is enough for tests and comparisons."""
+    """Masks the tokens of other sequences. Computes Q x T scores, which is fast enough for tests and comparisons."""
     query_sequences, key_sequences = (
         torch.searchsorted(starts[1:], torch.arange(len(tokens), device=tokens.device), right=True)
         for tokens, starts in ((query, cu_seq_lens_q), (key, cu_seq_lens_k))
@@ -608,8 +611,8 @@ def _attention_in_float64(
     return context.transpose(0, 1)
 
 
-# torch's shape function of the memory-efficient backward pass lacks a parameter (torch 2.13), so a compiled model gets
-# that kernel as an operator of ours. As everywhere, tensors are (tokens, heads, D).
+# torch's shape function of the memory-efficient backward pass lacks a parameter (torch 2.13), so a compiled model runs
+# that kernel through our own operator. As in the rest of this module, tensors are (tokens, heads, D).
 _gpu_operator = partial(torch.library.custom_op, mutates_args=())
 
 
@@ -697,7 +700,7 @@ def ragged_attention(
 
     Calls the kernels of `F.scaled_dot_product_attention`: flash attention for 16 bits, on GPUs that have it, and
     memory-efficient attention otherwise. Both accept sequences without tokens, but no queries without keys. No kernel
-    computes in float64, so a mask is used there.
+    computes in float64, so float64 uses a mask.
 
     Args:
         query: at least one query. *Shape:* (Q, heads, D)
@@ -719,7 +722,7 @@ def ragged_attention(
     if dtype == torch.bfloat16 and not has_flash:  # GPUs before Ampere have no kernel for it
         query, key, value = (tensor.float() for tensor in (query, key, value))
     padding = -head_size % HEAD_SIZE_MULTIPLE
-    if padding:  # zeros change no score, and their outputs are cut
+    if padding:  # zeros change no score, and the outputs at zeros are cut
         query, key, value = (F.pad(tensor, (0, padding)) for tensor in (query, key, value))
     # The kernels refuse bounds above the number of tokens. Unlike min, sym_min adds no condition to a compiled model.
     longest = torch.sym_min(max_length_q, len(query)), torch.sym_min(max_length_k, len(key))
@@ -742,7 +745,7 @@ def ragged_attention(
 def is_plain_linear(layer: nn.Module) -> bool:
     """Whether calling a layer only computes a product with its weight and adds its bias.
 
-    It does more if it has hooks, is an adapter, or is quantized, sharded, offloaded or compiled on its own.
+    A layer does more if it has hooks, is an adapter, or is quantized, sharded, offloaded or compiled on its own.
     """
     return (
         type(layer) is nn.Linear
@@ -758,7 +761,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
 
 
 def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, ...]:
-    """Computes several layers of the same input with one product. Their weights are concatenated in each call.
+    """Computes several layers of the same input with one product. The weights are concatenated in each call.
 
     On a GPU one large product is faster than several small products. Each gradient is one product, too.
 
@@ -778,7 +781,7 @@ def joined_linear(values: torch.Tensor, layers: Sequence[nn.Linear]) -> tuple[to
 def padded_linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Computes `values @ weight.T + bias` with rows of zeros appended to `weight`, and cuts the result.
 
-    A GPU multiplies 16-bit matrices fast if their sizes are multiples of 8. BERT's 30,522 tokens are not.
+    A GPU multiplies 16-bit matrices fast if their sizes are multiples of 8. BERT's vocabulary size, 30,522, is not.
 
     Args:
         values: *Shape:* (..., H)
@@ -845,7 +848,7 @@ def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tens
     """Computes the sum of the cross entropies, in float32 or wider.
 
     Args:
-        logits: scores in any dtype. Their float32 copy has the size of a chunk. *Shape:* (M, V)
+        logits: scores in any dtype. Only a chunk at a time is copied to float32. *Shape:* (M, V)
         targets: class of each row, -100 for rows to ignore. *Shape:* (M,)
 
     Returns:

@@ -184,7 +184,7 @@ def compute_buckets(distances: torch.Tensor, buckets: int, longest: int) -> torc
 
     Args:
         distances: position of a token minus position of another token, of any shape.
-        buckets: buckets of each direction. Distances up to half of them are their own bucket.
+        buckets: number of buckets in each direction. Each distance up to half of this number has its own bucket.
         longest: distances from `longest` - 1 on share the last bucket.
 
     Returns:
@@ -263,7 +263,7 @@ class SnugBertSelfAttention(nn.Module):
             to_autocast_dtype(projected.squeeze(0)).unflatten(-1, (-1, self.head_size))
             for projected in self._project(query_states, hidden_states)
         )
-        # As in transformers: BERT's attention decides whether to drop, and DeBERTa's dropout itself.
+        # As in transformers: BERT drops weights if the attention module is in training mode, DeBERTa if `dropout` is.
         is_dropping = (self if distances is None else self.dropout).training
         options = {"scaling": self.scaling, "dropout": self.dropout.p if is_dropping else 0.0}
         implementation = self.config._attn_implementation
@@ -273,7 +273,8 @@ class SnugBertSelfAttention(nn.Module):
                 warn_once(f"{implementation} does not support dropout. Attention drops no weights.")
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
-        # torch's kernels have no second or forward derivatives, and ONNX does not take them with a mask of scores.
+        # torch's kernels have no second or forward derivatives. ONNX export does not support these kernels with
+        # a mask of scores.
         if implementation == "sdpa" and (is_transformed() or (tables and is_exporting())):
             attention = eager_attention_forward
         weights = None
@@ -405,7 +406,7 @@ class SnugBertLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
 
-        `layer_mask` and `args` are ignored. They come from wrappers that have the arguments of stock BERT's layers.
+        `layer_mask` and `args` are ignored. They come from wrappers that pass the arguments of stock BERT's layers.
 
         *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, (B, L, H) -> (B, L, H), and all tokens
         """
@@ -417,14 +418,14 @@ class SnugBertLayer(GradientCheckpointingLayer):
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    """Returns the module inside wrappers of torch that pass on all arguments: compilation, checkpoints, FSDP1."""
+    """Returns the module inside torch's wrappers that pass on all arguments: torch.compile, checkpointing, FSDP1."""
     names = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
     inner = next((module._modules[name] for name in names if name in module._modules), None)
     return module if inner is None else _unwrap(inner)
 
 
 def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
-    """Whether calling a module runs `module_class.forward`, which nobody has overridden, replaced or wrapped."""
+    """Whether calling a module runs `module_class.forward`, not overridden, replaced or wrapped."""
     module = _unwrap(module)
     replaced = vars(module).get("_old_forward", vars(module).get("forward"))  # accelerate's hooks keep the old one
     forward = type(module).forward if replaced is None else getattr(replaced, "__func__", None)
@@ -463,7 +464,7 @@ class SnugBertEncoder(nn.Module):
             -L, and from 1 - L to L. -L and L do not occur, but [`score_distances`] needs their columns.
         """
         buckets = self.config.position_buckets
-        # Up to half of the buckets, each distance is its own bucket. A graph has one size for all lengths.
+        # Up to half of the buckets, each distance has its own bucket. A traced graph uses one size for all lengths.
         half = length if not is_tracing() and length <= buckets // 2 else buckets
         distances = self.LayerNorm(self.rel_embeddings.weight[buckets - half : buckets + half])
         ascending = torch.arange(1 - length, length + 1, device=distances.device)
@@ -485,7 +486,7 @@ class SnugBertEncoder(nn.Module):
             hidden_states: embeddings. *Shape:* (1, T, H)
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
-                only these. It must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
+                only these tokens. This layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
             layer_mask: for layers that are not SnugBERT's, see [`SnugBertBatch.layer_mask`].
             kwargs: passed on to the layers, among them `layout`.
 
@@ -515,7 +516,7 @@ class SnugBertPooler(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
-        # DeBERTa's pooler has one with probability 0. A classifier may replace it, see `classification_head`.
+        # DeBERTa's pooler has dropout of 0. A classifier may replace this dropout, see `classification_head`.
         self.dropout: nn.Module = nn.Identity()
         if config.position_embedding_type == "relative":
             self.dropout = SnugBertDropout(0.0)
@@ -567,7 +568,8 @@ class SnugBertPreTrainedModel(PreTrainedModel):
     ) -> SnugBertBatch:
         """Gathers the tokens of the caller's batch. Removes the inputs of packed batches from `kwargs`.
 
-        They are not named in `forward`, because Trainer takes every argument with "label" in its name for a label.
+        These inputs are not arguments of `forward`, because Trainer treats every argument with "label" in its name as
+        a label.
         """
         boundaries = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("max_length_q", None)
         label_indices = kwargs.pop("label_indices", None)
@@ -731,12 +733,12 @@ class SnugBertModel(SnugBertPreTrainedModel):
             inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, E), or (1, T, E) if packed
             batch: a batch gathered by a head, instead of the arguments above. The output keeps the packed layout.
             token_indices: with `batch`, the tokens whose last hidden states are needed; all if None. The last layer
-                skips the others. *Shape:* (M,)
+                skips all other tokens. *Shape:* (M,)
             kwargs: for packed batches, `cu_seq_lens_q`, the start of each sequence, then T (*Shape:* (N + 1,)),
                 `max_length_q`, the length of the longest sequence or an upper bound, and for masked tokens
                 `label_indices`, the index of each labeled token (*Shape:* (M,)). The last two are computed if None,
                 which makes the host wait for an accelerator. In a filled row, `label_indices` may also contain tokens
-                without a label, after the others, and `num_sequences` is N without padding. Also
+                without a label, after the labeled tokens, and `num_sequences` is N without padding. Also
                 `output_hidden_states`, `output_attentions` (needs `attn_implementation="eager"`) and `return_dict`.
 
         Returns:
@@ -765,7 +767,7 @@ class SnugBertModel(SnugBertPreTrainedModel):
         self, batch: SnugBertBatch, token_indices: torch.Tensor | None, **kwargs
     ) -> BaseModelOutputWithPooling:
         """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
-        # Hooks, layers of others, and gradients of hidden states, expect the caller's layout between the layers.
+        # Hooks, replaced modules and `output_hidden_states` need the caller's layout between the layers.
         layers = self.encoder.layer
         modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or has_hooks(modules)
@@ -788,8 +790,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
                 'attn_implementation="sdpa".'
             )
         if token_indices is not None and is_ragged(self.config, batch) and layout is None:
-            # The last layer computes only the needed tokens. From here on, indices refer to these. First tokens are
-            # always included, because ragged kernels require a query in each sequence.
+            # The last layer computes only the needed tokens. From here on, indices refer to these tokens. First
+            # tokens are always included, because ragged kernels require a query in each sequence.
             needed = torch.cat([first_tokens, token_indices])
             query_indices = needed.sort().values
             new_indices = torch.searchsorted(query_indices, needed)
@@ -876,7 +878,7 @@ class SnugBertPreTrainingHeads(nn.Module):
             hidden_states: labeled tokens only. *Shape:* (1, M, H)
             targets: the token to predict. *Shape:* (M,)
             detach_logits: whether the returned logits have no gradient. Otherwise, the backward pass of a compiled
-                head makes a tensor of zeros for it.
+                head allocates a gradient of zeros.
 
         Returns:
             Logits (M, V), and the sum of their cross entropies ().
@@ -1017,8 +1019,8 @@ class SnugBertForPreTraining(SnugBertMaskedTokenModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
                 `output_last_hidden_state` (needs `labels`): `hidden_states` contains only the last hidden states, of
-                all tokens. It registers no hooks, so compiled graphs do not break. `detach_logits`: sparse logits have
-                no gradient, which saves a compiled model memory.
+                all tokens. This registers no hooks, so compiled graphs do not break. `detach_logits`: sparse logits
+                have no gradient, which saves a compiled model memory.
             labels: original ids of masked tokens, -100 elsewhere. Labels at padding are ignored with a warning.
                 *Shape:* (B, L)
             next_sentence_label: 0 if the second segment follows the first, 1 if it is random. *Shape:* (B,)
@@ -1165,7 +1167,8 @@ class SnugBertDiscriminatorPredictions(nn.Module):
 class SnugBertForReplacedTokenDetection(SnugBertPreTrainedModel):
     """ELECTRA's discriminator (Clark et al., 2020): predicts for each token whether it was replaced.
 
-    transformers calls it `ElectraForPreTraining`. `AutoModelForPreTraining` opens it if the configuration names it.
+    Its name in transformers is `ElectraForPreTraining`. `AutoModelForPreTraining` opens this class if the
+    configuration's `architectures` name it.
     """
 
     def __init__(self, config: SnugBertConfig):
@@ -1190,8 +1193,8 @@ class SnugBertForReplacedTokenDetection(SnugBertPreTrainedModel):
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
-            labels: 1 for replaced tokens, 0 for original ones, -100 for tokens without a label. Labels at padding are
-                ignored with a warning. *Shape:* (B, L)
+            labels: 1 for replaced tokens, 0 for original tokens, -100 for tokens without a label. Labels at padding
+                are ignored with a warning. *Shape:* (B, L)
             num_items_in_batch: number of labeled tokens in the global batch. Trainer passes it.
 
         Returns:
@@ -1295,8 +1298,8 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
                 `"multi_label_classification"`: 0.0 or 1.0 per class (B, `num_labels`), binary cross entropy.
                 `"regression"`: values (B,) or (B, `num_labels`), squared error. If None, it is set as in stock BERT:
                 regression if `num_labels` is 1, else single-label for integer labels and multi-label for floats.
-                -100 is ignored in single-label classification. The two other losses ignore the padding of a filled
-                row, after the first `num_sequences` sequences.
+                -100 is ignored in single-label classification. In a filled row, the two other losses ignore all
+                sequences after the first `num_sequences`.
             num_items_in_batch: number of labels in the global batch. Trainer passes it.
             num_windows: windows of each document, at least 1, for packed batches only. A packed batch lists all
                 windows of the first document, then all windows of the second, and so on. *Shape:* (B,)
@@ -1507,8 +1510,8 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
         Args:
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, kwargs: as in [`SnugBertModel`].
             start_positions, end_positions: first and last token of the answer. As in stock BERT, positions beyond the
-                row (if packed, beyond the sequence) are ignored, and negative ones mean the first column. Unlike in
-                stock BERT, -100 is ignored, and so are positions at padding, with a warning. *Shape:* (B,)
+                row (if packed, beyond the sequence) are ignored, and negative positions mean the first column. Unlike
+                in stock BERT, -100 and positions at padding are ignored, the latter with a warning. *Shape:* (B,)
             num_items_in_batch: number of questions in the global batch.
 
         Returns:
@@ -1572,7 +1575,7 @@ AUTO_CLASSES: dict[str, type[PreTrainedModel]] = {
     "AutoModelForQuestionAnswering": SnugBertForQuestionAnswering,
     "AutoModelForMultipleChoice": SnugBertForMultipleChoice,
 }
-# More models of AutoModelForPreTraining. It opens them if the configuration's `architectures` name them.
+# More models that AutoModelForPreTraining opens if the configuration's `architectures` name them.
 OTHER_PRETRAINING_MODELS: tuple[type[PreTrainedModel], ...] = (SnugBertForReplacedTokenDetection,)
 AUTO_MAP = {"AutoConfig": "configuration_snugbert.SnugBertConfig"} | {
     auto_class: f"modeling_snugbert.{model.__name__}" for auto_class, model in AUTO_CLASSES.items()

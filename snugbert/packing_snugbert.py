@@ -141,8 +141,8 @@ class SnugBertBatch:
         max_length: length of the longest sequence, or an upper bound.
         first_tokens: index of each sequence's first token. *Shape:* (N,)
         empty: True for sequences without tokens; None if there are none. *Shape:* (N,)
-        padded: whether the batch keeps its padding, so that T = B x L. It does with a 4-D mask, and in a traced model
-            (compiled, exported), where shapes must not depend on the mask.
+        padded: whether the batch keeps its padding, so that T = B x L. This is the case with a 4-D mask, and in a
+            traced model (compiled, exported), where shapes must not depend on the mask.
         attention_mask: mask of the attention scores if `padded`. Otherwise `cu_seq_lens` is enough.
         token_mask: True at tokens, False at padding, if `padded` and known. *Shape:* (B, L)
         label_indices: index of each labeled token in the row; None if unknown. *Shape:* (M,)
@@ -196,7 +196,7 @@ class SnugBertBatch:
         return token_indices, (self.num_sequences, self.max_length)
 
     def has_holes(self) -> bool:
-        """Whether there is padding between tokens of a row. Distances include it, as in transformers."""
+        """Whether there is padding between tokens of a row. Distances include such padding, as in transformers."""
         if self.token_indices is None:
             return False
         rows = self.token_indices // self.shape[1]
@@ -215,9 +215,9 @@ class SnugBertBatch:
     def layer_mask(self, dtype: torch.dtype) -> torch.Tensor | None:
         """Returns the mask that stock BERT gives its layers, for layers that are not SnugBERT's.
 
-        It is added to the scores of the caller's layout. Tokens attend to the tokens of their sequence. At padding,
-        where outputs are undefined, padding attends to padding. A 4-D mask of the caller is returned as it is.
-        *Shape:* (B, 1, L, L)
+        The mask is added to the scores of the caller's layout. Tokens attend to the tokens of their sequence. At
+        padding, where outputs are undefined, padding attends to padding. A 4-D mask of the caller is returned as it
+        is. *Shape:* (B, 1, L, L)
         """
         mask = self.attention_mask
         if not self.padded:
@@ -250,7 +250,7 @@ class SnugBertBatch:
         """Returns the index of each labeled token in the row. *Shape:* (T,) -> (M,)
 
         Without `label_indices`, the host waits for an accelerator. In a filled row, `label_indices` also contains
-        tokens without a label, after the others.
+        tokens without a label, after the labeled tokens.
 
         Raises:
             ValueError: `label_indices` does not match the labels (checked on the CPU only).
@@ -455,7 +455,7 @@ def _padded_batch(
     elif is_tracing():
         batch.padded = True
         if token_mask is not None:
-            if not is_exporting() and not is_transformed():  # these have no alternative
+            if not is_exporting() and not is_transformed():  # exported and transformed models have no alternative
                 warn_once("A compiled model cannot skip padding. Pass packed batches instead.")
             # One mask row per query, as in transformers' masks. ONNX's Attention does not broadcast masks.
             score_mask = token_mask[:, None, None].expand(-1, -1, L, -1)
@@ -574,7 +574,7 @@ def attention_arguments(
         - `batch_size` and `score_mask`, for a batch that keeps its padding.
         - `token_indices`, `padded_shape` and `score_mask`, for implementations that need padded sequences.
         - `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`, as in transformers' flash attention,
-          for all others.
+          for all other implementations.
     """
     if batch.padded:
         return {"batch_size": batch.shape[0], "score_mask": batch.attention_mask}

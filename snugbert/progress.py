@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, or occasional lines with the remaining time in a log file."""
+"""Shows the progress of a command: a bar on a terminal, or occasional lines with the remaining time in a log file."""
 
 import sys
 import time
@@ -10,9 +10,10 @@ from tqdm import tqdm
 
 Item = TypeVar("Item")
 
-# Seconds. After the first, a log file gets another line if another 10 % is done. After the second, in any case.
+# Seconds between two lines of a log file. After the shortest pause, another line is written if another 10 % is done.
+# After the longest pause, it is written in any case.
 SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
-ITEMS_AT_ONCE = 1000  # that [`Progress.follow`] counts
+ITEMS_AT_ONCE = 1000  # items that [`Progress.follow`] counts at once
 
 
 class Progress:
@@ -22,12 +23,12 @@ class Progress:
         name: what the command is doing, for example "preparing".
         total: size of the whole work. None if it is unknown.
         unit: what `total` counts, for example "rows". Sizes in "bytes" are shown as kB, MB and so on.
-        done: what was done earlier. It counts in the percentage, but not in the speed.
+        done: how much was done earlier. The percentage includes this amount, but the speed does not.
         show: whether to show anything.
 
     Attributes:
         done: how much of the work is done.
-        counts: what else the lines count, such as {"documents": 5}.
+        counts: other counts in the lines, such as {"documents": 5}.
     """
 
     def __init__(self, name: str, total: int | None, unit: str, done: int = 0, show: bool = True):
@@ -87,7 +88,7 @@ class Rhythm:
     """Decides when a log file gets another line with the remaining time.
 
     Args:
-        percentage: what is done at the start.
+        percentage: the percentage of the work that is done at the start.
     """
 
     def __init__(self, percentage: int = 0):
@@ -113,8 +114,8 @@ def estimate_seconds_left(start: float, done_before: int, done: int, total: int)
 
     Args:
         start: when this work started, from `time.monotonic`.
-        done_before: what was done before the start. It does not count as speed.
-        done: what is done now.
+        done_before: how much was done before the start. The speed does not include this amount.
+        done: how much is done now.
         total: the whole work.
     """
     return (time.monotonic() - start) * (total - done) / max(done - done_before, 1)

@@ -61,7 +61,7 @@ RANGES = {
     "per_device_eval_batch_size": COUNT,
     "per_device_train_batch_size": COUNT,
     "save_steps": POSITIVE,
-    "save_total_limit": Range(-1),  # -1 and 0 keep all
+    "save_total_limit": Range(-1),  # -1 and 0 keep all checkpoints
     "seed": Range(0, LARGEST_SEED),
     "torch_empty_cache_steps": COUNT,
     "warmup_steps": NOT_NEGATIVE,

@@ -3,7 +3,8 @@
 Every function retries until a deadline, and then fails with one message (see `remote_requests`). Files are read
 and written completely or not at all.
 
-Processes that were forked, such as data workers, should not call these functions. Each would open its own connections.
+Forked processes, such as data workers, should not call these functions, because each process would open its own
+connections.
 """
 
 import base64
@@ -32,7 +33,7 @@ CHUNK_BYTES = 2**23  # of a file that is read in pieces
 LISTING = 10  # time limit of a listing, in requests
 # Fields that identify a file's version, best first.
 VERSIONS = ("md5Hash", "ETag", "etag", "Content-MD5", "blob_id", "CRC", "last_commit")
-TIMES = ("LastModified", "Last-Modified", "mtime", "created")  # if it has no version
+TIMES = ("LastModified", "Last-Modified", "mtime", "created")  # used if a file has none of `VERSIONS`
 
 
 class Entry(NamedTuple):
@@ -115,7 +116,7 @@ def _check_unchanged(url: str, entry: Entry) -> None:
 
 
 def _check_size(store: Store, url: str, path: str, end: int) -> None:
-    """Raises an [`InputError`] if a file ends before `end`. Otherwise, a short answer is a lost connection."""
+    """Raises an [`InputError`] if a file ends before `end`. If it does not, a short answer means a lost connection."""
     size = _read_entry(store, path, store.call("info", path)).size
     if size < end:
         raise InputError(
@@ -129,7 +130,7 @@ def _read_entries(store: Store, facts: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def _read_entry(store: Store, path: str, facts: Mapping[str, Any]) -> Entry:
-    if facts.get("size") is None:  # lists of web servers have only names
+    if facts.get("size") is None:  # web servers list only names
         facts = store.call("info", path)
     if facts.get("size") is None:
         raise InputError(f"{hide_credentials(path)}: the server sends no file size. Download the file first.")
@@ -141,7 +142,7 @@ def _complete(url: str, path: str) -> str:
     """Returns the URL of a path that fsspec has listed, with the protocol and the rest of the chain of `url`."""
     first, *chain = url.split("::")
     protocol = first.split("://")[0]
-    if protocol.lower() not in ("http", "https"):  # fsspec does not remove this protocol
+    if protocol.lower() not in ("http", "https"):  # fsspec's paths keep these two protocols
         path = f"{protocol}://{path if protocol == 'file' else path.lstrip('/')}"
     return "::".join([path, *chain])
 
@@ -161,7 +162,7 @@ def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
         return _read_range(url, start, end)
     entry = _require_entry(url)
     data = _read_range(url, start, entry.size)
-    _check_unchanged(url, entry)  # another process may replace it by a longer one
+    _check_unchanged(url, entry)  # another process may have replaced it with a longer file
     return data
 
 
@@ -181,11 +182,11 @@ def _read_range(url: str, start: int, end: int) -> bytes:
                 raise answer
             if len(answer) > last - first:
                 raise InputError(
-                    f"{hide_credentials(url)}: the server does not send parts of a file. Download the file first."
+                    f"{hide_credentials(url)}: the server does not support range requests. Download the file first."
                 )
             if len(answer) < last - first:
                 _check_size(store, url, path, end)
-                raise OSError(f"{len(answer)} bytes instead of {last - first}")
+                raise OSError(f"the store sent {len(answer)} bytes instead of {last - first}")
         return b"".join(piece for _, piece in sorted(pieces.items()))
 
     return ask(url, read)
@@ -294,7 +295,7 @@ def upload(file: Path, url: str) -> None:
         _write(url, put)
         if _is_copy(file, url):
             return
-        remove(url)  # so that nobody reads it
+        remove(url)  # so that no process reads it
     raise InputError(f"{hide_credentials(url)}: the stored copy differs. Check the network and its proxies.")
 
 
@@ -309,7 +310,7 @@ def _is_copy(file: Path, url: str) -> bool:
         return True
     if not re.fullmatch("[0-9a-f]{32}", entry.version):  # no MD5, as for a file of several parts
         return True
-    # The ETag of an encrypted file looks like an MD5. Only the bytes can tell.
+    # The ETag of an encrypted file looks like an MD5, but is not the file's MD5. So the bytes are compared.
     with file.open("rb") as stream, RemoteFile(url) as copy:
         return all(copy.read(len(part)) == part for part in iter(lambda: stream.read(CHUNK_BYTES), b""))
 
@@ -317,9 +318,9 @@ def _is_copy(file: Path, url: str) -> bool:
 def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
     """Writes a small file, and returns whether the file has this content.
 
-    With `only_new`, an existing file stays. The data must then name the writer, because the file is read again. So the
-    answer is right after a lost connection, too. In a store without conditional writes, two writers that start in the
-    same moment replace each other's file, and the first writer may not notice.
+    With `only_new`, an existing file stays. The file is read again after writing, so the result is right even after a
+    lost connection. For this, the data must identify the writer. In a store without conditional writes, two writers
+    that start at the same moment replace each other's file, and the first writer may not notice.
 
     Raises:
         InputError: the store does not answer before the deadline, or refuses access.

@@ -2,8 +2,9 @@
 
 ~/.cache/huggingface/snugbert/outputs/0123456789abcdef0123456789abcdef/name
 
-What marks a folder as complete is uploaded last, and removed first if it is replaced. After a failed upload, the local
-files stay, and the same command uploads the rest. After an upload, the local files are removed.
+Files that mark a folder as complete are uploaded last. If these files are replaced, the old files are removed first.
+After a failed upload, the local files stay, and the same command uploads the rest. After an upload, the local files
+are removed.
 
 Files and folders whose names begin with "_" are not uploaded. Checkpoints of runs have their own rules, see
 `trainers/checkpoint_copies.py`.
@@ -38,8 +39,8 @@ logger = logging.getLogger(__name__)
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
-STORED = "_stored.json"  # the files that are in the store as they are here
-MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. More are data, and not the output of a command
+STORED = "_stored.json"  # the versions of local files that are in the store
+MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. A larger folder is probably data, and not an output
 OWNER = "_owner"  # identifies the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 PENDING = "_pending"  # the command whose output is complete, but not uploaded
@@ -66,7 +67,7 @@ class RemoteOutput:
         return self.lock.loss if self.lock is not None else ""
 
     def check(self) -> None:
-        """Called before the folder in the store is changed.
+        """Checks that this process still holds the lock. Call it before changing the folder in the store.
 
         Raises:
             InputError: another run holds the lock, or the store does not answer.
@@ -89,14 +90,14 @@ class RemoteOutput:
         return file.read_text()
 
     def was_last_writer(self) -> bool:
-        """Whether this local folder was the last that a run began to write from. Then it may be newer."""
+        """Whether the last run that wrote to the store used this local folder. The folder may then be newer."""
         try:
             return read_bytes(join(self.url, WRITER)).decode() == self.owner
         except FileNotFoundError:
             return False
 
     def claim(self) -> None:
-        """Makes the local folder the last writer. A run calls it when nothing can refuse its start any more.
+        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed.
 
         Raises:
             InputError: another run holds the lock, or the store does not answer.
@@ -107,7 +108,7 @@ class RemoteOutput:
     def download(self) -> None:
         """Makes the local folder like the folder in the store.
 
-        A checkpoint is only listed: its folder contains the manifest. Half-uploaded checkpoints are left out.
+        Only the manifest of a checkpoint is downloaded. Checkpoints whose upload is incomplete are left out.
 
         Raises:
             InputError: the folder contains too much, or the store does not answer.
@@ -142,9 +143,10 @@ class RemoteOutput:
             InputError: the folder contains checkpoints of a run that may not be in the store.
         """
         files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
-        if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):  # others are only listed
+        # A checkpoint of the store has only a manifest here.
+        if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):
             raise InputError(
-                f"{hide_credentials(self.url)}: a run has checkpoints on this machine that may not be uploaded. "
+                f"{hide_credentials(self.url)}: a run has checkpoints on this machine that may not be uploaded yet. "
                 "Resume the run first, or choose another folder."
             )
 
@@ -159,7 +161,7 @@ class RemoteOutput:
         before, now = self._read_stored(), self.list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
         if changed:
-            logger.info("uploading %d files to %s", len(changed), hide_credentials(self.url))
+            logger.info("uploading %s to %s", format_count(len(changed), "file"), hide_credentials(self.url))
         self.check()
         for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
             remove(join(self.url, name))
@@ -175,7 +177,8 @@ class RemoteOutput:
     def clear(self) -> None:
         """Removes the local files. A lock in the folder stays.
 
-        First removes the files that mark the folder as newer than the store. After a kill, the next run downloads it.
+        First removes the files that mark the folder as newer than the store. If this process is killed, the next run
+        downloads the folder again.
         """
         for name in (PENDING, OWNER, STORED):
             (self.folder / name).unlink(missing_ok=True)
@@ -206,12 +209,12 @@ def is_checkpoint_manifest(name: str) -> bool:
 
 
 def _is_skipped(name: str) -> bool:
-    """Whether [`RemoteOutput.upload`] skips a file. A run makes the tables in `epochs` again."""
+    """Whether [`RemoteOutput.upload`] skips a file, such as a table in `epochs`, which a run can rebuild."""
     return serves_only_its_run(name) or "epochs" in name.split("/")[:-1]
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Returns the place of a file in the order of uploads. It begins with -1 if the file marks nothing."""
+    """Returns the place of a file in the order of uploads. It begins with -1 if the file is not in `MARKS`."""
     last = name.rpartition("/")[2]
     return (MARKS.index(last) if last in MARKS else -1, name)
 
@@ -234,7 +237,7 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
 
 @contextmanager
 def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
-    """Keeps other machines from writing the same folder of a store. The block has the lock of the local folder.
+    """Keeps other machines from writing the same folder of a store. The caller holds the lock of the local folder.
 
     Raises:
         InputError: another run holds the lock, or the store does not answer.
@@ -287,7 +290,7 @@ def is_stored(file: Path) -> bool:
 
 
 def publish_file(unfinished: Path, file: Path) -> None:
-    """Gives a complete file its name, on this machine or in the store that it belongs to."""
+    """Moves a complete file to its final name, on this machine or in the store that it belongs to."""
     output = find_output(file)
     if output is None:
         unfinished.replace(file)

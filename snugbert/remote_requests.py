@@ -1,11 +1,11 @@
 """Requests to any file system that fsspec opens: URLs, time limits, retries, credentials.
 
-fsspec retries for a few seconds. [`ask`] retries for longer, because a network can be gone for minutes, and fails
-with one message. Every request has a time limit, so that none waits forever. No list of files is cached.
+fsspec retries for a few seconds. [`ask`] retries for longer, because a network can fail for minutes. After the last
+attempt, it raises one error. Every request has a time limit, so that none waits forever. No list of files is cached.
 
 Credentials come from the environment, as fsspec's file systems read them. They are read again after a refusal, because
-they may have been renewed. User names and query strings of URLs can be credentials. So they are in no message, and
-[`hide_credentials`] removes them for files.
+they may have been renewed. User names and query strings of URLs can be credentials. [`hide_credentials`] removes them
+from all messages and files.
 """
 
 import errno
@@ -59,7 +59,7 @@ NETWORK_ERRORS = {
     "ClientPayloadError",
     "TransportError",
 }
-DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 400, as it does to mistakes
+DAMAGED = re.compile("IncompleteBody|BadDigest|SHA256Mismatch")  # S3 answers 400, as it does to invalid requests
 LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 # gcsfs logs errors with their traceback. In this module, errors are retried, or become one message.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -74,9 +74,10 @@ def is_url(name: str | Path) -> bool:
 
 
 def hide_credentials(url: str) -> str:
-    """Returns a URL without user name, password, query string and fragment. Other names stay as they are.
+    """Returns a URL without user name, password, query string and fragment. Other names are returned unchanged.
 
-    Characters of a password that should be encoded, such as "/", make a URL ambiguous. Then too much is removed.
+    Characters of a password that should be encoded, such as "/", make a URL ambiguous. Then more than the credentials
+    is removed.
     """
     if not is_url(url):
         return url
@@ -88,7 +89,7 @@ class Store(NamedTuple):
     """A file system whose requests have a time limit.
 
     Attributes:
-        system: of fsspec.
+        system: the file system of fsspec.
         seconds: the limit of a request without data. Only asynchronous file systems keep it.
     """
 
@@ -108,7 +109,7 @@ class Store(NamedTuple):
 
 def _open_store(url: str, seconds: float) -> tuple[Store, str]:
     if COPIES.search(url):
-        raise InputError(f"{hide_credentials(url)}: copies of fsspec can be incomplete. Use the URL after '::'.")
+        raise InputError(f"{hide_credentials(url)}: fsspec's local copies can be incomplete. Use the URL after '::'.")
     options = {protocol: _read_options(protocol) for protocol in PROTOCOL.findall(url)}
     system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     system.retries = 1  # s3fs
@@ -129,7 +130,7 @@ _thread = threading.local()  # `stop`: an event that ends the attempts of this t
 
 
 def ask_together(function: Callable[[Item], T], items: Iterable[Item], stop: threading.Event | None = None) -> list[T]:
-    """Like `map`, in `CONNECTIONS` threads. After an error or Ctrl-C, they do not retry.
+    """Like `map`, in `CONNECTIONS` threads. After an error or Ctrl-C, the threads do not retry.
 
     Args:
         function: makes requests.
@@ -148,7 +149,7 @@ def ask_together(function: Callable[[Item], T], items: Iterable[Item], stop: thr
 
 
 def read_deadline() -> float:
-    """Returns for how many seconds a store is tried: `SNUGBERT_STORAGE_TIMEOUT`, or 600."""
+    """Returns how long requests are retried, in seconds: `SNUGBERT_STORAGE_TIMEOUT`, or 600."""
     try:
         return float(os.environ.get(DEADLINE_VARIABLE) or DEADLINE)
     except ValueError as error:
@@ -216,7 +217,7 @@ def _forget_credentials(url: str) -> None:
 
 
 def _find_cause(error: Exception) -> Exception:
-    """Returns the real error of a web server: fsspec turns each into FileNotFoundError."""
+    """Returns the real error of a web server. fsspec turns every error into FileNotFoundError."""
     is_other = isinstance(error, FileNotFoundError) and type(error.__cause__).__module__.startswith("aiohttp")
     return error.__cause__ if is_other and read_status(error) not in (404, 410) else error  # type: ignore[return-value]
 
@@ -233,7 +234,7 @@ def _is_temporary(error: Exception) -> bool:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a store refused the request. Other errors are mistakes in the program."""
+    """Whether a store refused the request. Other errors are bugs."""
     is_from_library = type(error).__module__.split(".")[0] in ("aiohttp", "botocore", "gcsfs", "google", "httpx")
     return isinstance(error, OSError | ValueError) or is_from_library or read_status(error) > 0
 

@@ -2,13 +2,13 @@
 
 The threads of an operation wait for each other at its end. GNU's OpenMP (libgomp), which torch uses on Linux, spins
 for milliseconds first, because waking a thread is slow. On a quiet machine this is fastest. If another process uses
-one of the cores, a thread spins while the thread that it waits for has no core. Small models have ten thousand
-operations per second, and fall to a third of their speed or less.
+one of the cores, a thread spins while the thread that it waits for has no core. Small models run ten thousand
+operations per second, and slow down to a third of their speed or less.
 
 libgomp has no function to change this while it runs. But it counts its threads, and if there are more than cores, all
 threads spin a thousand times shorter (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
-while other processes use the cores, and removes them afterwards. Which thread computes what stays the same, and so
-does every bit of the results. Other OpenMP libraries ignore the added threads.
+while other processes use the cores, and removes them afterwards. torch's threads share the work as before, so the
+results stay the same bit for bit. Other OpenMP libraries ignore the added threads.
 """
 
 import os
@@ -21,11 +21,11 @@ from itertools import count
 
 import torch
 
-# With these, the user has chosen how threads wait.
+# If one of these is set, the user has chosen how threads wait.
 USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 # Other processes must use this much of a core. Not spinning costs small models about a fifth of their speed.
 LEAST_LOAD = 0.2
-ERROR = 0.01  # of a measurement, for each core
+ERROR = 0.01  # measurement error of the load, per core
 SECONDS = 1.0  # between measurements
 
 
@@ -84,7 +84,8 @@ def stop_spinning(num_cores: int) -> Callable[[], None]:
         A function that makes the threads spin again.
     """
     done = threading.Event()
-    num_teams = (num_cores - 1) // (torch.get_num_threads() - 1)  # with torch's own team, more threads than cores
+    # With these teams and torch's own team, libgomp counts more threads than cores.
+    num_teams = (num_cores - 1) // (torch.get_num_threads() - 1)
     ready = threading.Barrier(num_teams + 1)
 
     def keep_team() -> None:

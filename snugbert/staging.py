@@ -1,11 +1,11 @@
 """Inputs that URLs name, copied to this machine, and messages that show the URLs instead of the copies.
 
-What is read as a stream or in blocks, such as text and corpora, is not copied. Everything else is copied once:
+Inputs that are read as a stream or in blocks, such as text and corpora, are not copied. Other inputs are copied once:
 
 ~/.cache/huggingface/snugbert/staged/0123456789abcdef0123456789abcdef/folder/name
 
-The digest is of the URL and of the versions in the store. So a changed file has a new place, and an unchanged file is
-not copied again, even if other files of its folder changed.
+The digest is a hash of the URL and of the versions in the store. So a changed file gets a new folder, and an
+unchanged file is not copied again, even if other files of its folder changed.
 """
 
 import os
@@ -46,12 +46,12 @@ def name_parts(url: str) -> list[str]:
 
 
 def stage(url: str, flag: str) -> list[Path]:
-    """Copies what a URL names to this machine: a file, a folder, or the files that match a glob pattern.
+    """Copies the target of a URL to this machine: a file, a folder, or the files that match a glob pattern.
 
     Processes of one machine share the copies.
 
     Args:
-        url: also the common start of the names of a TensorFlow checkpoint.
+        url: can also be the prefix of a TensorFlow checkpoint's files.
         flag: for messages, such as `--train_file`.
 
     Returns:
@@ -80,7 +80,7 @@ def _stage_files(url: str, entries: Mapping[str, Entry]) -> list[Path]:
 
 
 def announce_copy(url: str, size: int) -> None:
-    """Prints a line on standard error if so many bytes take long to copy."""
+    """Prints a line on standard error if copying `size` bytes takes long."""
     if size > LARGE:
         print(f"copying {hide_credentials(url)} ({format_bytes(size)})", file=sys.stderr)
 
@@ -118,7 +118,7 @@ def _find_place(url: str, version: object) -> Path:
 
 
 def _find_copy(url: str, version: object) -> Path:
-    """Returns the path of a copy. It includes the folder's name, which results show for `sst2/train.csv`."""
+    """Returns the path of a copy. The path includes the folder's name, which results show for `sst2/train.csv`."""
     return _find_place(url, version) / Path(*name_parts(url)[-2:])
 
 
@@ -143,7 +143,7 @@ def check_names(names: Iterable[str], url: str) -> None:
     """
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
-            raise InputError(f"{hide_credentials(url)}: the name {name!r} leads out of the folder.")
+            raise InputError(f"{hide_credentials(url)}: the name {name!r} points outside the folder.")
 
 
 def serves_only_its_run(name: str) -> bool:
@@ -196,7 +196,7 @@ class _Stream:
 
 @contextmanager
 def showing_urls() -> Iterator[None]:
-    """Shows URLs instead of local copies in what the block prints and logs. Without copies, changes nothing."""
+    """Shows URLs instead of local copies, if there are any, in the output and the log lines of the block."""
     before = sys.stdout, sys.stderr
     if _shown:
         sys.stdout, sys.stderr = (stream and _Stream(stream) for stream in before)  # type: ignore[assignment]

@@ -1,8 +1,8 @@
 """The lock of an output folder in a store: an object that its holder renews.
 
-Who holds it: the run whose owner and number are in the object `_lock`. The owner is the local copy of the folder, see
-`RemoteOutput`, and the number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it again with
-a new random number. It removes the object at the end. Clocks are not compared.
+The holder is the run whose owner and number are in the object `_lock`. The owner identifies the local copy of the
+folder, see `RemoteOutput`. The number is random. Every `BEAT_SECONDS`, the holder reads the object, and writes it
+again with a new random beat. The holder removes the object at the end. Clocks are not compared.
 
 A run that finds a lock watches the lock. If the lock changes, its holder lives, and this run stops. If the lock stays
 the same for `STALE_SECONDS`, its holder is dead, and this run takes the lock over. If the owner is the local folder of
@@ -11,10 +11,10 @@ local folder. So this run takes the lock over at once.
 
 Some stores ignore conditional writes (If-None-Match). If two runs find no lock there, both write a lock, and the last
 lock stays. Each run reads the lock again after `SETTLE_SECONDS`, and the run that finds a different number stops. A
-run that takes over a lock while its holder renews it stops in the same way. If a write takes longer than that, both
-runs start, and the first run finds the other number at its next beat. The same happens to a holder that was cut off
-from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an error. Every run reads the
-lock before it changes anything in the store, so a run without the lock replaces nothing.
+run that takes over a lock while its holder renews it stops in the same way. If a write takes longer than
+`SETTLE_SECONDS`, both runs start, and the first run finds the other number at its next beat. The same happens to a
+holder that was cut off from the store for longer than `STALE_SECONDS`. A holder that lost its lock stops with an
+error. Every run reads the lock before it changes anything in the store, so a run without the lock replaces nothing.
 """
 
 import json
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0  # several beats
 SETTLE_SECONDS = 1.0
-READ_AGAIN = (0.05, 0.2)  # seconds before each of these attempts
+READ_AGAIN = (0.05, 0.2)  # seconds before each further attempt
 
 
 class StoreLock:
@@ -44,7 +44,7 @@ class StoreLock:
 
     Args:
         folder: the URL of the folder.
-        owner: of the local copy of the folder. This process has the lock of the copy.
+        owner: identifies the local copy of the folder. This process holds the lock of the copy.
 
     Attributes:
         loss: why this process may no longer write. Empty while it may.
@@ -70,7 +70,7 @@ class StoreLock:
         self._thread.start()
 
     def _wait_for_holder(self) -> None:
-        """Returns when this process has written its lock. Raises an error if another run lives."""
+        """Returns when this process has written its lock. Raises an error if another run still uses the folder."""
         found, deadline = self._read(), time.monotonic() + STALE_SECONDS
         first = found
         if found and found.get("owner") != self._content["owner"]:

@@ -18,8 +18,8 @@ MODEL_MAX_LENGTH = 512
 class SnugBertTokenizer(TokenizersBackend):
     r"""WordPiece tokenizer with the same ids and offsets as `BertTokenizer`.
 
-    It loads folders with a `tokenizer.json` or a `vocab.txt`. It is a fast tokenizer, with offsets, `word_ids` and
-    parallel batches.
+    This fast tokenizer loads folders with a `tokenizer.json` or a `vocab.txt`. It returns offsets and `word_ids`, and
+    tokenizes batches in parallel.
 
     `train_new_from_iterator` uses the trainer of the tokenizers library, which breaks ties differently in each process
     (huggingface/tokenizers#1794). `snugbert vocabulary` is deterministic.
@@ -101,7 +101,8 @@ class SnugBertTokenizer(TokenizersBackend):
             strip_accents=strip_accents,
             **kwargs,
         )
-        # Set after super().__init__, which loads the one in tokenizer.json and ignores the caller's special tokens.
+        # Set after super().__init__, which loads the post-processor of tokenizer.json, and so ignores the caller's
+        # special tokens.
         self._tokenizer.post_processor = processors.BertProcessing(
             (str(sep_token), ids[str(sep_token)]), (str(cls_token), ids[str(cls_token)])
         )

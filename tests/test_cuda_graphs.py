@@ -207,7 +207,7 @@ def test_without_memory_the_graphs_are_dropped(place, log):
                 graphs(packed(ragged_batch("ForMaskedLM", batch=3)))
         assert not failures and graphs.count == 0
         graphs(batches[6])
-    assert log.messages[-1].startswith("CUDA graphs: off, because the GPU's memory is short")
+    assert log.messages[-1].startswith("CUDA graphs: off, because the GPU has too little free memory")
 
 
 def test_autocast_outside_of_the_function_leaves_no_old_weights():

@@ -18,7 +18,7 @@ Run = Callable[[Batch], Outputs]
 
 # Outputs with a value or row per token. They are undefined at padding.
 TOKEN_OUTPUTS = ("last_hidden_state", "prediction_logits", "start_logits", "end_logits")
-TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection")  # whose `logits` are such outputs
+TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForReplacedTokenDetection")  # their `logits` are per token
 # Largest accepted differences. Rounding errors in float64 are near 1e-15 for outputs of 1 to 10.
 FLOAT32_TOLERANCE, FLOAT64_TOLERANCE = 1e-4, 1e-6
 
@@ -42,8 +42,8 @@ def find_difference(outputs: Iterable[tuple[Batch, Outputs, Outputs]], head: str
         head: the head of the models.
 
     Returns:
-        The largest absolute difference, and the largest difference relative to the largest value of its output, if
-        that exceeds 1. Both are infinite if an output is not finite.
+        The largest absolute difference, and the largest relative difference: divided by the largest absolute value of
+        the output, or by 1 if that is smaller. Both differences are infinite if an output is not finite.
     """
     differences: dict[str, float] = {}
     largest: dict[str, float] = {}

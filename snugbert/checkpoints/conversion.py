@@ -4,8 +4,8 @@
     snugbert convert roberta-base snugbert-roberta --to snugbert
 
 The output is written only if the new model and the source give the same outputs on an example batch. Stock
-transformers runs the source if it supports it. The models run one after the other in float64, which takes twice the
-memory of float32.
+transformers runs the source, unless the source is a SnugBERT model. The models run one after the other in float64,
+which takes twice the memory of float32.
 """
 
 import functools
@@ -54,7 +54,7 @@ TOKENIZER_FILES = (
     "added_tokens.json",
     "merges.txt",
 )
-# Folders that `snugbert export` writes. The output replaces them, too, because servers prefer them.
+# Folders that `snugbert export` writes. The output replaces these folders, too, because servers would prefer them.
 ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
@@ -166,7 +166,7 @@ def convert_model(
             sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
         output_dir: the folder to write. Other files in it are kept.
         to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
-            `trust_remote_code=True`. The others need transformers only.
+            `trust_remote_code=True`. The other types need transformers only.
         dtype: dtype of the weights: "float32", "float16" or "bfloat16". None: the widest dtype in the source.
         max_position_embeddings: maximum number of tokens of the new model, see [`extend_positions`]. The tokenizer and
             sentence-transformers get the same limit. None: as in the source.
@@ -200,14 +200,14 @@ def convert_model(
     tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
     dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     if checkpoint.head == "ForReplacedTokenDetection" and to not in ("snugbert", "electra"):
-        checkpoint = keep_encoder(checkpoint)  # a pretrained encoder, which needs its head for pretraining only
+        checkpoint = keep_encoder(checkpoint)  # ELECTRA's head is for pretraining only
     ours = checkpoint.config, checkpoint.weights
     config, weights = ours if to == "snugbert" else express(checkpoint, to, dtype)
     model_class, options = CLASSES[to][checkpoint.head], checkpoint.options(to)
     if options:
         checkpoint.notes.append(
-            f"The source has no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise its "
-            "pooler is random."
+            f"The source has no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise, "
+            "the model gets a pooler with random weights."
         )
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
@@ -238,7 +238,7 @@ def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
     """Checks that a model can be written to a folder.
 
     Raises:
-        InputError: the folder is a file, is the source's, or contains a model and `overwrite` is False.
+        InputError: the folder is a file, is the source's folder, or contains a model and `overwrite` is False.
     """
     folder = source if source.is_dir() else source.parent
     if output_dir.exists() and not output_dir.is_dir():
@@ -267,7 +267,7 @@ def put_in_place(written: Path, output_dir: Path) -> None:
         for file in output_dir.glob(pattern):
             file.unlink()
     for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):
-        if (output_dir / file.name).is_dir():  # it would be moved into it
+        if (output_dir / file.name).is_dir():  # `move` would put the file into this folder
             shutil.rmtree(output_dir / file.name)
         shutil.move(file, output_dir / file.name)
 
@@ -344,8 +344,8 @@ def _convert_tokenizer(
 ) -> str | None:
     """Converts the tokenizer to a `tokenizer.json`.
 
-    A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. Its
-    limit is `max_length`. None: the smaller of its own limit and the model's.
+    A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. The
+    new tokenizer's limit is `max_length`. None: the smaller of the limits of the old tokenizer and the model.
 
     Returns:
         The tokenizer's class name; None if the source has no tokenizer.
@@ -389,7 +389,7 @@ def _convert_tokenizer(
         tokenizer.model_max_length = max_length
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may store a limit of its own
-    elif checkpoint.config.position_embedding_type != "relative":  # these have no limit
+    elif checkpoint.config.position_embedding_type != "relative":  # relative positions have no limit
         tokenizer.model_max_length = min(tokenizer.model_max_length, checkpoint.config.max_position_embeddings)
     tokenizer.save_pretrained(written)
     if is_wordpiece:

@@ -78,7 +78,7 @@ def check_repository(
         if (cache / repo_folder_name(repo_id=name, repo_type="model") / "snapshots").is_dir():
             return
         HfApi().model_info(name, revision=revision, token=token, timeout=HUB_SECONDS)
-    except (RepositoryNotFoundError, HFValidationError) as error:  # the second: the name has other characters
+    except (RepositoryNotFoundError, HFValidationError) as error:  # the second: the name has invalid characters
         raise InputError(
             f"{name}: no such folder, and no such repository on the Hub.{suggest_path(name)} A private repository "
             "needs --token."
@@ -119,7 +119,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         raise
     except Exception as error:  # invalid values raise errors of several types
         overrides = f" with {model_args.config_overrides}" if model_args.config_overrides else ""
-        raise InputError(f"invalid configuration {name}{overrides}: {error}") from error
+        raise InputError(f"invalid configuration {name}{overrides}: {join_lines(error)}") from error
     if len(tokenizer) > config.vocab_size:
         raise InputError(
             f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has only "
@@ -128,7 +128,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
     config._attn_implementation = model_args.attn_implementation
     if config.type_vocab_size == 1 and "token_type_ids" in tokenizer.model_input_names:
         names = [one for one in tokenizer.model_input_names if one != "token_type_ids"]
-        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the second is for saving
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # `init_kwargs` is saved
     return config
 
 
@@ -180,7 +180,7 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
 
     Args:
         args: which tokenizer.
-        required: names of the special tokens that it must have.
+        required: names of the special tokens that the tokenizer must have.
 
     Raises:
         InputError: there is no tokenizer, it is damaged or needs a missing package, or its vocabulary lacks a special
@@ -284,7 +284,7 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
 
 def is_regression(config: PreTrainedConfig) -> bool:
-    """Whether a sequence classifier predicts numbers. As in transformers, one output without `problem_type` does."""
+    """Whether a sequence classifier predicts numbers. As in transformers, one output means regression by default."""
     return config.problem_type == "regression" or (config.problem_type is None and config.num_labels == 1)
 
 
@@ -312,13 +312,13 @@ def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def forget_decisions(config: PreTrainedConfig) -> None:
-    """Removes what was chosen for the weights of an earlier fine-tuning run, see `DECISIONS`."""
+    """Removes values that were fitted to the weights of an earlier fine-tuning run, see `DECISIONS`."""
     for name in DECISIONS:
         vars(config).pop(name, None)
 
 
 def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) -> None:
-    """Stores how long texts are cut into windows, as `document_windows` in a model's config.json.
+    """Stores the size of windows for long texts, as `document_windows` in a model's config.json.
 
     Args:
         config: the configuration.
@@ -369,10 +369,10 @@ def load_model(
         kwargs: passed on to `from_pretrained`.
 
     Raises:
-        InputError: a weight file is missing or truncated, the weights do not fit the configuration, the attention
-            implementation is unknown or not installed, the checkpoint lacks weights of the encoder (all of them, or,
-            without `allow_missing_weights`, any), or, with `trained`, it lacks any weights or has weights that
-            SnugBERT does not use.
+        InputError: a weight file is missing or truncated, the weights do not fit the configuration, or the attention
+            implementation is unknown or not installed. Also if the checkpoint lacks all encoder weights, or some
+            without `allow_missing_weights`. With `trained`, also if it lacks any weights or has weights that SnugBERT
+            does not use.
     """
     name = model_args.model_name_or_path
     if trained and name is None:
@@ -390,14 +390,14 @@ def load_model(
             model, info = auto_class.from_pretrained(name, **options)
             prefix = find_prefix(info["unexpected_keys"])
             if prefix and _lacks_encoder(model, info):
-                logger.info("%s: dropped the prefix %s of all names", name, prefix)
+                logger.info("%s: dropped the prefix %s from the weight names", name, prefix)
                 options["key_mapping"] = {**WRAPPER_NAMES, f"^{re.escape(prefix)}": ""}
                 model, info = auto_class.from_pretrained(name, **options)
     except Exception as error:  # a damaged pickle can raise anything
         if name is not None and Path(name).is_dir():
             read_weights(Path(name))  # reports a weight file that is missing, truncated or damaged
         if isinstance(error, OSError | ValueError | ImportError | SafetensorError):
-            raise InputError(f"cannot load the model {name or model_args.config_name}: {error}") from error
+            raise InputError(f"cannot load the model {name or model_args.config_name}: {join_lines(error)}") from error
         if not isinstance(error, RuntimeError):
             raise
         if "ignore_mismatched_sizes" not in kwargs:  # the data has no labels

@@ -154,7 +154,7 @@ class StudentArguments(ModelArguments):
         return replace(
             self,
             model_name_or_path=self.teacher_name_or_path,
-            # The revision belongs to the other checkpoint, if there is one.
+            # `model_revision` belongs to `model_name_or_path`, which may be a different checkpoint.
             model_revision=self.model_revision if self.model_name_or_path == self.teacher_name_or_path else "main",
             teacher_name_or_path=None,
             num_student_layers=None,
@@ -228,5 +228,5 @@ class ConversionArguments:
             raise InputError(f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}.")
         if self.no_do_lower_case:
             if self.do_lower_case:
-                raise InputError("--do_lower_case and --no_do_lower_case cannot be combined. Remove one of the flags.")
+                raise InputError("--do_lower_case and --no_do_lower_case cannot be combined. Remove one flag.")
             self.do_lower_case = False

@@ -1,8 +1,8 @@
 """Extends learned position embeddings, so that a checkpoint reads longer texts.
 
-In a trained BERT, nearly one rotation takes each position's row to the next row. New rows continue it, so that the
-distance of two tokens has the same effect everywhere. No position is a copy of another position, as in tiled tables
-(Beltagy et al., 2020, "Longformer"). benchmarks/longer_positions.py compares the methods.
+In a trained BERT, one rotation approximately maps the row of each position to the next row. New rows continue this
+rotation, so that the distance of two tokens has the same effect everywhere. Unlike in tiled tables (Beltagy et al.,
+2020, "Longformer"), no position is a copy of another position. benchmarks/longer_positions.py compares the methods.
 """
 
 import torch
@@ -13,10 +13,10 @@ from snugbert.errors import InputError
 
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 # Rows at each end that are left out, because [CLS] and [SEP] are there. In MiniLM, rows 0, 510 and 511 have 5, 1.8 and
-# 2 times the norm of the others.
+# 2 times the norm of other rows.
 EDGE = 8
-# Dimensions of the rotation. In MiniLM, 10 contain 94 % of the variance of the rows. 16, 32 and 64 predict held-out
-# rows equally well. `--bigram_init` uses 32.
+# Dimensions of the rotation. In MiniLM, 10 dimensions contain 94 % of the variance of the rows. 16, 32 and 64 predict
+# held-out rows equally well. `--bigram_init` uses 32.
 DIMENSIONS = 32
 
 

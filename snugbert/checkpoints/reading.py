@@ -62,7 +62,7 @@ STOCK_NAMES = {
 
 
 class DebertaV2ForMaskedLM(transformers.DebertaV2ForMaskedLM):
-    """transformers' class, made to open Microsoft's files in 5.17 to 5.19, where it ties a weight that they lack."""
+    """transformers' class, fixed for 5.17 to 5.19, which tie a weight that Microsoft's files do not contain."""
 
     def post_init(self) -> None:
         """Ties no weights in Microsoft's head, which reads the word embeddings itself."""
@@ -123,8 +123,8 @@ TENSORFLOW_NAMES = (
 NAMES_BY_KIND = {"distilbert": DISTILBERT_NAMES, "tensorflow": TENSORFLOW_NAMES}
 
 POOLER = "bert.pooler."
-WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # model types whose encoder never has one
-UNUSED = "unused_"  # `families_snugbert` renames weights that no head uses
+WITHOUT_POOLER = ("distilbert", "electra", "deberta-v2")  # model types whose encoder never has a pooler
+UNUSED = "unused_"  # prefix that `families_snugbert` gives to weights that no head uses
 WORDS = "bert.embeddings.word_embeddings.weight"
 SEGMENTS = "bert.embeddings.token_type_embeddings.weight"
 PROJECTION = "cls.predictions.decoder.weight"
@@ -157,7 +157,7 @@ class Checkpoint:
         weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
             for the bare encoder.
         notes: sentences to show to the user.
-        prefix: the prefix of all names in the file, which `weights` do not have.
+        prefix: the prefix of all weight names in the file. The names of `weights` do not have it.
     """
 
     folder: Path
@@ -249,7 +249,7 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     config = _convert_config(kind, values, head, file)
     checkpoint = Checkpoint(file.parent, kind, values, config, head, weights, prefix=shared)
     if shared:
-        checkpoint.notes.append(f"The prefix {shared} of all names was dropped.")
+        checkpoint.notes.append(f"The prefix {shared} was dropped from the weight names.")
     if declared not in (None, head):
         checkpoint.notes.append(f"config.json declares {declared}, but the weights belong to {head}.")
     _add_implied_weights(checkpoint)
@@ -269,8 +269,8 @@ def build_model(
     Args:
         model_class: a class in `CLASSES`.
         config: its configuration.
-        weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with its
-            prefix even for the bare encoder.
+        weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
+            prefix of the class even for the bare encoder.
         dtype: dtype of the model.
         options: `options` of the checkpoint.
     """
@@ -299,7 +299,7 @@ def _rename(kind: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _read_declared_head(kind: str, values: dict[str, Any], file: Path) -> str | None:
-    """Reads the head from the configuration's `architectures`. None if there are none, as in Google's release.
+    """Reads the head from the configuration's `architectures`. None if this entry is missing, as in Google's release.
 
     The class may be of another family, because some files of CamemBERT name RoBERTa's classes.
     """
@@ -384,7 +384,10 @@ def _check_weights(checkpoint: Checkpoint, origin: dict[str, str]) -> None:
             f"{folder}: weights of {checkpoint.head} are missing: {shorten(missing)}. Get the complete checkpoint."
         )
     if unknown := sorted(origin[name] for name in weights.keys() - expected.keys()):
-        raise InputError(f"{folder}: {checkpoint.head} has no weights named {shorten(unknown)}.")
+        raise InputError(
+            f"{folder}: {checkpoint.head} has no weights named {shorten(unknown)}. docs/reference/families.md lists "
+            "the supported models."
+        )
     for name, shape in expected.items():
         if weights[name].shape != shape:
             raise InputError(

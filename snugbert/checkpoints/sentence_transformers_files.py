@@ -1,8 +1,8 @@
 """The files that sentence-transformers adds to a model folder: modules, pooling, prompts, and a reranker's activation.
 
-They are copied in the format of sentence-transformers 3 to 5.3. Later versions read it too, and so do servers that
-support only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLLM up to 0.21. Versions from 5.4 on
-write a different format. Then some of these servers fail, and others use the wrong pooling.
+The files are copied in the format of sentence-transformers 3 to 5.3. Later versions read this format, too. Some
+servers support only this format: text-embeddings-inference 1.9, infinity 0.0.78 and vLLM up to 0.21. Versions from 5.4
+on write a different format. With it, some of these servers fail, and other servers use the wrong pooling.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from snugbert.files import parse_json, read_json, refuse_half_characters, write_
 MODULES = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder
 TRANSFORMER = "sentence_bert_config.json"
-# The names of TRANSFORMER in old folders, as sentence-transformers and servers look for them.
+# Names of that file in old folders. sentence-transformers and servers look for all of these names.
 TRANSFORMER_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -62,7 +62,9 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         or not all(isinstance(module.get(name), str) for module in modules for name in ("path", "type"))
         or not _name(modules[0]).endswith("Transformer")
     ):
-        raise InputError(f"{file}: expected a list of modules with `type` and `path`, a Transformer first.")
+        raise InputError(
+            f"{file}: expected a list of modules with `type` and `path`. The first module must be a Transformer."
+        )
     for module in modules:
         path = Path(module["path"])
         if path.is_absolute() or ".." in path.parts:
@@ -133,7 +135,7 @@ def copy_files(source: Path, written: Path) -> list[str]:
         reason = f"has {', '.join(others)}" if others else "has modules that old versions cannot express"
         return [f"modules.json {reason}, so its format was not changed. Older servers may not read this file."]
     _write_transformer(model_folder, written)
-    if is_cross_encoder(source):  # old versions have no modules.json here
+    if is_cross_encoder(source):  # old versions write no modules.json for a CrossEncoder
         return []
     for module in modules[1:]:
         _copy_module(module, source, written)
@@ -183,11 +185,11 @@ def _write_activation(source: Path, written: Path) -> None:
 
 
 def _is_data(path: Path, source: Path) -> bool:
-    """Whether a file or folder of a model may be copied: it is not code.
+    """Whether a file or folder of a model may be copied. Code may not be copied.
 
     Raises:
-        InputError: it is a link out of the model's folder. A model from a stranger could link to any file of this
-            machine. In the cache of the Hub, every file is a link into the folder of its repository.
+        InputError: the file is a link to a file outside the model's folder. An untrusted model could link to any
+            file of this machine. In the cache of the Hub, every file is a link into the folder of its repository.
     """
     root = source.resolve()
     root = root.parents[1] if root.parent.name == "snapshots" else root

@@ -1,8 +1,8 @@
 """Expresses a SnugBERT model as a stock model of transformers: BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA
 or DeBERTa-v3.
 
-The result gives the same outputs. A model that the family cannot express is refused. What differs in training only is
-noted.
+The result gives the same outputs. A model that the family cannot express is refused. Notes list differences that
+affect only training.
 """
 
 import re
@@ -64,7 +64,7 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
     config, head = checkpoint.config, checkpoint.head
     if obstacle := _find_obstacle(checkpoint, to):
         others = _find_families(checkpoint)
-        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model supports this."
+        remedy = f"Use `snugbert convert --to {others[0]}`." if others else "No stock model supports this checkpoint."
         raise InputError(f"{checkpoint.folder}: {obstacle} {remedy}")
     weights, rows = _convert_positions(checkpoint, to, dtype)
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_IN_STOCK}
@@ -111,7 +111,7 @@ def _deberta_fields(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def choose_family(checkpoint: Checkpoint) -> str:
-    """Returns the first family that can express the model, BERT before the others.
+    """Returns the first family that can express the model. BERT is tried first.
 
     Raises:
         InputError: no family can express the model.
@@ -120,7 +120,7 @@ def choose_family(checkpoint: Checkpoint) -> str:
     if not families:
         is_relative = checkpoint.config.position_embedding_type == "relative"
         obstacle = _find_obstacle(checkpoint, "deberta-v2" if is_relative else "bert")
-        raise InputError(f"{checkpoint.folder}: {obstacle} No stock model supports this.")
+        raise InputError(f"{checkpoint.folder}: {obstacle} No stock model supports this checkpoint.")
     return families[0]
 
 
@@ -129,7 +129,7 @@ def _find_families(checkpoint: Checkpoint) -> list[str]:
 
 
 def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
-    """Returns a sentence that says why the family cannot express the model; None if it can."""
+    """Returns a sentence on why the family cannot express the model; None if it can."""
     config, head = checkpoint.config, checkpoint.head
     if head not in CLASSES[to]:
         return f"{to} has no {head}."
@@ -167,7 +167,7 @@ def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> t
         InputError: `dtype` would round computed positions.
     """
     config, weights = checkpoint.config, dict(checkpoint.weights)
-    if config.position_embedding_type == "relative":  # its table belongs to the encoder
+    if config.position_embedding_type == "relative":  # the table of relative positions belongs to the encoder
         return weights, config.max_position_embeddings
     if config.position_embedding_type == "sinusoidal":
         if dtype not in (torch.float32, torch.float64):

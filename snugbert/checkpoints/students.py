@@ -70,7 +70,7 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
         )
     if len(layers) != num_student_layers:
         raise InputError(
-            f"--student_layers {which} has {len(layers)} layers, but --num_student_layers is {num_student_layers}."
+            f"--student_layers {which} lists {len(layers)} layers, but --num_student_layers is {num_student_layers}."
         )
     return layers
 

@@ -18,7 +18,7 @@ from snugbert.files import read_json
 # Not part of a model: the position buffer of files from 2019 to 2022, and optimizer state in TensorFlow files.
 NOT_NEEDED = r"(^|\.)position_ids$|/adam_[mv]$|^global_step$"
 
-# The first group is what comes before the name in a file of the encoder.
+# The first group is the prefix of a wrapper, such as `student.model.`. It is empty in other files.
 WORD_EMBEDDINGS = r"((?:[^.]+\.)*?)((bert|roberta|electra|deberta|distilbert)\.)?embeddings\.word_embeddings\.weight"
 
 
@@ -45,7 +45,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 def find_prefix(names: Iterable[str]) -> str:
     """Returns the prefix that all names start with, such as `module.` or `student.model.`. Empty: there is none.
 
-    It ends where the encoder's name of the word embeddings begins.
+    The prefix ends where the model's own name of the word embeddings begins.
     """
     prefixes = [match[1] for name in names if (match := re.fullmatch(WORD_EMBEDDINGS, name))]
     return prefixes[0] if prefixes and all(name.startswith(prefixes[0]) for name in names) else ""
@@ -75,7 +75,7 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
         try:
             return load_file(file)
         except SafetensorError as error:
-            raise InputError(f"{file}: truncated, or not a safetensors file ({error}).") from error
+            raise InputError(f"{file}: truncated, or not a safetensors file ({error}). Get a new copy.") from error
     tensors = read_torch_file(file)
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise InputError(f"{file}: not a weights file. Every value must be a tensor.")

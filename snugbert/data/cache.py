@@ -1,8 +1,8 @@
 """The cache of prepared text: one folder per text, tokenizer and settings, and commands that list and clean it.
 
-The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`. Three folders belong to
-stores: `staged` contains copies of inputs, see `staging.py`, `outputs` what is not uploaded yet, see
-`remote_outputs.py`, and `blocks` parts of corpora, see `corpus_blocks.py`.
+The folder `teachers` contains the logits of teachers, see `trainers/finetuning/teacher.py`. Three folders are for
+files in stores. `staged` contains copies of inputs, see `staging.py`. `outputs` contains outputs that are not uploaded
+yet, see `remote_outputs.py`. `blocks` contains blocks of corpora, see `corpus_blocks.py`.
 
 ~/.cache/huggingface/snugbert/0123456789abcdef0123456789abcdef/part-00000-of-00001.arrow ...
 """
@@ -33,10 +33,10 @@ from snugbert.staging import LOCK, STAGED
 CACHED_FOLDER = re.compile(r"[0-9a-f]{32}")
 LOGITS_FILE = re.compile(r"(_\d+_)?[0-9a-f]{32}\.safetensors")
 TEACHERS = "teachers"  # the folder of teachers' logits, and its name for `--clean`
-# Other folders, with their names for `--clean`.
+# Other folders that `--clean` accepts -> what they contain.
 COPIES = {
     STAGED: "copies of files in stores",
-    OUTPUTS: "outputs that may not be uploaded",
+    OUTPUTS: "outputs that may not be uploaded yet",
     "blocks": "copies of blocks of corpora",
 }
 
@@ -77,7 +77,7 @@ def prepare_in_cache(
     parts = plan_parts(text, keeps=keeps, deduplicate=deduplicate)
     dataset = [text.dataset_name, text.dataset_config_name, text.dataset_split]
     names = [locate_file(file) for part in parts for file in part.files]
-    # Only what differs from the default, so that texts from before these settings are found.
+    # Only values that differ from the default, so that texts from before these settings are found.
     changed: list[str] = [] if text.on_bad_text == "error" else [text.on_bad_text]
     changed += [] if deduplicate is None else [deduplicate]
     changed += ["words"] if store_words and needs_words(tokenizer) else []
@@ -120,8 +120,8 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
         names: names of folders in it, `TEACHERS`, names in `COPIES`, or `["all"]`.
 
     Raises:
-        InputError: a name is unknown; then nothing is removed. Or a process is using a folder; then the others are
-            removed.
+        InputError: a name is unknown, and nothing was removed. Or a process is using a folder, and only the other
+            folders were removed.
     """
     cached = {folder.name: folder for folder in _cached_folders(cache)}
     logits, copies = _list_logits(cache), [name for name in COPIES if _measure(cache / name)]
@@ -156,7 +156,7 @@ def clean_cache(cache: Path, names: Sequence[str]) -> None:
 
 
 def _remove(folder: Path) -> int | None:
-    """Removes a folder, and returns its size. None: a process is using it, so it stays."""
+    """Removes a folder, and returns its size. None: a process is using the folder, so it was not removed."""
     size = _measure(folder)
     try:
         with ExitStack() as locks:
@@ -170,7 +170,7 @@ def _remove(folder: Path) -> int | None:
 
 
 def _list_logits(cache: Path) -> list[Path]:
-    """Lists the files with the logits of teachers. A killed run may leave unfinished ones."""
+    """Lists the files with the logits of teachers. A killed run may leave unfinished files."""
     return sorted(file for file in (cache / TEACHERS).glob("*.safetensors") if LOGITS_FILE.fullmatch(file.name))
 
 
@@ -207,6 +207,6 @@ def _describe(folder: Path) -> tuple[str, str, str]:
 
 
 def _measure(folder: Path) -> int:
-    """Returns the size of the files in a folder. Several names of a file count once."""
+    """Returns the size of the files in a folder. A file with several hard links counts once."""
     stats = [file.stat() for file in folder.rglob("*") if file.is_file()]
     return sum({stat.st_ino: stat.st_size for stat in stats}.values())

@@ -1,6 +1,6 @@
 """Sentences with a tag for each word, in CoNLL columns or JSON lines: reads them, and writes them with other tags.
 
-A written file has the form of its source. A CoNLL file keeps its separators, line ends, other columns, comments and
+A written file has the format of its source. A CoNLL file keeps its separators, line ends, other columns, comments and
 -DOCSTART- lines. A JSON file keeps its other values as they were written. If no tag changes, nothing changes.
 """
 
@@ -68,9 +68,9 @@ def read_conll(
 ) -> Iterator[Sentence]:
     """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
-    An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A line before a sentence that
-    begins with "# " is a comment if it has a different number of columns than words, or no tab although words have
-    tabs. A file with one column has no tags.
+    An empty line ends a sentence. A line that begins with -DOCSTART- begins a document. A file with one column has no
+    tags. Before a sentence, a line that begins with "# " is a comment if it has more or fewer columns than the lines
+    with words, or no tab although those lines have tabs.
 
     Args:
         lines: the lines of the file.
@@ -175,8 +175,8 @@ def read_records(
         data: a .json or .jsonl file, or a dataset.
         source: its name in messages.
         text_column: the column of words. None: "tokens".
-        tag_columns: the possible columns of tags. The first of them in a row is used. Empty: tags are not read.
-        document_columns: likewise, the possible columns of document ids.
+        tag_columns: the possible columns of tags. Each row uses the first that it contains. Empty: tags are not read.
+        document_columns: the possible columns of document ids. Each row uses the first that it contains.
         labeled: whether every sentence must have tags.
         in_documents: whether every sentence must have a document id.
 
@@ -201,7 +201,7 @@ def read_records(
 def _choose_column(
     flag: str, names: Sequence[str], values: Mapping[str, Any], where: str, required: bool = True
 ) -> str | None:
-    """Returns the first of the columns that a row has."""
+    """Returns the first of `names` that is a column of the row. None: there is none, and none is required."""
     column = next((name for name in names if name in values), None)
     if column is None and required:
         expected = " or ".join(map(repr, names))
@@ -215,7 +215,7 @@ def _read_tags(
     """Returns the tags of a row. None if the row has no tags."""
     if tags is None:
         if labeled:
-            raise InputError(f"{where}: no tags in column {column!r}.")
+            raise InputError(f"{where}: no tags in column {column!r}. Add tags, or remove the row.")
         return None
     if not isinstance(tags, list) or len(tags) != num_words:
         found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"
@@ -248,7 +248,7 @@ def tag_lines(
 ) -> str:
     """Returns the text of a CoNLL file with other tags.
 
-    Tags go where the source has tags. A source without tags gets a last column, which -DOCSTART- lines have, too.
+    The tags replace the tags of the source. A source without tags gets a last column, also in -DOCSTART- lines.
 
     Args:
         lines: the lines of the source.

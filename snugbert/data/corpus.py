@@ -9,8 +9,8 @@ lists of token ids, and `document` is its index in the text of the part. `contin
 vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
 origin of the part: digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
 
-The index of a part says where its blocks are, see `corpus_index.py`. So opening a corpus reads no text. A block is
-read and verified when it is first used.
+The index of a part stores the offsets of its blocks, see `corpus_index.py`. So opening a corpus reads no text. A block
+is read and verified when it is first used.
 """
 
 from collections.abc import Collection, Sequence
@@ -50,9 +50,9 @@ class Corpus:
         digest: changes when the text, the tokenizer or a setting changes.
         folder: the folder of the files, or its URL. None if the corpus was made in memory.
         sources: the digest of each text file, or of the dataset, by name.
-        settings: everything else that decides the content: the digest of the tokenizer, the language, and which
+        settings: everything else that determines the content: the digest of the tokenizer, the language, and which
             documents were kept.
-        known_counts: `counts` of the blocks, from an index. None: the blocks are read when they are first needed.
+        known_counts: `counts` of the blocks, from an index. None: `counts` reads the blocks when it is first used.
         language: the language of the text. None: unknown.
     """
 
@@ -130,7 +130,7 @@ def open_corpus(
 
     Args:
         folder: the folder of the corpus, or its URL on any file system that fsspec opens.
-        tokenizer: the tokenizer that it was prepared with.
+        tokenizer: the tokenizer that the corpus was prepared with.
         cache_dir: for a URL, the folder for the blocks in use. The processes of a run share it. Runs at the same time
             need different folders. Default: a folder for this corpus in `HF_HOME`.
         cache_gb: for a URL, the size of this folder in GB (1e9 bytes).
@@ -195,7 +195,7 @@ def _find_parts(folder: str | Path) -> dict[str, int]:
     """Returns the paths or URLs of the parts of a corpus, in order, and their sizes.
 
     Raises:
-        InputError: there are no parts, a part is missing, or a part does not belong to the others.
+        InputError: there are no parts, a part is missing, or the parts belong to different corpora.
     """
     if is_url(folder):
         entries = list_files(str(folder))
@@ -217,7 +217,7 @@ def _check_parts(folder: str, names: Collection[str], files: Collection[str]) ->
         files: names of all files in the folder.
 
     Raises:
-        InputError: there are no parts, a part is missing, or a part does not belong to the others.
+        InputError: there are no parts, a part is missing, or the parts belong to different corpora.
     """
     states = find_states(folder, names, files)
     if not states:

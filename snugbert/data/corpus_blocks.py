@@ -1,16 +1,16 @@
 """The blocks of a corpus on the disk, or in a bucket with a local cache.
 
-Both map blocks into memory. The process that opened the corpus verifies each block when it first uses it. Processes
-that were forked from it do not, and never use the network.
+[`Blocks`] and [`CachedBlocks`] map blocks into memory. The process that opened the corpus verifies each block at its
+first use. Other processes, such as data workers, do not verify blocks, and never use the network.
 
 The cache of a bucket is a folder with a file for each block:
 
     00000017.block ...
 
-It holds the blocks of the windows in use (see `block_windows.py`), and as many others as fit. These are the first
-blocks of the corpus: a window is a random selection, so every fixed choice saves the same number of downloads. A block
-appears under its name after all of it was written and its digest was compared. All processes of a machine share the
-folder, and one at a time changes it. A file that was removed while a process has mapped it stays readable there.
+The folder holds the blocks of the windows in use (see `block_windows.py`), and as many of the corpus's first blocks as
+fit. A window is a random selection, so every fixed choice of blocks saves the same number of downloads. A block gets
+its name after its digest was verified and all of it was written. All processes of a machine share the folder. Only one
+process at a time changes it. A removed file stays readable in processes that have mapped it.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from snugbert.remote_requests import ask_together, hide_credentials
 
 @dataclass(frozen=True)
 class MappedPart:
-    """Where the blocks of a part are.
+    """The location of the blocks of a part.
 
     Attributes:
         name: the file or URL.
@@ -98,7 +98,7 @@ class Blocks(Sequence[Block]):
         return np.concatenate([np.diff(part.offsets) for part in self.parts])
 
     def _find(self, number: int) -> tuple[MappedPart, int, int, bytes]:
-        """Returns the part of a block, where the block begins and ends in it, and its digest."""
+        """Returns the part of a block, the block's start and end in the part, and the block's digest."""
         at = int(np.searchsorted(self.starts, number, side="right")) - 1
         part, row = self.parts[at], number - int(self.starts[at])
         return part, int(part.offsets[row]), int(part.offsets[row + 1]), part.digests[row].tobytes()
@@ -147,10 +147,10 @@ class CachedBlocks(Blocks):
         self._single: int | None = None  # the last block that was read without a window
 
     def reserve(self, in_use: int) -> None:
-        """Divides the cache: room for blocks in use, and the rest for pinned blocks.
+        """Divides the cache: some bytes for blocks in use, and the rest for pinned blocks.
 
         Args:
-            in_use: bytes of everything else that needs room, such as two windows and their tables.
+            in_use: bytes that pinned blocks must leave free, for example for two windows and their tables.
 
         Raises:
             InputError: the cache is too small.
@@ -209,7 +209,7 @@ class CachedBlocks(Blocks):
         except DamagedError:
             if not self.is_own:
                 raise
-            self._file(number).unlink(missing_ok=True)  # the disk may have damaged it since an earlier run
+            self._file(number).unlink(missing_ok=True)  # the disk may have damaged the file since an earlier run
             self.ensure([number])
             return super()._map(number)
 

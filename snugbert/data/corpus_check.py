@@ -22,7 +22,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
 
     Args:
         output: the folder of the corpus.
-        num_shards: number of shards that prepared it, to name the shards to start again.
+        num_shards: number of shards that prepared the corpus, to name the shards to repeat.
 
     Raises:
         InputError: there is no corpus, a part does not belong to it, parts are missing or damaged, or the bucket does
@@ -55,7 +55,7 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
 
 
 def _find_damage(output: CorpusFolder, sizes: Mapping[str, int]) -> tuple[dict[str, str], dict[str, str]]:
-    """Finds the damaged parts, and the parts whose settings differ from most. Returns messages by their names."""
+    """Finds damaged parts, and parts whose settings differ from most parts. Returns messages by part name."""
     damage: dict[str, str] = {}
     settings: dict[str, str] = {}
     lock = threading.Lock()

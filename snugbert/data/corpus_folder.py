@@ -1,8 +1,8 @@
 """The folder that a corpus is written to, on this machine or in a bucket.
 
-For a bucket, a folder on this machine holds the parts that are being written, which the next command continues. It
-also holds the headers of the parts in the bucket, so the other modules see from local files what is prepared. A part
-is uploaded when it is finished, and its text is removed here. So the disk needs room for one part for each process.
+For a bucket, a local folder holds unfinished parts, so that the next command can continue them. The local folder also
+holds the headers of the parts in the bucket, so that other modules find all prepared parts in local files. A finished
+part is uploaded, and its text is removed from this machine. So the disk needs space for one part per process.
 """
 
 import os
@@ -18,7 +18,7 @@ from snugbert.remote_outputs import OUTPUTS
 from snugbert.remote_requests import ask_together, hide_credentials, is_url
 from snugbert.staging import work_folder
 
-IDENTITIES = ".identities"  # next to a part: what its text files were, which saves reading them again
+IDENTITIES = ".identities"  # suffix of a file next to a part. With it, unchanged text files are not read again
 # The files of a part, in the order of their upload. The last file marks the part as complete.
 SUFFIXES = (IDENTITIES, ".arrow", ".index")
 
@@ -56,7 +56,7 @@ class CorpusFolder:
         return {name: sizes[name] for name in sorted(parts) if _replace_suffix(name, SUFFIXES[-1]) in sizes}
 
     def fetch(self) -> None:
-        """Copies the headers of the parts in the bucket, and the small files. Parts that wait for upload stay."""
+        """Copies headers and small files of the parts in the bucket. Local parts that are not uploaded yet stay."""
         if self.url is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class CorpusFolder:
         ask_together(lambda name: self._fetch_part(name, finished.get(name)), names)
 
     def fetch_part(self, name: str) -> None:
-        """Copies the header of a part again. Another machine may have replaced it."""
+        """Copies the header of a part again, because another machine may have replaced the part."""
         if self.url is not None:
             self._fetch_part(name, self.measure_parts().get(name))
 
@@ -123,7 +123,7 @@ def _replace_suffix(name: str, suffix: str) -> str:
 
 
 def measure_header(file: Path) -> int:
-    """Returns the size of what is before the text in a part, in bytes.
+    """Returns the size of a part's header, which precedes the text, in bytes.
 
     Raises:
         pyarrow.ArrowException, OSError: the file is damaged.

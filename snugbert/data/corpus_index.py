@@ -1,8 +1,8 @@
 """The index of a part: where its blocks are, how to verify them, and counts of their content.
 
-`part-00000-of-00003.index` is a file of safetensors next to `part-00000-of-00003.arrow`. With it, opening a corpus and
+`part-00000-of-00003.index` is a safetensors file next to `part-00000-of-00003.arrow`. With it, opening a corpus and
 planning a run reads no text, and a machine can fetch single blocks from a bucket. In a bucket, a part is complete if
-its index is there. A part of an older version has no index. It is read once to make one.
+its index is there. A part from an older version has no index. On a disk, such a part is read once to make its index.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from snugbert.errors import InputError
 from snugbert.files import replacing
 from snugbert.remote_files import hide_credentials, read_bytes
 
-TOKENS_AT_ONCE = 10**6  # while counting, because bincount takes 8 bytes per token
+TOKENS_AT_ONCE = 10**6  # counted at once, because bincount takes 8 bytes per token
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def index_name(part: str) -> str:
 
 
 def open_index(part: Path, vocab_size: int | None = None) -> PartIndex:
-    """Reads the index of a part on the disk. Makes it if there is none, or if it belongs to another part.
+    """Reads the index of a part on the disk. Makes the index if it is missing or belongs to another part.
 
     Arguments and errors: as in [`make_index`].
     """
@@ -153,7 +153,7 @@ def read_index(part: str) -> PartIndex:
     try:
         return parse_index(read_bytes(name), hide_credentials(name))
     except FileNotFoundError as error:
-        raise InputError(f"{hide_credentials(name)} is missing. Prepare the part again.") from error
+        raise InputError(f"{hide_credentials(name)} is missing. Run `snugbert prepare` again.") from error
 
 
 def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
@@ -201,7 +201,7 @@ def write_index(index: PartIndex, file: Path) -> None:
         "sentences": index.counts.sentences,
         "tokens": index.counts.tokens,
         "longest_documents": index.counts.longest_documents,
-        # A sentence can have millions of tokens, so only the lengths that occur.
+        # A sentence can have millions of tokens, so only lengths that occur are stored.
         "lengths": lengths,
         "sentences_of_length": index.counts.sentence_lengths[lengths],
         "token_ids": index.counts.token_ids,

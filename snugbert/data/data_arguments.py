@@ -1,4 +1,4 @@
-"""Arguments that select text, split it into sentences, and say where the prepared corpus is.
+"""Arguments that select text, split it into sentences, and choose the folder of the prepared corpus.
 
 `--help` imports this module, so it does not import Trainer or datasets, which take seconds.
 """
@@ -13,7 +13,7 @@ from snugbert.ranges import check_ranges
 
 OnBadText = Literal["error", "skip", "replace"]
 Deduplication = Literal["documents", "lines"]
-CACHE_GB = 20.0  # of local disk, for the blocks of a corpus in a bucket
+CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
 Names = list[str]  # `list` is a field of CacheArguments
 
 
@@ -44,7 +44,7 @@ class TextArguments:
 
     def __post_init__(self):
         if self.train_file and self.dataset_name is not None:
-            raise InputError("--train_file and --dataset_name cannot be combined. Remove one of the two flags.")
+            raise InputError("--train_file and --dataset_name cannot be combined. Remove one flag.")
 
 
 @dataclass(kw_only=True)
@@ -104,7 +104,7 @@ class OutputArguments:
     )
     store_words: bool = field(
         default=False,
-        metadata={"help": "Store word boundaries for --masking words. Not for WordPiece."},
+        metadata={"help": "Store word boundaries for --masking words or spans. WordPiece does not need them."},
     )
     check: bool = field(
         default=False,

@@ -46,7 +46,7 @@ def find_files(patterns: Sequence[str]) -> list[TextFile]:
 def _find_remote(pattern: str) -> list[TextFile]:
     files: list[TextFile] = [RemoteText(url, *entry) for url, entry in find_entries(pattern).items()]
     if not files:
-        raise InputError(f"{hide_credentials(pattern)}: no such file.")
+        raise InputError(f"{hide_credentials(pattern)}: no such file. Check the URL.")
     return files
 
 
@@ -74,7 +74,7 @@ def locate_file(file: TextFile) -> str:
 def name_files(files: Sequence[TextFile]) -> list[str]:
     """Names files relative to their common folder, so that the names are the same on every machine.
 
-    If some of the files are in a bucket, these keep their URLs.
+    If only some of the files are in a bucket, these files are named by their URLs.
     """
     local = [file for file in files if isinstance(file, Path)]
     paths = {file: locate_file(file).split("/") for file in files}
@@ -101,7 +101,7 @@ def read_documents(
     Args:
         files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
         text_column: the column of .jsonl and .parquet rows that holds the text.
-        log: follows the reading, and decides about bad text. By default it raises an error.
+        log: counts what was read, and handles bad text. By default, bad text raises an error.
 
     Yields:
         The stripped lines of a document. Empty lines and empty documents are left out.
@@ -127,9 +127,9 @@ def read_dataset_documents(
 
     Args:
         text: names the dataset.
-        log: follows the reading, and decides about rows without text. By default they raise an error.
-        shard: index and number of shards, to read only some of the dataset's files: consecutive files, and each file
-            in one shard. None: all files.
+        log: counts what was read, and handles rows without text. By default, such rows raise an error.
+        shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
+            no other shard reads. None: all files.
 
     Raises:
         InputError: the dataset, the configuration, the split or the column does not exist, or a row cannot be read.
@@ -178,7 +178,7 @@ def count_dataset_rows(text: TextArguments) -> int | None:
 
 
 def count_dataset_files(text: TextArguments) -> int:
-    """Returns the number of files of the split, or of other units that can be read alone.
+    """Returns the number of files of the split, or of other units that can be read separately.
 
     Raises:
         InputError: see [`read_dataset_documents`].
@@ -194,7 +194,8 @@ def _load_builder(text: TextArguments) -> "DatasetBuilder":
         builder = datasets.load_dataset_builder(name, text.dataset_config_name)
         builder.as_streaming_dataset(split)
     except (ValueError, OSError) as error:
-        raise InputError(f"--dataset_name: {name!r} with split {split!r} cannot be loaded: {error}") from error
+        reason = join_lines(error)
+        raise InputError(f"--dataset_name: {name!r} with split {split!r} cannot be loaded: {reason}") from error
     return builder
 
 

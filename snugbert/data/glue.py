@@ -11,16 +11,16 @@ class GlueTask(NamedTuple):
 
     Attributes:
         folder: the task's folder in the GLUE data, and its name in reports, such as "SST-2".
-        text_columns: one column of sentences or two columns of pairs, by their names in the datasets library.
+        text_columns: the column of single sentences, or the two columns of pairs, as named in the datasets library.
         labels: in the order of their ids in the datasets library. Empty for regression.
         main_metric: the metric in table 1 of Devlin et al. (2018).
         metrics: all metrics of the task, in table 1 of Wang et al. (2018).
-        renamed_columns: column in the TSV files -> name in the datasets library, where the two differ.
+        renamed_columns: column in the TSV files -> name in the datasets library, where the names differ.
         headerless_columns: the columns of TSV files without a header.
         skips_torn_rows: skip TSV rows with too few or too many columns.
         writes_label_ids: the TSV files and the leaderboard use label ids instead of names.
-        files: split -> names of its TSV file without ".tsv". The first file that exists is read. MNLI has a second
-            validation and test split from other sources, and its model also predicts the diagnostic split.
+        files: split -> names of its TSV file without ".tsv". The first file that exists is read. MNLI has second
+            validation and test splits from other sources. Its model also predicts the diagnostic split.
         leaderboard: test split -> name of the leaderboard's file without ".tsv". Default: `folder`.
     """
 

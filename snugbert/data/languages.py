@@ -1,7 +1,7 @@
 """Language codes: the codes that `--language` accepts, and the language that a tokenizer or a checkpoint stores.
 
-`tokenizer_config.json` and `config.json` store it as `language`, which transformers keeps when it loads, saves and
-pushes them.
+The entry `language` of `tokenizer_config.json` and `config.json` stores the language. transformers keeps this entry
+when it loads, saves and pushes a tokenizer or a model.
 """
 
 import re
@@ -22,9 +22,9 @@ class Stored(NamedTuple):
     """The language that a file stores.
 
     Attributes:
-        place: what stores it, for messages.
-        language: its code. None if the file stores no language.
-        remedy: how to change it, for messages.
+        place: the tokenizer or the checkpoint, for messages.
+        language: the code of the language. None if the file stores no language.
+        remedy: how to change the language, for messages.
     """
 
     place: str
@@ -48,7 +48,8 @@ def primary_language(code: str) -> str:
 
 
 def splitter_language(code: str) -> str:
-    """Returns the code for sentencex. It has scripts and varieties (`zh-hans`), but only a few regions.
+    """Returns the code for sentencex, without a region. sentencex supports scripts and varieties
+    (`zh-hans`), but only a few regions.
 
     sentencex splits text in an unknown language by the rules of English.
     """
@@ -106,10 +107,10 @@ def stored_in_model(
 
 
 def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
-    """Returns the language of a text: `--language`, or what the files of a command store. None: unknown.
+    """Returns the language of a text: `--language`, or the language that the command's files store. None: unknown.
 
-    A region, script or variety is no contradiction: `pt` and `pt-br`. A stored `mul` (several languages) fits every
-    language.
+    Codes may differ in region, script or variety, such as `pt` and `pt-br`. A stored `mul` (several languages) is
+    compatible with every language.
 
     Args:
         given: `--language`, or None.

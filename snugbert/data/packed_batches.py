@@ -98,7 +98,7 @@ class SnugBertDataCollatorWithPacking:
             The batch, as in [`pack`]. Token labels are (1, T), sequence labels (N,), and multi-label targets
             (N, classes). Integers are int64 and floats float32. For multiple choice, N is examples x choices,
             `labels` has one label per example, and `num_choices` is added. For documents, N is the number of windows,
-            and `labels` and `num_windows` have one value per document. Filled if `pad_to_multiple_of` is set.
+            and `labels` and `num_windows` have one value per document. With `pad_to_multiple_of`, the batch is filled.
 
         Raises:
             ValueError: a column is unknown or not numeric, columns differ between features, lengths differ within a
@@ -208,7 +208,7 @@ class IgnorePadding:
         self.tokenizer = getattr(collate, "tokenizer", None)  # Trainer saves it
 
     def __call__(self, features: Any) -> Any:
-        """Returns the batch of `collate`. Warns once about labels at padding. Other types stay unchanged."""
+        """Returns the batch of `collate`. Warns once about labels at padding. Batches without masks stay unchanged."""
         batch = self.collate(features)
         if not isinstance(batch, MutableMapping):
             return batch
@@ -235,8 +235,8 @@ class TokenBudgetDataset(torch.utils.data.Dataset):
     training only. In evaluation, Trainer truncates the predictions to the number of items, so examples would be lost.
 
     Examples are shuffled once, then grouped in this order, so grouping does not depend on length. With SST-2 (13
-    tokens per example), 512 tokens are 98.1 % full on average and 4096 tokens 99.5 %. So all batches can have one
-    size at little cost:
+    tokens per example), items are 98.1 % full on average if `max_tokens` is 512, and 99.5 % if it is 4096. So all
+    batches can have one size at little cost:
 
         items = TokenBudgetDataset(dataset, max_tokens=4096)
         data_collator=SnugBertDataCollatorWithPacking(pad_to_multiple_of=4096, max_sequences=items.max_examples)

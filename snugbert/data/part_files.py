@@ -19,7 +19,7 @@ from snugbert.errors import InputError
 PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
 FORMAT = 1  # version of the files; other versions are refused
 WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
-DATASET = "dataset "  # before the name of a dataset, in the names of sources
+DATASET = "dataset "  # prefix of the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
 # Arrow types of the columns of text and words.
 _TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32())]
@@ -46,7 +46,7 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
         files: names of all files in the folder.
 
     Raises:
-        InputError: a part does not belong to the others.
+        InputError: the parts belong to different corpora.
     """
     matches = map(PART_NAME.fullmatch, [*sorted(complete), *sorted(files)])
     num_parts = next((int(match[1]) for match in matches if match), 0)
@@ -56,8 +56,7 @@ def find_states(folder: str, complete: Collection[str], files: Collection[str]) 
         if not others:
             raise InputError(f"{folder}: {min(stray)} is not part of a corpus. Move this file to another folder.")
         raise InputError(
-            f"{folder}: {min(stray)} and {min(others)} belong to different corpora. Move one of the two corpora to "
-            "another folder."
+            f"{folder}: {min(stray)} and {min(others)} belong to different corpora. Move one corpus to another folder."
         )
 
     def describe(name: str) -> str:
@@ -98,8 +97,8 @@ class Source(TypedDict):
     """A text file or a dataset.
 
     Attributes:
-        name: of the file, relative to the common folder of all text files of the corpus, or `dataset` and its name. In
-            corpora of earlier versions, the absolute path.
+        name: the path of the file, relative to the common folder of all text files of the corpus, or `dataset` and the
+            name of the dataset. Corpora of earlier versions have the absolute path.
         digest: changes when the text changes.
         identity: a digest of device, inode, size and times of the file, or of its URL, size and version. While it
             stays the same, the file is not read again. Empty: unknown. Only earlier versions stored the identity in
@@ -158,7 +157,7 @@ def parse_origin(schema: pa.Schema) -> Origin:
     if not is_known:
         raise FormatError(f"has format {settings['format']!r}, but this version of SnugBERT reads format {FORMAT}")
     if not is_whole:
-        raise pa.ArrowInvalid("columns or settings have other types")
+        raise pa.ArrowInvalid("columns or settings have the wrong type")
     return origin
 
 
@@ -171,7 +170,7 @@ class DamagedError(InputError):
 
 
 def damaged(file: Path | str, error: Exception | str) -> InputError:
-    """Returns the error about a damaged part, a [`DamagedError`], or about a part of another format."""
+    """Returns a [`DamagedError`] about a damaged part, or an [`InputError`] about a part in another format."""
     if isinstance(error, FormatError):
         return InputError(f"{file} {error}. Install the version that wrote it, or prepare the text again.")
     return DamagedError(f"{file} is damaged ({error}). Remove this file and prepare the text again.")
@@ -190,7 +189,7 @@ def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:
     if block.word_bits is not None:
         bits = batch.column(WORDS).values
         if len(bits) != len(block.tokens) or bits.null_count or bits.offset:
-            raise pa.ArrowInvalid(f"{len(bits)} bits of words for {len(block.tokens)} tokens")
+            raise pa.ArrowInvalid(f"{len(bits)} word bits for {len(block.tokens)} tokens")
 
 
 def view_block(batch: pa.RecordBatch) -> Block:

@@ -2,8 +2,9 @@
 
 Each part is written block by block to `....arrow.partial`, and renamed when it is complete. After a full disk or a
 killed process, the blocks that were written stay valid, and the next call continues after them. Memory holds a few
-batches of text, one block of about 4 million tokens, and 12 bytes for each different line, by which repeated text is
-found (see `repeated_text.py`, which has the limit). It does not grow with the corpus otherwise.
+batches of text and one block of about 4 million tokens. To find repeated text, it also holds 12 bytes for each
+different line, up to a limit (`MOST_COUNTED` in `repeated_text.py`) unless copies are left out. Otherwise, memory does
+not grow with the corpus.
 """
 
 import hashlib
@@ -71,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last block of a part
 BATCH_CHARACTERS = 2**20  # a process tokenizes at least this much text at a time
-MOST_PARTS = 256  # each is a file to open and map
+MOST_PARTS = 256  # each part is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
 
 
@@ -82,17 +83,17 @@ def keep_all(number: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The text of one file of a corpus: some of the files of the text or of a dataset, or every nth document.
+    """The text of one part of a corpus: some of the text files, some files of a dataset, or every nth document.
 
     Attributes:
         number, num_parts: index of the part, and the number of parts.
         text: where the text is.
         files: the text files of this part. Empty for a dataset.
         names: the names of the text files, relative to the common folder of all text files of the corpus. Or
-            `dataset` and its name. They are the same on every machine.
+            `dataset` and the name of the dataset. The names are the same on every machine.
         keeps: returns whether to keep a document, by its index in the part's text.
-        deduplicate: which copies to leave out. Then each part has every nth document of all files, because a copy is
-            found by reading all text before it.
+        deduplicate: which copies to leave out. If set, each part reads all files and keeps every nth document, because
+            finding a copy requires all text before it.
         divides_files: whether each part of a dataset reads its own files of the dataset.
     """
 
@@ -131,8 +132,8 @@ class Part:
         """Reads the documents of the part, each with its index in the part's text.
 
         Args:
-            log: follows the reading.
-            counter: follows the text, including documents that are not kept, and leaves out copies.
+            log: counts what was read, and handles bad text.
+            counter: counts the text, including documents that are not kept, and leaves out copies.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -172,7 +173,7 @@ class Part:
         return False
 
     def describe_origin(self, sources: Sequence[Source], settings: dict[str, Any]) -> Origin:
-        """Returns what the part stores about its text. It is the same on every machine.
+        """Returns the sources and the settings as the part stores them. They are the same on every machine.
 
         Args:
             sources: from `describe_sources`.
@@ -185,8 +186,8 @@ class Part:
 def _identify(file: TextFile, again: bool = False) -> str:
     """Returns a digest that changes when a file changes, without reading the file.
 
-    For a file in a bucket, it comes from the listing. It is empty if the store has neither a checksum nor a time, or
-    if the file was removed.
+    For a file in a bucket, the digest comes from the listing. The digest is empty if the store has neither a checksum
+    nor a time, or if the file was removed.
 
     Args:
         file: the file.
@@ -208,8 +209,8 @@ def _hash_file(file: TextFile) -> str:
     """Returns the digest of a text file.
 
     A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
-    A version from the store would need no reading, but the same text would make different parts in a different place.
-    Reading is much faster than tokenizing.
+    The store's version would save one reading. But then the same text in a different place would make different parts,
+    and reading is much faster than tokenizing.
     """
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
@@ -227,7 +228,7 @@ def plan_parts(
         text: files or a dataset.
         num_shards: number of machines that share the work.
         keeps: returns whether to keep a document, by its index in its part's text.
-        deduplicate: which copies to leave out. Then there is one part per shard, see [`Part`].
+        deduplicate: which copies to leave out. If set, there is one part per shard, see [`Part`].
 
     Returns:
         The parts, which are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The
@@ -274,7 +275,7 @@ def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
     return False
 
 
-# --- preparing them ---------------------------------------------------------------------------------------------
+# --- preparing parts --------------------------------------------------------------------------------------------
 
 
 def prepare_corpus(
@@ -313,8 +314,8 @@ def prepare_corpus(
         on_bad_text: what to do with lines that are not UTF-8, rows that are not JSON, and rows without text. "error"
             raises an error, "skip" leaves them out, and "replace" puts U+FFFD in place of bytes that are not UTF-8.
         deduplicate: "lines" leaves out copies of earlier lines, "documents" copies of earlier documents.
-        store_words: whether to store which tokens form a word, for masks of words and spans. The vocabulary of
-            WordPiece already shows it, so nothing is stored.
+        store_words: whether to store which tokens form a word, for masking words and spans. For WordPiece, nothing is
+            stored, because its vocabulary marks tokens inside words.
         preprocessing_num_workers: number of processes that tokenize. Default: one per core.
         overwrite_output_dir: whether to replace a corpus with a different text, tokenizer or settings in `folder`.
         show_progress: whether to show a progress bar on a terminal, or occasional lines in a log file.
@@ -362,8 +363,8 @@ def prepare_parts(
 ) -> RepeatedText | None:
     """Writes the parts of a corpus that are not in `folder` yet, or whose text has changed.
 
-    Several processes may call this at the same time. Each part is written by one of them, and the others wait. If all
-    parts are prepared, nothing is written, so `folder` may be read-only.
+    Several processes may call this at the same time. One process writes each part, and other processes wait for it. If
+    all parts are prepared, nothing is written, so `folder` may be read-only.
 
     Args:
         folder, tokenizer, show_progress: as in [`prepare_corpus`].
@@ -375,8 +376,8 @@ def prepare_parts(
         store_words: as in [`prepare_corpus`].
 
     Returns:
-        How much of the text is repeated. If parts are missing, it is about the text that these parts read. None if no
-        text was read and the corpus has no report.
+        How much of the text is repeated. If other parts are missing, only the text that these parts read is counted.
+        None if no text was read and the corpus has no report.
 
     Raises:
         InputError: as in [`prepare_corpus`].
@@ -396,7 +397,7 @@ def prepare_parts(
         settings["lines_language"] = lines_language
     if parts[0].deduplicate is not None:
         settings["deduplicate"] = parts[0].deduplicate
-    if parts[0].divides_files:  # before, each part had every nth document
+    if parts[0].divides_files:  # in earlier versions, each part had every nth document
         settings["division"] = "files"
     if store_words := store_words and needs_words(tokenizer):
         settings[WORDS] = True
@@ -452,8 +453,8 @@ def _read_sources(file: Path, settings: dict[str, Any]) -> list[Source]:
 def _read_identities(file: Path) -> list[Source]:
     """Returns what `describe_sources` returned when a part was made. Empty if it is unknown.
 
-    It is in a file next to the part. It differs from machine to machine, and only saves reading text again, so it is
-    not in the part. Earlier versions wrote it there.
+    A file next to the part stores it, because identities differ from machine to machine and only save reading the text
+    again. Earlier versions stored them in the part.
     """
     try:
         recorded = json.loads(file.with_suffix(IDENTITIES).read_text(encoding="utf-8"))
@@ -485,7 +486,7 @@ def _is_of_same_division(file: Path, parts: Sequence[Part]) -> bool:
 
 
 def _is_of_same_files(part: Part, known: Sequence[Source], file: Path) -> bool:
-    """Whether a part was made from the same files, although their text may have changed, or from copies of them."""
+    """Whether a part was made from the same files, even if their text has changed, or from copies of these files."""
     names = [source["name"] for source in known]
     if names == part.places:  # a dataset, or a part of an earlier version
         return True
@@ -551,9 +552,10 @@ def _write_missing_parts(
 def _remove_foreign_parts(
     output: CorpusFolder, foreign: Sequence[Path], parts: Sequence[Part], settings: dict[str, Any]
 ) -> None:
-    """Removes foreign parts that `parts` replace, and parts of another division. Other shards replace their own.
+    """Removes foreign parts that `parts` replace, and parts of another division.
 
-    So a shard never removes what another machine has just finished.
+    Other shards remove the foreign parts that they replace. So a shard never removes a part that another machine has
+    just finished.
     """
     names = {part.name for part in parts}
     for file in foreign:
@@ -593,7 +595,7 @@ def _count_repeated_text(
         counter: has counted the text of the other parts.
     """
     covers_everything = parts[0].reads_everything or len(parts) == parts[0].num_parts
-    with lock_file(output.folder / ".lock"):  # one of the processes counts what the others wrote
+    with lock_file(output.folder / ".lock"):  # one process counts the text of the parts that other processes wrote
         output.fetch_file(REPORT_NAME)
         report = read_report(output.folder)
         if report is None:
@@ -608,7 +610,7 @@ def _count_repeated_text(
 
 
 def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
-    """Raises an [`InputError`] if all parts of the corpus are prepared and none has a document. Removes them."""
+    """If all parts are prepared and none has a document, removes the parts and raises an [`InputError`]."""
     num_parts = parts[0].num_parts
     files = [output.folder / part_name(number, num_parts) for number in range(num_parts)]
     if not all(file.exists() for file in files):  # in a bucket, a part of another machine may be unknown here
@@ -710,7 +712,7 @@ def _offsets(lengths: Sequence[np.ndarray]) -> pa.Array:
 
 
 def _make_batches(documents: Iterable[tuple[int, list[str]]]) -> Iterator[list[tuple[int, list[str]]]]:
-    """Groups documents that are tokenized together. The groups depend on the text alone, not on the processes."""
+    """Groups documents that are tokenized together. The groups depend only on the text, not on `num_workers`."""
     batch, characters = [], 0
     for number, document in documents:
         batch.append((number, document))

@@ -1,8 +1,8 @@
 """Repeated text: counts copies of earlier lines and documents, and leaves them out on request.
 
-Two lines are copies if they are equal without the space around them, and two documents if all their lines are. They
-are compared by 64-bit hashes. Among 15 million lines, two different lines have the same hash with a probability of
-6e-6.
+Two lines are copies if they are equal without surrounding space. Two documents are copies if they have the same lines
+in the same order. Lines and documents are compared by 64-bit hashes. Among 15 million lines, two different lines have
+the same hash with a probability of 6e-6.
 """
 
 import json
@@ -18,13 +18,14 @@ from snugbert.files import write_atomically
 from snugbert.remote_files import is_url, join, open_file
 
 REPORT_NAME = "repeated_text.json"
-CHUNK_CHARACTERS = 2**20  # text whose lines are looked up together
-# The report ends after so many different lines. A billion words of books have 15 million. --deduplicate has no limit.
+CHUNK_CHARACTERS = 2**20  # the lines of this much text are looked up together
+# The report stops counting after this many different lines. A billion words of books have 15 million. --deduplicate
+# has no limit.
 MOST_COUNTED = 2**24
 LISTED, LISTED_CHARACTERS = 3, 60  # how many frequent lines are listed, and where they are cut
-# If copies make up at least this share of the characters, a warning says what to do. After equal steps, the held-out
-# loss with 10 % equaled the loss without copies, and was higher with 50 and 90 % (benchmarks/repeated_text.py). In
-# books, Wikipedia and WikiText-2, the share is at most 0.04 %.
+# If copies make up at least this share of the characters, a warning says what to do. After the same number of steps,
+# the held-out loss with 10 % of copies equaled the loss without copies. With 50 and 90 %, the loss was higher
+# (benchmarks/repeated_text.py). In books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
 
 NumberedDocument = tuple[int, list[str]]
@@ -50,7 +51,7 @@ class RepeatedText:
     """How much of a text is repeated, before copies are left out.
 
     Attributes:
-        lines, documents: the copies among them.
+        lines, documents: the copies among the lines, and among the documents.
         characters, copied_characters: number of characters of all lines, and of the lines that are copies.
         left_out: "lines" or "documents" if the corpus does not contain the copies.
         is_complete: whether all of the text was counted.
@@ -106,7 +107,8 @@ def write_report(folder: Path, report: RepeatedText) -> None:
 def read_report(folder: Path | str) -> RepeatedText | None:
     """Reads the report of a corpus in a folder or at a URL.
 
-    None if its shards were prepared by different commands, or by an earlier version.
+    Returns None if there is no report, for example because different commands prepared the shards, or an earlier
+    version prepared the corpus.
     """
     try:
         file = join(str(folder), REPORT_NAME)
@@ -186,13 +188,13 @@ class CopyCounter:
 
         Args:
             hashes: *Shape:* (lines,), int64
-            read_beginning: returns the beginning of the text of a hash, by its index.
+            read_beginning: returns the beginning of a text, by the index of its hash.
         """
         before = self.counts.add(hashes)
         repeated = np.flatnonzero(before)
         self.total += len(hashes)
         self.copies += len(repeated)
-        # A text that is among the most frequent ones in the end is among them when it occurs for the last time.
+        # Each of the most frequent texts at the end was already among the most frequent when it last occurred.
         new: dict[int, tuple[int, str]] = {}
         for index in repeated[np.argsort(-before[repeated], kind="stable")]:
             if hashes[index] not in new:
@@ -209,11 +211,11 @@ class CopyCounter:
 
 
 class RepeatCounter:
-    """Counts the copies in a text that is read in order, and leaves them out if asked to.
+    """Counts the copies in a text that is read in order, and leaves them out on request.
 
     Args:
-        deduplicate: "lines" leaves out each line that is equal to an earlier line of the text, and documents without
-            other lines. "documents" leaves out each document that is equal to an earlier document.
+        deduplicate: "lines" leaves out each line that is equal to an earlier line, and documents that have no lines
+            left. "documents" leaves out each document that is equal to an earlier document.
     """
 
     def __init__(self, deduplicate: Deduplication | None = None):
@@ -251,7 +253,7 @@ class RepeatCounter:
             self._is_complete = False
             return chunk
         lines = list(chain.from_iterable(document for _, document in chunk))
-        # Python stores the hash of a string in it, so the hash of a document costs little.
+        # Python caches the hash of each string, so hashing the document afterwards costs little.
         line_hashes = np.fromiter(map(hash, lines), np.int64, len(lines))
         document_hashes = np.fromiter((hash(tuple(document)) for _, document in chunk), np.int64, len(chunk))
         is_copy = self._lines.add(line_hashes, lambda index: _shorten(lines[index])) > 0

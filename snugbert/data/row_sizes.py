@@ -1,7 +1,7 @@
 """Rows of fixed sizes: fills packed rows, and chooses the sizes in training and prediction.
 
-Random rows have random sizes. Filled up to a multiple of some number of tokens, they have few sizes. A larger multiple
-gives fewer sizes and more padding. `benchmarks/row_sizes.py` measures both.
+Random rows have random sizes. If all rows are padded to a multiple of some number of tokens, they have few sizes. A
+larger multiple gives fewer sizes and more padding. `benchmarks/row_sizes.py` measures both.
 
 Shapes: N sequences, T tokens in the batch.
 """
@@ -20,7 +20,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from snugbert.modeling_snugbert import AUTO_CLASSES, IGNORE_INDEX, OTHER_PRETRAINING_MODELS
 
 SEQUENCE_COLUMNS = ("labels", "next_sentence_label", "start_positions", "end_positions")
-# Longest sequence of padding. Attention costs its square, and no model in use has fewer positions.
+# Longest sequence of padding. The cost of attention grows with its square, and no model in use has fewer positions.
 PADDING_LENGTH = 32
 # Attention kernels read 128 keys at once, and skip blocks after the end of a sequence. So a loose bound costs little.
 MAX_LENGTHS = (128, 512)
@@ -29,39 +29,41 @@ PREDICTION_BATCHES = 3  # fewest batches of a call. A CUDA graph is recorded at 
 LABEL_STEPS = 32  # Label slots are rounded up to a multiple of 1/32 of the row. 15 % masked tokens need 5/32.
 # Subclasses and other heads may treat padding as examples.
 OWN_MODELS = {*AUTO_CLASSES.values(), *OTHER_PRETRAINING_MODELS}
-# Multiples in standard deviations of the tokens of a row. Rows of 1,000 random batches differ by 5 to 7 deviations. So
-# they have at most 6 sizes in pretraining, and 8 in fine-tuning, where padding is a larger share.
+# Multiples, in standard deviations of the number of tokens of a row. In 1,000 random batches, the longest and the
+# shortest row differ by 5 to 7 standard deviations. So rows have at most 6 sizes in pretraining, and 8 in fine-tuning,
+# where padding is a larger share.
 PRETRAINING_DEVIATIONS = 1.45
 FINE_TUNING_DEVIATIONS = 0.95
 # Multiples are rounded up to a multiple of 4. 16-bit products are fast for any number of tokens, because each hidden
 # state is aligned.
 STEP = 4
-SAMPLE = 1000  # examples of pretraining whose tokens are counted, in a tenth of a second
+SAMPLE = 1000  # pretraining examples whose tokens are counted. Counting takes a tenth of a second
 
 
 def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: int | None = None) -> dict[str, Any]:
     """Fills a packed batch with padding, so that batches have one of a few sizes.
 
     Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
-    padding consists of sequences of at most 32 tokens (`PADDING_LENGTH`) after the others. They have no labels. All
-    batches with the same N and T get the same number of padding sequences. So some can be empty.
+    padding consists of unlabeled sequences of at most 32 tokens (`PADDING_LENGTH`) at the end of the row. All batches
+    with the same N and T get the same number of padding sequences. So some padding sequences can be empty.
 
     Runs on any device, without waiting for it.
 
     Args:
         batch: a packed batch, see [`pack`], with columns of any head except ELECTRA's generator.
-        pad_to_multiple_of: T becomes the next multiple of it.
+        pad_to_multiple_of: T is rounded up to a multiple of this number.
         max_sequences: largest N of all batches, for multiple choice divided by the number of choices. All batches are
             then filled up to the same number of sequences. None: N is the same in all batches.
 
     Returns:
-        The batch with more tokens, all of them with id 0, and more sequences. Positions restart in each of them.
+        The batch with additional sequences of padding tokens, which have id 0. Positions restart in each sequence.
 
         - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding.
         - `max_length_q` becomes 128, 512 or T.
         - `label_indices` also lists tokens without a label, at its end. Its length is rounded up to a
-          multiple of T/32. Above T/2 it is T.
-        - `num_sequences` is N. Regression and several labels need it, because -100 is a number in their losses.
+          multiple of T/32. If it is above T/2, it becomes T.
+        - `num_sequences` is N before padding. Regression and multi-label classification need it, because their losses
+          do not ignore -100.
 
         Other columns are unchanged.
 
@@ -126,7 +128,7 @@ class FillRows:
     max_sequences: int | None = None
 
     def __call__(self, features: Any) -> Any:
-        """Returns the batch of `collate`, filled unless the collator has filled it."""
+        """Returns the batch of `collate`, and fills it if `collate` has not filled it."""
         batch = self.collate(features)
         if not isinstance(batch, Mapping) or "cu_seq_lens_q" not in batch or "num_sequences" in batch:
             return batch
@@ -136,7 +138,7 @@ class FillRows:
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
     """Chooses `pad_to_multiple_of` of pretraining.
 
-    The longest row is about a multiple of it. Many rows are nearly full, so they need little padding.
+    The longest row is about a multiple of the result. Many rows are nearly full, so they need little padding.
 
     Args:
         batch_size: examples of a row.
@@ -160,7 +162,7 @@ def choose_fine_tuning_multiple(batch_size: int, lengths: np.ndarray) -> int:
 
 
 def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
-    """Chooses `pad_to_multiple_of` of a call that predicts.
+    """Chooses `pad_to_multiple_of` of a prediction call.
 
     Args:
         model: the model.

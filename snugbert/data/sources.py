@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SPLITS = ("train", "validation", "test")
 class DataArguments:
     """Arguments of every task: limits on the number of examples, and the files that subclasses name."""
 
-    if TYPE_CHECKING:  # fields of the subclasses, which choose their order in `--help`
+    if TYPE_CHECKING:  # subclasses define these fields, and their order in `--help`
         dataset_name: str | None = None
         dataset_config_name: str | None = None
         train_file: str | list[str] | None = None
@@ -59,7 +59,7 @@ class DataArguments:
 
 @dataclass
 class ExampleArguments(DataArguments):
-    """Which examples to use: the arguments of a task that needs no others.
+    """Arguments that choose the examples, for a task that needs no other data arguments.
 
     The names come from transformers' `run_swag.py`. `unlabeled_file` and `test_file` are new.
 
@@ -82,7 +82,7 @@ class ExampleArguments(DataArguments):
     )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
-    # BERT's limit. Without padding, a limit that nothing reaches costs nothing.
+    # BERT's limit. Batches have no padding, so a high limit costs nothing if all texts are shorter.
     max_seq_length: int = field(
         default=512, metadata={"help": "Maximum tokens of a text or pair. Longer texts are truncated."}
     )
@@ -140,8 +140,11 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
     try:
         return load_dataset(name, config_name, **download)
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        # The outermost error may only state that there was one.
-        raise InputError(f"the dataset {name} cannot be loaded: {error.__cause__ or error}") from error
+        # The outermost error may only state that an error occurred.
+        raise InputError(
+            f"the dataset {name} cannot be loaded ({join_lines(error.__cause__ or error)}). Check its name, its files "
+            "and the connection to the Hub."
+        ) from error
 
 
 def choose_splits(
@@ -150,14 +153,15 @@ def choose_splits(
     """Chooses the splits to read.
 
     Args:
-        requested: the splits that the run needs. None for all splits that are useful.
+        requested: the splits that the run needs. None: all available splits, see `from_files`.
         available: the splits that exist.
         from_files: whether the splits are files. By default, a test file is read, but the test split of a dataset is
             not.
-        examples: what the task calls its examples, for messages.
+        examples: the task's name for its examples, for messages.
 
     Returns:
-        The splits, with "unlabeled" after "train" if there are unlabeled examples. They can also replace "train".
+        The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
+        missing "train".
 
     Raises:
         InputError: a requested split is not available, or there are no splits.
@@ -206,7 +210,7 @@ def describe_source(source: Path | str, config_name: str | None, split: str, num
         num_examples: number of examples used.
     """
     if isinstance(source, Path):
-        name = describe_file(source)  # the folder's name, if the file's says too little
+        name = describe_file(source)  # the folder's name, if the file's name is generic
         return DataSource(
             source.name if source.name.startswith(name) else f"{name}/{source.name}", split, num_examples
         )
@@ -225,12 +229,12 @@ def describe_dataset(name: str) -> str:
 
 
 def describe_file(file: Path) -> str:
-    """The name of a file in results and cards: its stem, or the folder's name if the stem is `train` or the like."""
+    """The name of a file in results and cards: its stem, or the folder's name if the stem is `train` or similar."""
     stem = re.sub(r"\.(json|jsonl|csv|tsv|txt|conll)$", "", uncompressed_name(file))
     generic = ("train", "training", "dev", "development", "valid", "validation", "test")
     return file.resolve().parent.name if stem.lower() in generic else stem
 
 
 def uncompressed_name(file: Path) -> str:
-    """The name of a file without a last .gz or .zst."""
+    """The name of a file without the suffix .gz or .zst."""
     return re.sub(r"\.(gz|zst)$", "", file.name)

@@ -19,7 +19,7 @@ from snugbert.files import check_unicode, parse_json
 
 logger = logging.getLogger(__name__)
 
-# The words that transformers accepts for flags, and what databases write.
+# The words that transformers accepts for flags, and the values that databases write.
 BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True)
 BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "0", "0.0", ""), False)
 
@@ -99,7 +99,7 @@ def _read_rows(source: Path | Dataset, name: str) -> Iterator[tuple[str, Mapping
         return
     for i, article in enumerate(content["data"]):
         where = f"{name}, data[{i}]"
-        if isinstance(article, dict) and "paragraphs" not in article:  # flat, as run_qa.py reads it
+        if isinstance(article, dict) and "paragraphs" not in article:  # flat, the format of run_qa.py
             yield where, article
             continue
         for paragraph_where, paragraph in _read_list(article, "paragraphs", where):
@@ -142,7 +142,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
     is_impossible = _read_boolean(values, "is_impossible", where)
     if answers and is_impossible:
         raise InputError(
-            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Remove one of the two."
+            f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Fix one of these values."
         )
     question = Question(
         id=str(number if values.get("id") is None else values["id"]),
@@ -160,7 +160,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
 
 
 def _read_boolean(values: Mapping[str, Any], name: str, where: str) -> bool:
-    """Reads true or false, which may be a number or text. None, missing and empty mean false."""
+    """Reads true or false, written as a boolean, number or text. None, a missing value and empty text mean false."""
     value = values.get(name)
     text = "" if value is None else str(value).strip().lower()
     if text not in BOOLEANS:
@@ -198,16 +198,16 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
         name: their source, for messages.
         training: whether the questions are for training, so there must be answers.
         version_2: whether questions may have no answer.
-        skip: whether to warn about an answer that is not at its position, instead of stopping. For training such an
-            answer is dropped, and so is a question whose answers are all dropped. For scoring, which compares only
-            texts, it is kept, as in the official scripts.
+        skip: whether to warn about an answer that is not at its position, instead of stopping. Training drops such
+            answers, and questions that have no answers left. Scoring keeps such answers, as in the official scripts,
+            because it compares only texts.
 
     Returns:
         The questions, with each answer written as in the context, without surrounding white space.
 
     Raises:
-        InputError: required answers are missing, an answer is not at its position, or ids of questions to predict
-            repeat.
+        InputError: required answers are missing, an answer is not at its position, or two questions to predict have
+            the same id.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))
@@ -269,14 +269,14 @@ def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
     """Finds an answer at character `start` of the context, ignoring white space.
 
     Returns:
-        Start and end of the answer without surrounding white space: `context[start:end]`. None if it is not there.
+        Start and end of the answer without surrounding white space: `context[start:end]`. None: it was not found.
     """
     if not 0 <= start <= len(context):
         return None
     begin = start + len(text) - len(text.lstrip())
     if context.startswith(text.strip(), begin):
         return begin, begin + len(text.strip())
-    # Like the original release's run_squad.py, accepts other white space between words, such as a line break.
+    # As in the original release's run_squad.py, words may be separated by other white space, such as a line break.
     words = r"\s+".join(map(re.escape, text.split()))
     match = re.compile(rf"\s*({words})").match(context, start)
     return match.span(1) if match else None

@@ -28,9 +28,9 @@ from snugbert.files import check_unicode, parse_json
 
 logger = logging.getLogger(__name__)
 
-# Of CSV files, by priority.
+# Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads it
+SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads this line
 NO_SEPARATOR = "\0"  # lines with this character are refused
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
 # All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
@@ -46,19 +46,19 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
-    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The columns of CSV files
-    are separated by the first of comma, semicolon and tab that the first line has, or by the character that a first
-    line such as "sep=;" names. Without a separator, there is one column. JSON files contain one object per line, or a
-    single list of objects.
+    TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The separator of a CSV
+    file is the first of comma, semicolon and tab that occurs in the first line, or the character in a first line such
+    as "sep=;". Without a separator, there is one column. JSON files contain one object per line, or a single list of
+    objects.
 
     Args:
         source: the dataset, or an existing file.
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
         skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
-        log: follows the reading of a file, and decides about bad rows. By default they raise an error. In TSV and CSV
-            files, bytes that are not UTF-8 always raise one, unless `on_bad_text` is "replace", and so does broken
-            CSV.
+        log: counts what was read, and handles bad rows. By default, bad rows raise an error. In TSV and CSV files,
+            bytes that are not UTF-8 raise an error unless `on_bad_text` is "replace". Broken CSV always raises an
+            error.
 
     Yields:
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
@@ -73,7 +73,7 @@ def read_rows(
         return _read_dataset_rows(source)
     file, log = source, log or ReadingLog()
     suffix = uncompressed_name(file).rpartition(".")[2]
-    # Without a bad line, a header or a quoted cell could be incomplete.
+    # Leaving out a bad line could make a header or a quoted cell incomplete.
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix == "tsv":
         advice = "Tabs separate columns, and carriage returns end lines."
@@ -101,7 +101,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
         raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise InputError(f"no text in column {column!r}.")
+        raise InputError(f"no text in column {column!r}. Fix or remove the row.")
     return check_unicode(str(value), f"column {column!r}")
 
 
@@ -113,12 +113,12 @@ def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
     """
     texts = values.get(column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"no list of texts in column {column!r}.")
+        raise InputError(f"no list of texts in column {column!r}. Fix or remove the row.")
     return [read_text({column: text}, column) for text in texts]
 
 
 def clean_label(text: str) -> str:
-    """Removes what nobody means in a label: spaces and invisible characters at its ends, and decomposed letters."""
+    """Removes spaces and invisible characters from the ends of a label, and composes its letters (Unicode NFC)."""
     return unicodedata.normalize("NFC", text).strip(INVISIBLE)
 
 
@@ -172,20 +172,20 @@ def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]
 
 
 def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
-    """Returns the separator of a CSV file. Only with `on_bad_text` "replace", bytes may not be UTF-8."""
+    """Returns the separator of a CSV file. Bytes that are not UTF-8 are an error unless `on_bad_text` is "replace"."""
     log = ReadingLog("replace" if on_bad_text == "replace" else None)
     _, first = next(read_numbered_lines(file, log=log), (1, ""))
     return choose_separator(first)
 
 
 def choose_separator(first: str) -> str:
-    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if it has one column."""
+    """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if the line has one column."""
     if named := SEPARATOR_LINE.match(first):
         return named[1]
     unquoted = re.sub(r'"[^"]*"', "", first)
-    # Spreadsheets write semicolons where the comma is the decimal point.
+    # In languages with a decimal comma, spreadsheets separate columns by semicolons.
     found = next((separator for separator in SEPARATORS if separator in unquoted), None)
-    # After an open quote, the first row goes on in the next line.
+    # After an open quote, the first row continues in the next line.
     return found or ("," if '"' in unquoted else NO_SEPARATOR)
 
 
@@ -195,7 +195,7 @@ def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tupl
     named = SEPARATOR_LINE.match(first) is not None
     row = int(named)
     try:
-        # Without `strict`, a quote that is never closed would silently swallow the rest of the file.
+        # Without `strict`, a quote that is never closed would silently put the rest of the file into one cell.
         table = csv.reader(lines if named else chain([first], lines), delimiter=separator, strict=True)
         for row, cells in enumerate(table, start=1 + named):
             if cells:
@@ -206,11 +206,11 @@ def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tupl
 
 
 def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Reads the rows of a JSON file, also compressed, as [`read_rows`] does. Lines are streamed; a list is not.
+    """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole.
 
     Args:
         file: the file.
-        log: follows the reading, and decides about bad rows. By default they raise an error.
+        log: counts what was read, and handles bad rows. By default, bad rows raise an error.
 
     Raises:
         InputError: bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the

@@ -1,6 +1,6 @@
 """Reads lines from plain and compressed text files. Errors name the file and the line.
 
-A [`ReadingLog`] follows the reading of a corpus: how far it is, and which text was bad (`--on_bad_text`).
+A [`ReadingLog`] records how much of a corpus was read, and which text was bad (`--on_bad_text`).
 """
 
 import codecs
@@ -19,8 +19,8 @@ from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count
 from snugbert.remote_files import hide_credentials, open_file
 
-# Limits in bytes. One megabyte of gzip can contain a line of a gigabyte, and tokenizing a line takes 30 times its size
-# in memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
+# Limits in bytes. One megabyte of gzip can contain a line of a gigabyte. Tokenizing a line takes 30 times its size in
+# memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.
 LONGEST_LINE, LONGEST_LINE_OF_JSON = 2**24, 2**26
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "Zstandard"}
@@ -33,7 +33,7 @@ class RemoteText:
 
     Attributes:
         url: may contain credentials. Messages and files use `str()` of this object, without credentials.
-        size, version: see [`Entry`], from when the file was found.
+        size, version: see [`Entry`]. They were read when the file was listed.
     """
 
     url: str = field(repr=False)
@@ -45,7 +45,7 @@ class RemoteText:
 
     @property
     def name(self) -> str:
-        """The name without folders. In an archive, the name of the file there, such as of `zip://a.txt::s3://...`."""
+        """The name without folders. For a file in an archive, `a.txt` for `zip://a.txt::s3://...`."""
         return PurePosixPath(str(self).split("::")[0]).name
 
     @property
@@ -69,12 +69,12 @@ TextFile = Path | RemoteText
 
 
 def measure_file(file: TextFile) -> int:
-    """Returns the size in bytes. For a file in a bucket, it comes from the listing."""
+    """Returns the size in bytes. For a file in a bucket, the size comes from the listing."""
     return file.size if isinstance(file, RemoteText) else file.stat().st_size
 
 
 class ReadingLog:
-    """Follows the reading of a corpus, and decides what happens to bad text.
+    """Records how much of a corpus was read, and handles bad text.
 
     Bad text is a line that is not UTF-8 or has NUL bytes, a row that is not JSON, or a row without text.
 
@@ -97,7 +97,7 @@ class ReadingLog:
 
     @property
     def position(self) -> int:
-        """How much was read: bytes of the files on the disk (compressed), or rows of a dataset."""
+        """How much was read: bytes of the files as they are stored (compressed), or rows of a dataset."""
         return self._read_before + self._tell()
 
     @contextmanager
@@ -181,12 +181,12 @@ def read_numbered_lines(
 ) -> Iterator[tuple[int, str]]:
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
-    Lines end with \n, \r\n, \r or \r\r\n, and nothing else. The last comes from replacing \n by \r\n twice.
+    Lines end with \n, \r\n, \r or \r\r\n, and nothing else. \r\r\n comes from replacing \n by \r\n twice.
 
     Args:
         file: plain text, .gz or .zst.
         longest: the longest line allowed, in bytes.
-        log: follows the reading, and decides about lines that are not UTF-8. By default they raise an error.
+        log: counts what was read, and handles lines that are not UTF-8. By default, they raise an error.
 
     Raises:
         InputError: bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
@@ -196,7 +196,7 @@ def read_numbered_lines(
     number = 0
     try:
         with file.open("rb") as raw, log.follow(raw.tell):
-            # Latin-1 gives each byte a character. Lines are decoded one by one, so that an error can name the line.
+            # Latin-1 maps each byte to a character. Lines are decoded one by one, so that an error can name the line.
             stream = io.TextIOWrapper(_decompress(raw, file), encoding="latin-1", newline="")
             lines = _join_line_ends(iter(lambda: stream.readline(longest + 1), ""))
             for number, line in enumerate(lines, start=1):

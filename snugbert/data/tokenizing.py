@@ -39,8 +39,8 @@ class TokenizedDocuments:
         document_lengths: number of sentences per document. *Shape:* (documents,)
         sentence_lengths: number of tokens per sentence. *Shape:* (sentences,)
         tokens: token ids. *Shape:* (tokens,)
-        continues_word: whether a token continues the word of the token before it. None: they were not
-            requested. *Shape:* (tokens,)
+        continues_word: whether a token continues the word of the token before it. None: not requested.
+            *Shape:* (tokens,)
     """
 
     documents_read: int
@@ -54,9 +54,9 @@ class TokenizedDocuments:
 class DocumentTokenizer:
     """Splits documents into sentences, and sentences into token ids. It can be pickled.
 
-    The tokenizers library does the work, but only once per distinct word between two spaces. BERT's normalizer, its
-    pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences. RoBERTa's also gets
-    the space before a sentence, because the tokens of the first word depend on it.
+    The tokenizers library does the work. BERT's tokenizer gets each distinct word between two spaces once, because
+    its normalizer, its pre-tokenizer and WordPiece never look across a space. Other tokenizers get whole sentences.
+    RoBERTa's tokenizer also gets the space before a sentence, because the tokens of the first word depend on it.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -154,9 +154,9 @@ def _make_backend(definition: str) -> Tokenizer:
 def needs_words(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether masks of whole words need a corpus that stores which tokens continue a word.
 
-    WordPiece does not, because its vocabulary marks these tokens. Other vocabularies do not mark them: byte-level BPE
-    splits "don't" into "don" and "'t", two words without a space between them. If a tokenizer does not split text into
-    words, there are no such masks.
+    WordPiece does not need such a corpus, because its vocabulary marks these tokens. Other vocabularies do not mark
+    them: byte-level BPE splits "don't" into "don" and "'t", two words without a space between them. If a tokenizer
+    does not split text into words, whole words cannot be masked.
     """
     return not isinstance(tokenizer.backend_tokenizer.model, WordPiece) and splits_words(tokenizer)
 
@@ -183,7 +183,7 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
 
     Args:
         function: must be picklable where processes are not forked.
-        items: read only a little ahead of the results, so they need not fit into memory. Never None.
+        items: read only a little ahead of the results, so they need not fit into memory. No item may be None.
         num_workers: number of processes.
 
     Raises:
@@ -227,7 +227,7 @@ def end_with_parent() -> None:
 
 
 def _exit_with_parent() -> None:
-    # Without this, workers would wait forever after the main process was killed.
+    # Without this thread, workers would wait forever after the main process was killed.
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -75,13 +75,13 @@ def load_checkpoint(name: str) -> LoadedCheckpoint:
 
 
 def find_language(checkpoint: LoadedCheckpoint | QuestionAnswerer) -> str:
-    """Returns the language of a model, without region. English if it stores none, or several languages."""
+    """Returns the language of a model, without region. English if the model stores no language, or several."""
     stored = read_language(checkpoint.model.config) or read_language(checkpoint.tokenizer)
     return DEFAULT if stored in (None, SEVERAL) else primary_language(stored)
 
 
 def list_masked_sentences(checkpoint: LoadedCheckpoint) -> list[str]:
-    """Lists sentences to fill, in the language of the checkpoint. Empty if there is none in this language."""
+    """Lists sentences with masks, in the language of the checkpoint. Empty if there is none in this language."""
     language, mask = find_language(checkpoint), str(checkpoint.tokenizer.mask_token)
     sentences = ENGLISH_SENTENCES if language == DEFAULT else [EXAMPLE_SENTENCES.get(language, "")]
     return [sentence.replace("[MASK]", mask) for sentence in sentences if sentence]
@@ -192,8 +192,8 @@ def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     """Tags the entities of a text. A word takes the label predicted for its first token, as in training.
 
     Args:
-        checkpoint: tags of a scheme (BIO, IOB1, IOBES) are merged into entities. With other labels, each word except
-            "O" is marked by itself.
+        checkpoint: the model. Tags of a scheme (BIO, IOB1, IOBES) are merged into entities. With other labels, each
+            word is marked separately, except words with the label "O".
         text: the text.
 
     Raises:

@@ -41,8 +41,8 @@ from snugbert.tasks.base import list_labels
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008), "Color Universal Design": colors that colorblind people can distinguish. Without black, which
-# does not stand out, and yellow, on which white text is unreadable.
+# Okabe and Ito (2008), "Color Universal Design": colors that colorblind people can distinguish. Black and yellow are
+# left out: black does not stand out, and white text on yellow is unreadable.
 MARKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MOST_TOKENS = 64  # in a heat map: labels of more tokens are unreadable
 STYLE = """
@@ -62,7 +62,7 @@ table.attention tbody td { background-clip: content-box; height: var(--cell); mi
 """
 # Names that DNS cannot redirect to another machine.
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# About 20,000 English words. A question about 100,000 periods (one token each) takes up to 1 GB of memory.
+# About 20,000 English words. A question about a text of 100,000 periods (one token each) takes up to 1 GB of memory.
 MOST_CHARACTERS = 100_000
 MOST_BYTES = 2**20  # per request: enough for the longest text in any script
 
@@ -97,7 +97,7 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
         port: the port. None: the first free port from 7860.
         inbrowser: whether to open the page in a browser on this machine.
     """
-    # A website can point its own name at this machine (DNS rebinding). Its scripts would then share our origin.
+    # A website can point its own name at this machine (DNS rebinding). Its scripts would then have the page's origin.
     hosts = ["*"] if host == "0.0.0.0" else [*LOOPBACK_NAMES, host]
     guards = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
@@ -112,7 +112,7 @@ def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool =
         share=False,
         quiet=True,
         footer_links=["gradio", "settings"],
-        # The browser's own fonts. Others would be loaded from the network.
+        # The browser's own fonts. Other fonts would be loaded from the network.
         theme=gr.themes.Soft(
             primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
         ),
@@ -369,10 +369,10 @@ def connect(
 
     Args:
         function: a function of `answers.py`, or one that draws attention.
-        model: its first argument, with a model and a tokenizer.
+        model: the first argument of `function`, with a model and a tokenizer.
         button: the button.
-        inputs: components of its other arguments.
-        outputs: components of its results.
+        inputs: components for the other arguments of `function`.
+        outputs: components for the results of `function`.
         examples: example inputs. Only text columns with different values are displayed.
         language: language of the examples. A model for a different language gets no examples.
     """
@@ -400,7 +400,7 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
                     f"The text has {longest:,} characters. The limit is {MOST_CHARACTERS:,}. Shorten the text."
                 )
             return function(*inputs)
-        except InputError as error:  # escaped, because the page renders messages as HTML and they may quote input
+        except InputError as error:  # escaped: messages may quote input, and the page renders HTML
             raise gr.Error(html.escape(str(error)), print_exception=False) from None
 
     return answered

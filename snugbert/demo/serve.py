@@ -50,7 +50,7 @@ def run_demo(args: DemoArguments) -> None:
     from snugbert.demo.answers import load_checkpoint
 
     check_repository(args.model)
-    # Gradio reads these on import. Otherwise it sends usage reports, and stores inputs in the browser.
+    # Gradio reads these variables on import. By default it sends usage reports, and stores inputs in the browser.
     os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_RUN_HISTORY": "False"}
     try:
         from snugbert.demo.page import build_page, serve

@@ -43,7 +43,7 @@ VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-t
 
 
 class _Section(NamedTuple):
-    """What an evaluation reports about one kind of data."""
+    """The report of an evaluation on one kind of data."""
 
     results: dict[str, Any]  # for results.json
     markdown: str  # for results.md
@@ -113,7 +113,7 @@ def evaluate_model(
 def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
     """Checks that the folder contains no results, unless they may be overwritten."""
     if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
     if (output_dir / RESULTS_NAME).exists() and not overwrite:
         raise InputError(
             f"--output_dir: {output_dir} already contains results. Choose another folder, or replace the results "
@@ -125,7 +125,7 @@ def _check_card(name: str | None) -> Path:
     """Returns the card in the folder of the model `name`.
 
     Raises:
-        InputError: there is no folder or no card, it is in a store, or the header of the card is invalid.
+        InputError: there is no folder or no card, the folder is in a store, or the header of the card is invalid.
     """
     if name is not None and is_staged(Path(name)):
         raise InputError(f"--update_card: {name} is not on this machine. Copy the model to a local folder first.")
@@ -180,7 +180,7 @@ def _evaluate_pairs(
         scores = score_pairs(model, tokenizer, pairs)
     duration = time.perf_counter() - start
     print(f"{_format_pairs(scores)}\nTime: {format_duration(duration)}\n")
-    # Several files are usually one benchmark in a folder of its own.
+    # Several files are usually one benchmark, in a separate folder.
     folders = sorted({file.resolve().parent.name for file in files})
     dataset = describe_file(files[0]) if len(files) == 1 else join_names(folders)
     return _Section(
@@ -227,7 +227,7 @@ def _make_pairs_tables(results: dict[str, Any]) -> str:
 
 
 def _list_phenomena(results: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Lists the phenomena, and at last the mean: name, number of paradigms, number of pairs, and the percentages."""
+    """Lists the phenomena, and finally the mean: name, number of paradigms, number of pairs, and the percentages."""
     phenomena = [
         (name.replace("_", " "), group["paradigms"], group["pairs"], *_percent(group))
         for name, group in results["phenomena"].items()
@@ -240,7 +240,7 @@ def _percent(group: dict[str, Any]) -> list[str]:
 
 
 def _update_card(file: Path, eval_results: list[EvalResult]) -> None:
-    """Adds results to the header of a model card. They replace earlier values of the same metrics."""
+    """Adds results to the header of a model card. New results replace earlier values of the same metrics."""
     card: Any = ModelCard.load(file)
     kept = [
         old for old in card.data.eval_results or [] if not any(new.is_equal_except_value(old) for new in eval_results)

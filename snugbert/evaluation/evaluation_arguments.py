@@ -30,7 +30,7 @@ class EvaluatedModelArguments(ModelArguments):
     )
     config_name: str | None = field(
         default=None,
-        metadata={"help": f"Random weights instead: {', '.join(SIZE_NAMES)}, or a config folder."},
+        metadata={"help": f"Score random weights: {', '.join(SIZE_NAMES)}, or a config folder."},
     )
     bf16: bool = field(
         default=False, metadata={"help": "Compute in bfloat16 (autocast): faster, but the scores are less exact."}
@@ -39,7 +39,7 @@ class EvaluatedModelArguments(ModelArguments):
     def __post_init__(self):
         if self.model_name_or_path is not None and self.config_name is not None:
             raise InputError(
-                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one of the two "
+                "--config_name (random weights) cannot be combined with --model_name_or_path. Remove one of these "
                 "flags."
             )
         super().__post_init__()
@@ -113,7 +113,7 @@ class EvaluationArguments:
     update_card: bool = field(
         default=False, metadata={"help": "Add the results to the header of the model's card (README.md)."}
     )
-    seed: int = field(default=42, metadata={"advanced": True, "help": "Seed of random weights (--config_name)."})
+    seed: int = field(default=42, metadata={"advanced": True, "help": "Seed of the random weights (--config_name)."})
 
     def __post_init__(self):
         check_ranges(self)

@@ -51,9 +51,9 @@ def score_text(
     Args:
         model: any masked language model of transformers. If it predicts sentence pairs as `BertForPreTraining` does,
             the examples are pairs. Otherwise they are full sentences.
-        tokenizer: its tokenizer.
-        args: the text, and the length of the examples. The default language is the one that the checkpoint or the
-            tokenizer stores, or English.
+        tokenizer: the model's tokenizer.
+        args: the text, and the length of the examples. The default language is the language that the checkpoint or
+            the tokenizer stores, or English.
         cache_dir: see [`prepare_in_cache`].
 
     Returns:
@@ -70,8 +70,8 @@ def score_text(
         - `unknown_tokens`: share of the tokens that are [UNK].
 
     Raises:
-        InputError: the text cannot be used, its language is not the stored language, `max_seq_length` does not fit the
-            model, or the loss is not finite.
+        InputError: the text cannot be used, its language differs from the stored language, `max_seq_length` does
+            not fit the model, or the loss is not finite.
     """
     limit = min(LONGEST_EXAMPLE, max_tokens(model, tokenizer))
     if not SHORTEST_EXAMPLE <= args.max_seq_length <= limit:
@@ -118,7 +118,7 @@ def score_text(
 def _choose_examples(args: HeldOutTextArguments, model: PreTrainedModel) -> PretrainingDataArguments:
     """Returns the arguments of `snugbert pretrain` that make the examples.
 
-    Masks have its defaults and no flags, because losses at 40 % and at 15 % masks cannot be compared.
+    Masks always have the defaults of that command, because losses at 40 % and at 15 % masks cannot be compared.
     """
     data_args = PretrainingDataArguments(**{field.name: getattr(args, field.name) for field in fields(args)})
     if not predicts_pairs(model):
@@ -146,7 +146,7 @@ def score_examples(
     num_examples: int,
     batch_size: int,
 ) -> dict[str, float]:
-    """Masks and scores the first examples of a dataset. Models without an attention mask get one example at a time.
+    """Masks and scores the first examples of a dataset. Models that take no attention mask get one example at a time.
 
     Returns:
         `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
@@ -172,7 +172,7 @@ def score_examples(
 
 
 def pad_batch(batch: Mapping[str, Any], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """Gives each sequence of a packed pretraining batch a padded row. *Shape:* (N, longest sequence)"""
+    """Converts a packed pretraining batch to padded rows, one for each sequence. *Shape:* (N, longest sequence)"""
     lengths = batch["cu_seq_lens_q"].diff().tolist()
 
     def to_rows(values: torch.Tensor, padding: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ from snugbert.checkpoints.loading import (
 )
 from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
-from snugbert.errors import InputError
+from snugbert.errors import InputError, join_lines
 from snugbert.families_snugbert import convert_family_config
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,
@@ -46,7 +46,7 @@ def load_masked_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
 
-    Checkpoints of the BERT family are loaded as SnugBERT, which computes the same in less time.
+    Checkpoints of the BERT family are loaded as SnugBERT, which computes the same outputs in less time.
 
     Args:
         args: the model. Without `model_name_or_path`, its weights are random.
@@ -81,7 +81,7 @@ def _load_heads(args: ModelArguments, config: Any, sentence_pairs: bool) -> PreT
                 f"{args.model_name_or_path} is ELECTRA's discriminator, which does not predict tokens. Use its "
                 "generator. `snugbert pretrain` saves it in the subfolder generator."
             )
-        config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+        config.architectures = []  # otherwise, a configuration of ELECTRA's discriminator would select that model
         pretraining_class: Any = SnugBertForPreTraining
     else:
         pretraining_class = MODEL_FOR_PRETRAINING_MAPPING.get(type(config), None)
@@ -89,7 +89,7 @@ def _load_heads(args: ModelArguments, config: Any, sentence_pairs: bool) -> PreT
         try:
             return load_model(AutoModelForPreTraining, args, config, trained=trained)
         except MissingWeightsError:
-            pass  # the checkpoint has only one of the two heads
+            pass  # the checkpoint lacks one of the heads
     return load_model(AutoModelForMaskedLM, args, config, trained=trained)
 
 
@@ -114,7 +114,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
         raise
     except Exception as error:  # invalid values raise errors of several types
         overrides = f" with {args.config_overrides}" if args.config_overrides else ""
-        raise InputError(f"cannot load the configuration of {name}{overrides}: {error}") from error
+        raise InputError(f"cannot load the configuration of {name}{overrides}: {join_lines(error)}") from error
     is_masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     if not is_masked and "AutoModelForMaskedLM" not in (getattr(config, "auto_map", None) or {}):
         raise InputError(
@@ -125,7 +125,7 @@ def _load_any_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _can_express(values: dict[str, Any]) -> bool:
-    """Whether SnugBERT can express a model of the family. transformers runs the others, such as DeBERTa-v2-xlarge."""
+    """Whether SnugBERT supports a model of the family. transformers runs other models, such as DeBERTa-v2-xlarge."""
     try:
         convert_family_config(values)
     except ValueError:
@@ -135,7 +135,7 @@ def _can_express(values: dict[str, Any]) -> bool:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Turns off dropout, as `model.eval()` does. Afterwards, the model is in its mode again."""
+    """Turns off dropout, as `model.eval()` does. Afterwards, restores the mode of the model."""
     training = model.training
     model.eval()
     try:
@@ -157,11 +157,11 @@ def predict_tokens(model: PreTrainedModel, input_ids: torch.Tensor, positions: t
         Logits. *Shape:* (B, V)
     """
     if isinstance(model, SnugBertForMaskedLM | SnugBertForPreTraining):
-        labels = torch.full_like(input_ids, IGNORE_INDEX).scatter_(1, positions[:, None], 0)  # any token will do
+        labels = torch.full_like(input_ids, IGNORE_INDEX).scatter_(1, positions[:, None], 0)  # any label will do
         outputs = model(input_ids=input_ids, labels=labels, sparse_prediction=True)
         return outputs.logits if isinstance(model, SnugBertForMaskedLM) else outputs.prediction_logits
     rows = torch.arange(len(input_ids), device=input_ids.device)
-    # Stock models have no such option, but the input of their projection can be changed.
+    # Stock models have no sparse prediction. A hook selects the input of their projection instead.
     projection = model.get_output_embeddings()
     hook = projection and projection.register_forward_pre_hook(
         lambda _, inputs: (inputs[0][rows, positions], *inputs[1:])

@@ -37,8 +37,8 @@ class MinimalPair(NamedTuple):
         phenomenon: what the paradigm tests. By default the paradigm. For a text file, the part of its name before the
             last hyphen.
         field: the field of linguistics. None: unknown.
-        file: where the pair is, for messages.
-        row: its number in the file.
+        file: the file that contains the pair, for messages.
+        row: the number of its row in the file.
     """
 
     good: str
@@ -120,7 +120,7 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
 
 
 def _read_label(file: Path, row: int, values: dict[str, Any], column: str) -> str | None:
-    """Returns the text of an optional column. None: it is missing or empty."""
+    """Returns the text of an optional column. None: the column is missing or empty."""
     value = values.get(column)
     return None if value in (None, "") else check_unicode(str(value), f"{file}, row {row}: {column}")
 
@@ -128,11 +128,11 @@ def _read_label(file: Path, row: int, values: dict[str, Any], column: str) -> st
 def score_pairs(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Sequence[MinimalPair]
 ) -> dict[str, Any]:
-    """Scores a masked language model on minimal pairs. It should prefer the acceptable sentence.
+    """Scores a masked language model on minimal pairs. The model should prefer the acceptable sentence.
 
     Args:
         model: any masked language model of transformers.
-        tokenizer: its tokenizer.
+        tokenizer: the model's tokenizer.
         pairs: the pairs.
 
     Returns:

@@ -6,7 +6,7 @@ Variants, named as in minicons:
 - `within_word_l2r` (Kauf and Ivanova, 2023): the later tokens of the same word are masked, too. Otherwise the end of a
   rare word reveals its beginning.
 
-Special tokens are not scored. The words are the tokenizer's own: for BERT, punctuation marks are words.
+Special tokens are not scored. The tokenizer defines what a word is: for BERT, punctuation marks are words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ from snugbert.progress import Progress
 
 VARIANTS = ("original", "within_word_l2r")
 TOKENS_PER_BATCH = 4096
-TOKENS_ON_GPU = 16_384  # A batch of 4,096 tokens runs faster than its kernels can be started one by one.
-SENTENCES_PER_CALL = 1000  # of the tokenizer
+TOKENS_ON_GPU = 16_384  # With 4,096 tokens, starting the kernels one by one takes longer than running them.
+SENTENCES_PER_CALL = 1000  # per call of the tokenizer
 INPUT_TOKENS_AT_ONCE = 2**18  # limits memory: a sentence of n tokens has about n masked copies of n tokens
 
 
@@ -40,9 +40,9 @@ class EncodedSentence(NamedTuple):
 
 
 def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedSentence]:
-    """Tokenizes texts, which are not truncated."""
+    """Tokenizes texts without truncation."""
     for start in range(0, len(texts), SENTENCES_PER_CALL):
-        # `verbose`: callers check the length.
+        # No warning about long texts: callers check the length.
         batch = tokenizer(list(texts[start : start + SENTENCES_PER_CALL]), verbose=False)
         for encoding in batch.encodings or []:
             words = zip(encoding.word_ids, encoding.special_tokens_mask, strict=True)

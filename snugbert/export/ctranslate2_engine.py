@@ -58,7 +58,9 @@ def write(
         _copy_for_converter(folder, copy)
         TransformersConverter(str(copy)).convert(str(folder / FOLDER), quantization=dtype)
     except (KeyError, ValueError, AssertionError) as error:
-        raise InputError(f"--to ctranslate2: CTranslate2 cannot convert this model ({error}).") from error
+        raise InputError(
+            f"--to ctranslate2: CTranslate2 cannot convert this model ({error}). Use --to onnx."
+        ) from error
     shutil.rmtree(copy)
     head = type(model).__name__.removeprefix("SnugBert")
     if head in LAYERS:
@@ -68,9 +70,9 @@ def write(
 
 
 def _copy_for_converter(folder: Path, copy: Path) -> None:
-    """Copies the stock model with what the converter needs: a field that transformers 5 omits, and a pooler.
+    """Copies the stock model, and adds what the converter needs: a field that transformers 5 omits, and a pooler.
 
-    Models without a pooler get zeros. The converter would write random weights.
+    A missing pooler gets zeros as weights. Otherwise the converter would write random weights.
     """
     for file in folder.iterdir():
         if file.is_file() and file.suffix != ".safetensors":
@@ -96,7 +98,7 @@ def load(folder: Path, threads: int | None = None) -> Run:
         folder: the folder of the exported model.
         threads: number of threads. None: the engine chooses.
     """
-    ctranslate2.set_log_level(logging.ERROR)  # CPUs without float16 compute in float32, which is fine
+    ctranslate2.set_log_level(logging.ERROR)  # no warning if a CPU without float16 computes in float32
     encoder = ctranslate2.Encoder(str(folder / FOLDER), inter_threads=1, intra_threads=threads or 0)
     file = folder / FOLDER / HEAD
     if not file.exists():
@@ -119,7 +121,7 @@ def load(folder: Path, threads: int | None = None) -> Run:
 
 
 def _encode(encoder: ctranslate2.Encoder, batch: Batch) -> dict[str, np.ndarray]:
-    """Runs the encoder on padded inputs. It takes lists of token ids without padding."""
+    """Runs the encoder on padded inputs. CTranslate2 takes lists of token ids without padding."""
     lengths = batch["attention_mask"].sum(axis=1).tolist()
     lists = {
         name: [row[:length] for row, length in zip(batch[name].tolist(), lengths, strict=True)]

@@ -101,30 +101,30 @@ def export_model(
         to: "onnx", "openvino", "ctranslate2" or "bert".
         dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
         calibration_file: a text per line, to measure the ranges of activations in int8. None: the engine quantizes
-            activations at run time or not at all.
-        text_file: a text per line, on which the outputs are compared. They are also compared on built-in text of all
-            lengths.
+            activations at run time, or does not quantize them.
+        text_file: more texts on which the outputs are compared, one per line. The outputs are always compared on
+            built-in text of all lengths.
         validation_file: labeled examples to score the model and its export on.
         eval_dataset: labeled examples in memory, instead of `validation_file`.
         task_name, text_column_names, label_column_name, max_seq_length, version_2_with_negative: how to read the
             labeled examples, as in the arguments of the model's task.
         overwrite_output_dir: whether to replace a model in `output_dir`.
-        revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
+        revision, token, cache_dir: for a model on the Hub, as in `from_pretrained`.
 
     Returns:
         A summary of the export, with the scores before and after.
 
     Raises:
         InputError: a package is missing, the engine cannot run the model, a file cannot be used, an output is not
-            finite, or in float32 the outputs differ by more than `FLOAT32_TOLERANCE`, times the largest value of the
-            output if that exceeds 1. Nothing is written.
+            finite, or float32 outputs differ by more than `FLOAT32_TOLERANCE` (times the largest value of the output,
+            if that value exceeds 1). Then nothing is written.
     """
     dtype = cast(Dtype, str(dtype).removeprefix("torch."))
     engine = _import_engine(to)
     given = {"calibration_file": calibration_file, "text_file": text_file, "validation_file": validation_file}
     files = {name: None if file is None else Path(file) for name, file in given.items()}
     if validation_file is not None and eval_dataset is not None:
-        raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one of the two.")
+        raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one.")
     labeled = files["validation_file"] if eval_dataset is None else eval_dataset
     data = {
         "task_name": task_name,
@@ -163,7 +163,7 @@ def _write_export(
     labeled: Path | Dataset | None,
     data: dict[str, Any],
 ) -> tuple[PreTrainedModel, Export]:
-    """Writes the files of the export to the folder `written`, and runs it. Returns the original model and the result.
+    """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary.
 
     The other arguments are as in [`export_model`].
     """
@@ -171,7 +171,7 @@ def _write_export(
     stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
     converted = convert_model(source, written, family, dtype=stock_dtype)
     if converted.tokenizer is None:
-        raise InputError(f"{source}: no tokenizer. The exported model is compared on text. Add the tokenizer.")
+        raise InputError(f"{source}: no tokenizer. The check of the outputs needs one. Add the tokenizer.")
     model = _load_model(checkpoint, keep_pooler=not read_modules(source))
     tokenizer, names = _load_tokenizer(written, has_segments=checkpoint.config.type_vocab_size > 1)
     limit = max_tokens(model, tokenizer)
@@ -192,7 +192,7 @@ def _write_export(
     _complete_config(written, model)
 
     texts = make_texts(tokenizer, limit) + (read_text_file(files["text_file"]) if files["text_file"] else [])
-    model.set_attn_implementation("sdpa")  # what users run
+    model.set_attn_implementation("sdpa")  # the attention that users run
     original, run = run_in_torch(model), engine.load(written)
     outputs = ((batch, original(batch), run(batch)) for batch in batches(texts, max_length=limit))
     difference, relative = find_difference(outputs, checkpoint.head)
@@ -226,7 +226,7 @@ def _find_wrapper(source: Path, head: str) -> Wrapper | None:
 def _check_arguments(
     to: str, dtype: Dtype, files: dict[str, Path | None], data: dict[str, Any], labeled: Path | Dataset | None
 ) -> None:
-    """Refuses what the target does not have, before any work."""
+    """Refuses arguments that the target does not support, before any work."""
     if dtype not in get_args(Dtype):
         raise InputError(explain_choice("--dtype", dtype, get_args(Dtype)))
     if to == "bert" and dtype == "int8":
@@ -246,8 +246,8 @@ def _check_arguments(
 def _check_head(head: str, to: str, engine: ModuleType, labeled: Path | Dataset | None) -> None:
     if to == "ctranslate2" and head not in engine.HEADS:
         raise InputError(
-            f"--to ctranslate2: CTranslate2 runs the encoder only, and the head {head} has several layers. Use --to "
-            "onnx or --to openvino."
+            f"--to ctranslate2: the head {head} has several layers. CTranslate2 runs only the encoder. Use --to onnx "
+            "or --to openvino."
         )
     if labeled is not None and head not in ("Model", *list_tasks()):
         raise InputError(f"--validation_file: {head} cannot be scored. Remove the flag.")
@@ -271,7 +271,7 @@ def _load_model(checkpoint: Checkpoint, keep_pooler: bool) -> PreTrainedModel:
     if head == "Model" and not keep_pooler:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("bert.pooler.")}
         options = {"add_pooling_layer": False}
-    config._attn_implementation = "eager"  # for the graph
+    config._attn_implementation = "eager"  # the graph needs it
     return build_model(CLASSES["snugbert"][head], config, weights, torch.float32, options).eval()
 
 
@@ -307,7 +307,7 @@ def _make_embed(folder: Path, batches: Callable[..., list[Batch]], limit: int) -
 def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
     """Returns a function that pools hidden states to one vector per text, *shape* (B, size).
 
-    With modules.json, sentence-transformers' own modules do it. Without, it is the mean over tokens.
+    With modules.json, the modules of sentence-transformers pool. Without this file, a vector is the mean over tokens.
 
     Raises:
         InputError: sentence-transformers is missing.
@@ -320,7 +320,7 @@ def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
         from sentence_transformers import SentenceTransformer
     except ModuleNotFoundError as error:
         raise InputError(
-            f"{folder}: its pooling needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
+            f"{folder}: the pooling of this model needs sentence-transformers. Run: pip install 'snugbert[embeddings]'"
         ) from error
     modules = list(SentenceTransformer(str(folder), device="cpu", local_files_only=True))[1:]
 
@@ -351,8 +351,8 @@ def make_score(
     """Returns a function that scores a model, run by any engine, as the fine-tuning commands do.
 
     Args:
-        checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: the rank
-            correlation of cosine similarities with scores of pairs, as on STS-B.
+        checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: by the
+            rank correlation of cosine similarities with the scores of pairs, as on STS-B.
         labeled: a file or a dataset with examples of the task; for encoders, rows with sentence1, sentence2 and score.
         tokenizer: the model's tokenizer.
         names: the inputs of the model.
@@ -383,7 +383,7 @@ def make_score(
 def _compute_logits(
     run: Run, features: Any, tokenizer: PreTrainedTokenizerBase, names: list[str], output: Output
 ) -> Logits:
-    """Runs a model on features in batches of similar length. Returns logits in their order, as tasks decode them."""
+    """Runs a model on features in batches of similar length. Returns logits in the order of the features."""
     rows = [{name: row[name] for name in names} for row in features]
     counts = features[NUM_WINDOWS][:] if NUM_WINDOWS in features.column_names else None
     if counts is not None:  # an engine runs windows, so their average is computed here
@@ -406,7 +406,9 @@ def _make_similarity_score(labeled: Path | Dataset, embed: Embed) -> Score:
     for row, values in read_rows(labeled):
         for name, column in columns.items():
             if values.get(name) is None:
-                raise InputError(f"{file}, row {row}: no {name!r}. Expected sentence1, sentence2 and score.")
+                raise InputError(
+                    f"{file}, row {row}: no value in column {name!r}. Expected sentence1, sentence2 and score."
+                )
             column.append(
                 values[name] if name == "score" else check_unicode(str(values[name]), f"{file}, row {row}: {name}")
             )

@@ -38,17 +38,17 @@ def write(
 
     Args:
         model: the SnugBERT model in float32, in evaluation mode, with eager attention.
-        input_names: its inputs, see `Batch`.
+        input_names: the inputs of the model, see `Batch`.
         folder: the folder of the exported model.
         dtype: dtype of the weights.
-        calibration: batches to measure ranges on, for int8. Empty: none.
+        calibration: batches to measure ranges on, for int8. Empty: no calibration.
     """
     file = folder / FOLDER / FILE
     file.parent.mkdir()
     write_graph(model, input_names, file)
     if dtype == "float32":
         return
-    # By path: models of more than 2 GB are not read into one object.
+    # Takes the path, so that models of more than 2 GB are not read into one object.
     graph = convert_float_to_float16(str(file), keep_io_types=True) if dtype == "float16" else onnx.load(file)
     for written in file.parent.iterdir():
         written.unlink()

@@ -36,10 +36,10 @@ def write(
 
     Args:
         model: the SnugBERT model in float32, in evaluation mode, with eager attention.
-        input_names: its inputs, see `Batch`.
+        input_names: the inputs of the model, see `Batch`.
         folder: the folder of the exported model.
         dtype: dtype of the weights.
-        calibration: batches to measure ranges on, for int8. Empty: none.
+        calibration: batches to measure ranges on, for int8. Empty: no calibration.
     """
     with TemporaryDirectory(dir=folder) as temporary:
         graph = Path(temporary) / "model.onnx"
@@ -67,7 +67,7 @@ def load(folder: Path, threads: int | None = None, precision: str | None = "f32"
     Args:
         folder: the folder of the exported model.
         threads: number of threads. None: the engine chooses.
-        precision: precision of the computation. None: the engine chooses, which is bfloat16 on CPUs that have it.
+        precision: precision of the computation. None: the engine chooses bfloat16 on CPUs that support it.
             Outputs then differ by 3e-2.
     """
     options = {"PERFORMANCE_HINT": "LATENCY"}

@@ -28,8 +28,8 @@ An enzyme called acetylcholinesterase breaks the signal down within a millisecon
 She did not like the film at first, yet by the end she was crying and laughing, and so was everyone around her.
 """
 BATCH_SIZE = 32
-SHORTEST = 12  # up to this many tokens, every length has a text
-GROWTH = 1.25  # then each length is this much longer than the last
+SHORTEST = 12  # there are texts of every length up to this many tokens
+GROWTH = 1.25  # each longer length is about this many times the previous length
 
 
 def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]:
@@ -43,7 +43,7 @@ def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]
         lengths.append(int(lengths[-1] * GROWTH))
     texts = []
     for index, length in enumerate([*lengths, *lengths]):
-        start = (37 * index) % len(offsets)  # other words each time
+        start = (37 * index) % len(offsets)  # starts at other words each time
         repeated = PASSAGE[offsets[start][0] :] + PASSAGE * (length // len(offsets) + 1)
         rounds, last = divmod(start + length - 1, len(ends))
         texts.append(repeated[: rounds * len(PASSAGE) + ends[last] - offsets[start][0]].strip())
@@ -81,7 +81,7 @@ def make_batches(
 ) -> list[Batch]:
     """Returns padded batches of the texts, in order.
 
-    Every second text of a head for pairs becomes a pair with the text after it.
+    If the head reads pairs, every second text is paired with the next text, and every text for question answering.
 
     Args:
         texts: the texts.
@@ -109,11 +109,11 @@ def make_batches(
 
 
 def pad(features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> Batch:
-    """Pads inputs on the right to the longest.
+    """Pads inputs on the right to the length of the longest input.
 
     Args:
         features: inputs with one value per token, or for multiple choice with a list per choice.
-        tokenizer: has the padding token.
+        tokenizer: the tokenizer, with the padding token.
         names: the inputs to include.
     """
     has_choices = isinstance(features[0]["input_ids"][0], list)

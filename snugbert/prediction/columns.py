@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reader(Protocol):
-    """What reads the columns: a task, or a model of sentence-transformers. For the attributes see [`Task`]."""
+    """A task, or a class that predicts with a model of sentence-transformers. [`Task`] describes the attributes."""
 
     default_columns: ClassVar[tuple[tuple[str, ...], ...]]
     any_columns: ClassVar[bool]
@@ -28,14 +28,14 @@ def choose_columns(
     """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
 
     Args:
-        reader: what reads the columns.
+        reader: the task or class that reads the columns.
         given: the columns that the user named. None: choose them.
-        source: the name of the rows in messages.
-        first_rows: the rows to look at. Without rows, any columns will do.
+        source: the name of the input, for messages.
+        first_rows: the rows to inspect. Without rows, the columns are not checked.
         trained_columns: the columns that the model was trained on. Empty if it stores no columns.
 
     Raises:
-        InputError: a given column or a text column is missing, or several columns may be meant.
+        InputError: a given column or a text column is missing, or the choice of columns is ambiguous.
     """
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))

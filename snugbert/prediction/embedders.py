@@ -17,7 +17,7 @@ from snugbert.errors import InputError
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Prediction, RowPredictor
 
-BATCH_SIZE = 32  # of sentence-transformers, which does not take a token budget
+BATCH_SIZE = 32  # texts. sentence-transformers cannot limit the tokens of a batch
 
 
 class SentenceTransformerPredictor(RowPredictor):
@@ -49,7 +49,7 @@ class Embedder(SentenceTransformerPredictor):
             embeddings = self.model.encode(
                 examples, batch_size=BATCH_SIZE, prompt_name=self.args.prompt_name, show_progress_bar=False
             )
-        # The shortest digits that give the same float32.
+        # Keeps the fewest digits that give the same float32.
         rows = (row.astype(np.float32).astype(str) for row in embeddings)
         return [{"embedding": [float(number) for number in row]} for row in rows]
 

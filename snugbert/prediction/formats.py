@@ -51,7 +51,7 @@ class Format:
         return ((f"row {row}", values) for row, values in read_rows(self.source, log=log))
 
     def write_head(self, row: Values) -> str:
-        """Returns what the output has before its first row.
+        """Returns the text before the first row of the output.
 
         Args:
             row: the values of the first row, with its predictions.
@@ -59,7 +59,7 @@ class Format:
         return ""
 
     def write(self, row: Values) -> str:
-        """Returns a row of the output. Numbers that JSON does not have, such as NaN, become null.
+        """Returns a row of the output. Numbers that JSON cannot represent, such as NaN, become null.
 
         Args:
             row: the values of a row, with its predictions.
@@ -77,7 +77,7 @@ class TableFormat(Format):
         self.separator = "," if separator == NO_SEPARATOR else separator
 
     def write_head(self, row: Values) -> str:
-        """Returns the header. If it does not show the separator, a line such as "sep=;" comes first."""
+        """Returns the header. If the header does not reveal the separator, a line such as "sep=;" comes first."""
         header = self._join([*row])
         if self.is_csv and choose_separator(re.split(r"[\r\n]", header)[0]) != self.separator:
             header = f"sep={self.separator}\n{header}"
@@ -125,11 +125,11 @@ class ConllFormat(Format):
     def _read_blocks(self, log: ReadingLog) -> Iterator[tuple[int, Sentence, list[str]]]:
         """Yields the line of each sentence's first word, the sentence, and its block of lines.
 
-        A block has all lines after the sentence before. The last block has the rest of the file, too. `sentence.row`
-        counts the lines of the block.
+        A block has all lines after the previous sentence. The last block also has the rest of the file.
+        `sentence.row` is relative to the block.
         """
         lines: list[str] = []
-        # Without a bad line, a sentence would lack a word.
+        # Skipping a bad line would remove a word from its sentence.
         numbered = read_numbered_lines(self.source, log=log if log.on_bad_text == "replace" else None)
 
         def record() -> Iterator[str]:
@@ -137,7 +137,7 @@ class ConllFormat(Format):
                 lines.append(line)
                 yield line
 
-        start, block = 0, None  # lines before the block
+        start, block = 0, None  # number of lines before the block, and the block
         for sentence in read_conll(record(), str(self.source), self.word_column, reports=False):
             if block is not None:
                 yield block
@@ -153,8 +153,8 @@ class ConllFormat(Format):
 class TaggedConllFormat(ConllFormat):
     """Sentences in CoNLL columns, written as `snugbert ner` writes them: only the tags change.
 
-    Predicted tags replace the last column, in its scheme. If that column contains other values than entity tags,
-    predicted tags are a new last column.
+    Predicted tags replace the last column, in the scheme of that column. If the column contains other values than
+    entity tags, predicted tags are written to a new last column.
     """
 
     def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
@@ -164,7 +164,7 @@ class TaggedConllFormat(ConllFormat):
 
     @cached_property
     def scheme(self) -> str | None:
-        """The tagging scheme of the last column. None: it is not a column of tags."""
+        """The tagging scheme of the last column. None: the last column does not contain tags."""
         invalid = dict.fromkeys(SCHEMES, 0)
         for line, sentence, _ in self._read_blocks(ReadingLog("replace")):
             if sentence.tags is None:
@@ -194,7 +194,7 @@ class TaggedConllFormat(ConllFormat):
 
 
 def make_format(args: PredictionArguments) -> Format:
-    """Returns how to read the input and write the output.
+    """Returns the format that reads the input and writes the output.
 
     Raises:
         InputError: see [`ConllFormat`], or the first line of a table cannot be read.

@@ -18,7 +18,7 @@ from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Predictor, RowPredictor, choose_device, find_head
 from snugbert.tasks import find_task
 
-# Arguments of the command for tasks that have them.
+# Arguments of the command that are passed to tasks with the same argument.
 TASK_SETTINGS = ("max_seq_length", "doc_stride", "version_2_with_negative", "abstain_below")
 
 
@@ -74,7 +74,7 @@ def make_predictor(
 
 
 def find_reader(folder: Path) -> Any:
-    """Returns the task of a fine-tuned model, or the class that predicts with another model: a [`Reader`].
+    """Returns a [`Reader`]: the task of a fine-tuned model, or the class that predicts with any other model.
 
     Raises:
         InputError: the model has no fine-tuned head.

@@ -1,8 +1,8 @@
 """Streams a file through a model: reads windows of rows, predicts them, and appends the results in order.
 
-The output is complete when `output_file` exists. Until then, it is in `output_file` with `.partial` appended, and a
-second file records how much of it is done. Run the same command again to continue. If `output_file` belongs to a
-store, only the complete file is uploaded.
+The output is complete when `output_file` exists. Until then, the rows are in a file with `.partial` appended to the
+name, and a second file records the progress. Run the same command again to continue. If `output_file` is in a store,
+only the complete file is uploaded.
 """
 
 import gc
@@ -36,7 +36,7 @@ from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
 logger = logging.getLogger(__name__)
 
 # A window has at most this many rows and, for long texts, about this many characters. Texts of similar length share
-# batches within a window, and after a kill a window is predicted again.
+# batches within a window. After a kill, a window is predicted again.
 WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
 MOST_REPORTED = 20  # bad rows
 
@@ -61,7 +61,7 @@ def predict_file(args: PredictionArguments) -> None:
     """Predicts every row of a file. This is `snugbert predict`.
 
     Raises:
-        InputError: the model or a row cannot be used, the output exists or belongs to different settings, or cannot be
+        InputError: the model or a row cannot be used, or the output exists, belongs to different settings or cannot be
             written.
     """
     set_up_process()
@@ -69,28 +69,29 @@ def predict_file(args: PredictionArguments) -> None:
     folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
     if args.reads_conll and ("tokens",) not in find_reader(folder).default_columns:
         raise InputError(
-            f"--input_file: only models that label tokens read {args.input_file}. Use .tsv, .csv, .json or .jsonl."
+            f"--input_file: only models that label tokens can read CoNLL files such as {args.input_file}. Use .tsv, "
+            ".csv, .json or .jsonl."
         )
     data = make_format(args)
     rows = [values for _, values in islice(data.read(ReadingLog(args.on_bad_text)), ROWS_TO_INSPECT)]
     if not rows:
         raise InputError(f"--input_file: {args.input_file} has no rows.")
     windows = list(_split_into_windows((values, None) for values in rows))
-    is_one_window = len(rows) < ROWS_TO_INSPECT and len(windows) == 1  # of the whole file
+    is_one_window = len(rows) < ROWS_TO_INSPECT and len(windows) == 1  # with the whole file
     with open_predictor(folder, args, rows, 1 if is_one_window else args.num_processes or 1) as predictor:
         if args.abstain_below is not None:
             print(_describe_abstention(read_json(folder / "config.json"), args.abstain_below))
-        gc.freeze()  # the garbage collector need not search the modules and the model again and again
+        gc.freeze()  # so that the garbage collector skips the modules and the model
         write_predictions(args, data, predictor, folder)
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
-    """Returns what abstaining did to the validation examples of a model."""
+    """Describes the effect of abstaining on the validation examples of a model."""
     calibration = config.get("calibration")
     if calibration is None:
         return (
-            f"Abstaining below {least:g}. A model calibrated with `snugbert glue --calibrate` also reports "
-            "the share and the accuracy of labels on its validation examples."
+            f"Abstaining below {least:g}. For a model calibrated with `snugbert glue --calibrate`, this line also "
+            "reports the share and the accuracy of labels on the validation examples."
         )
     coverage, accuracy = read_coverage(calibration, least)
     _, overall = read_coverage(calibration, 0)
@@ -115,13 +116,13 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
         args: the arguments of the command.
         data: the formats of input and output.
         predictor: the model.
-        folder: its folder.
+        folder: the folder of the model.
 
     Raises:
         InputError: see [`predict_file`].
     """
     output, source = _name_output(args), Path(str(args.input_file))
-    # Reading all rows first finds bad rows before hours of work. The number of rows makes shards equal.
+    # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
     logger.info("reading %s", source)
     numbers = count(1)
 
@@ -138,7 +139,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
     shard = (total * (args.shard_number - 1) // args.num_shards, total * args.shard_number // args.num_shards)
     start = time.monotonic()
     with _open_partial(output) as stream:
-        _check_output(args)  # again, because another process may have finished it
+        _check_output(args)  # again, because another process may have finished the output
         done = _predict(args, data, stream, predictor, shard, _describe_run(args, folder, source))
         publish_file(_partial(output), output)
         _partial(output, ".json").unlink(missing_ok=True)
@@ -152,7 +153,7 @@ def _name_output(args: PredictionArguments) -> Path:
     output = Path(str(args.output_file))
     if args.num_shards == 1:
         return output
-    # As in prepared corpora. `cat` in the order of the names gives the rows in the order of the input.
+    # Named as in prepared corpora. `cat` in the order of the names keeps the order of the rows.
     part = f"{args.shard_number - 1:05}-of-{args.num_shards:05}"
     return output.with_name(f"{output.stem}-{part}{output.suffix}")
 
@@ -181,7 +182,7 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
 
 
 def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:
-    """Returns what the output depends on. Partial output is continued only if these values are unchanged."""
+    """Returns the values that the output depends on. Partial output can be continued only if they are unchanged."""
     files = [file for pattern in MODEL_FILES for file in sorted(folder.rglob(pattern)) if PARTIAL not in file.name]
     return {
         "version": snugbert.__version__,
@@ -225,7 +226,7 @@ def _predict(
             head = data.write_head(results[0]) if first + state["rows"] == 0 else ""
             lines = [head, *map(data.write, results)]
             with writing(output, "run the same command again"):
-                # JSON can contain half of a character pair ("\ud83d"), which UTF-8 cannot.
+                # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
                 encoded = "".join(lines).encode("utf-8", "backslashreplace")
                 stream.write(encoded)
                 stream.flush()
@@ -242,9 +243,9 @@ def _predict(
 
 
 def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], overwrite: bool) -> Any:
-    """Removes from the partial output `stream` what its state does not count. Returns the checksum of the rest.
+    """Cuts the partial output `stream` to the bytes that its state counts. Returns the checksum of these bytes.
 
-    If the rest is damaged and `overwrite` is set, changes the state, to start again.
+    If they are damaged and `overwrite` is set, resets the output and the state, to start again.
 
     Raises:
         InputError: the partial output is damaged.
@@ -265,7 +266,7 @@ def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], overwrite
 
 
 def _seal(digest: Any, num_rows: int) -> str:
-    """Returns the checksum of partial output and the number of its rows."""
+    """Returns a checksum of the partial output together with its number of rows."""
     sealed = digest.copy()
     sealed.update(str(num_rows).encode())
     return sealed.hexdigest()

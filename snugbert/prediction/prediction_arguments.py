@@ -42,26 +42,26 @@ class PredictionArguments:
     )
     text_column_names: str | None = field(
         default=None,
-        metadata={"help": "Columns of the input, such as title,text. Default: by model, see docs/how-to/predict.md."},
+        metadata={"help": "Columns of the input, such as title,text. Default: see docs/how-to/predict.md."},
     )
     max_seq_length: int | None = field(
         default=None,
-        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; answers 384, CoNLL 128."},
+        metadata={"help": "Maximum tokens of a text or window. Default: the model's limit; questions 384, CoNLL 128."},
     )
     doc_stride: int | None = field(
         default=None,
-        metadata={"help": "Tokens that neighboring windows share. Default: as in training; for questions 128."},
+        metadata={"help": "Tokens that neighboring windows share. Default: as in training, but 128 for questions."},
     )
     version_2_with_negative: bool = field(
         default=False, metadata={"help": "Question answering: allow the empty answer, as in SQuAD v2.0."}
     )
     prompt_name: str | None = field(
         default=None,
-        metadata={"help": "Embeddings: prompt of the model, such as query. Default: the model's default."},
+        metadata={"help": "Embedding models and rerankers: name of a prompt, such as query. Default: the model's."},
     )
     abstain_below: float | None = field(
         default=None,
-        metadata={"help": "Text classifiers: no label below this probability. Adds the column abstained."},
+        metadata={"help": "Text classifiers: predict no label below this probability. Adds the column abstained."},
     )
     on_bad_text: OnBadText = field(
         default="error", metadata={"help": "Rows that cannot be read: error, skip, or replace bytes."}
@@ -91,7 +91,7 @@ class PredictionArguments:
         default=True,
         metadata={
             "advanced": True,
-            "help": "On a GPU, fill batches up to a few sizes, and record the kernels of each size once.",
+            "help": "On a GPU, pad batches to a few sizes, and record a CUDA graph for each size.",
         },
     )
     overwrite_output_file: bool = field(
@@ -122,7 +122,7 @@ class PredictionArguments:
         if output.resolve() == Path(str(self.input_file)).resolve():
             raise InputError("--output_file: the output is the input file. Choose another file.")
         if self.reads_conll and self.max_seq_length is None:
-            self.max_seq_length = NerDataArguments.max_seq_length  # the same windows, so the same tags
+            self.max_seq_length = NerDataArguments.max_seq_length  # as in `snugbert ner`, for the same tags
         check_ranges(self, max_seq_length=Range(8), max_batch_tokens=COUNT, num_processes=COUNT)
         self.shard_number, self.num_shards = parse_shard(self.shard)
         is_launched = "LOCAL_RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
@@ -131,7 +131,7 @@ class PredictionArguments:
                 "--num_processes: `snugbert predict` starts its own processes. Run the command without torchrun or "
                 "accelerate."
             )
-        if self.num_processes is None:  # launched processes, one per shard, share the GPUs
+        if self.num_processes is None:  # launched processes predict one shard each, and share the GPUs
             alone = self.use_cpu or is_launched
             self.num_processes = 1 if alone else max(1, torch.accelerator.device_count())
         self.bf16, _ = choose_precision(self.bf16, False, None, torch.cuda.is_available() and not self.use_cpu)
@@ -148,6 +148,6 @@ class PredictionArguments:
 
     @property
     def columns(self) -> list[str] | None:
-        """The names in `text_column_names`; None if they were not given."""
+        """The names in `text_column_names`; None if the user gave none."""
         names = self.text_column_names
         return None if names is None else [name.strip() for name in names.split(",")]

@@ -95,11 +95,11 @@ class Predictor(RowPredictor):
         tokenizer: the tokenizer. Default: the tokenizer in the model's folder.
         task: the task, with settings such as the names of columns. Default: the task of the model's head.
         columns: the columns to predict from. Default: the columns that the task names, the columns that the model was
-            trained on, or usual names.
+            trained on, or common names.
         max_seq_length: maximum tokens of a window in predictions. Default: the limit of the model.
         max_batch_tokens: maximum tokens of a batch.
         bf16: compute in bfloat16.
-        cuda_graphs: on a GPU, fill batches up to a few sizes, and record the kernels of each size once.
+        cuda_graphs: on a GPU, pad batches to a few sizes, and record a CUDA graph for each size.
         device: where to run a model from a folder. Default: the GPU, if there is one.
 
     Attributes:
@@ -135,7 +135,7 @@ class Predictor(RowPredictor):
             raise InputError("tokenizer is missing. Pass the tokenizer of the model.")
         class_name = type(loaded).__name__
         if task is None:
-            task = find_task(find_head(class_name, "model: it is a"))()
+            task = find_task(find_head(class_name, "model: unexpected class"))()
         elif HEADS_BY_CLASS.get(class_name, task.head) != task.head:
             raise InputError(f"task: {type(task).__name__} does not fit a {class_name}. Omit `task`.")
         self.model, self.tokenizer, self.task = loaded.eval(), tokenizer, task.copy()
@@ -150,9 +150,9 @@ class Predictor(RowPredictor):
         self.task.use_tokenizer(tokenizer, min(max_tokens(loaded, tokenizer), longest))
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
-        """Returns the prediction for each row, as columns to add to it.
+        """Returns the prediction for each row, as columns to add to the row.
 
-        If neither `columns` nor the task names the columns, the first call with rows chooses them, as
+        If neither `columns` nor the task names the columns, the first call with rows chooses the columns, as
         `snugbert predict` does.
 
         Args:
@@ -163,8 +163,8 @@ class Predictor(RowPredictor):
             the keys of each task.
 
         Raises:
-            InputError: the columns are missing, or a row has no text in them. The message names the row, counted from
-                1.
+            InputError: the columns are missing, or a row has no text in these columns. The message names the row,
+                counted from 1.
         """
         if not len(rows):
             return []
@@ -182,7 +182,7 @@ class Predictor(RowPredictor):
         return self.answer(examples)
 
     def evaluate(self, data: Path | Dataset) -> dict[str, float]:
-        """Returns the metrics on labeled examples, and sets `intervals`, as the fine-tuning commands do.
+        """Returns the metrics on labeled examples, as in the fine-tuning commands, and sets `intervals`.
 
         Args:
             data: a dataset, or a file in a format of the command. Windows have the `max_seq_length` of the task.
@@ -198,11 +198,11 @@ class Predictor(RowPredictor):
         return metrics
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Returns the example of a row, as the task reads it."""
+        """Returns the example that the task reads from a row."""
         return self.task.read(values, self.columns)
 
     def answer(self, examples: list[Any]) -> list[Prediction]:
-        """Returns the task's columns for each example."""
+        """Returns the prediction for each example, as columns to add to its row."""
         split = self.task.make_split(examples)
         features = self.task.encode(split)
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
@@ -218,7 +218,7 @@ class Predictor(RowPredictor):
             return self.task.output.join_windows(self.compute_logits(columns))
         if NUM_WINDOWS in features.inputs.column_names:
             return self.task.output.join_windows(average_windows(self.compute_logits(columns), choices))
-        # Each choice is scored as an example of its own. Its logit does not depend on the other choices, and examples
+        # Each choice is scored as a separate example. Its logit does not depend on the other choices, and examples
         # may have different numbers of choices.
         logits = np.concatenate(self.compute_logits(columns, has_choices=True))
         return self.task.output.join_windows(np.split(logits, np.cumsum(choices)[:-1]))
@@ -228,7 +228,7 @@ class Predictor(RowPredictor):
 
         Args:
             columns: `input_ids` and any other columns with one value per token.
-            has_choices: whether the model chooses. Each sequence is then an example with one choice.
+            has_choices: whether the head is for multiple choice. Each sequence is then an example with one choice.
 
         Returns:
             float32, *shape* (labels,) each, or (tokens, labels) if the output is per token.
@@ -253,7 +253,7 @@ class Predictor(RowPredictor):
             if not np.isfinite(logits).all():
                 raise InputError("--model_name_or_path: outputs are NaN or infinite. The weights may be damaged.")
             parts: Any = logits[:number]
-            if self.task.output.per_token and packs:  # without the padding of filled rows
+            if self.task.output.per_token and packs:  # drops the padding of filled rows
                 parts = np.split(logits[0, :tokens], np.cumsum(lengths[indices])[:-1])
             elif self.task.output.per_token:
                 parts = [row[:length] for row, length in zip(logits, lengths[indices], strict=True)]
@@ -290,9 +290,10 @@ def find_head(class_name: str, place: str) -> str:
 
 
 def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.ndarray | None]:
-    """Returns the values of each sequence, and the choices or windows of each row. None: a row is one sequence.
+    """Returns the values of each sequence, and the number of choices or windows of each row.
 
-    Packed batches need no attention mask.
+    The number is None if each row is one sequence. The attention mask is left out, because packed batches do not need
+    one.
     """
     table = inputs.with_format("arrow")[:]
     columns: dict[str, list[np.ndarray]] = {}
@@ -311,7 +312,7 @@ def _list_sequences(inputs: Dataset) -> tuple[dict[str, list[np.ndarray]], np.nd
 def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray]:
     """Groups sequences of similar length, the longest first, into batches of at most `max_tokens` tokens.
 
-    A longer sequence is a batch of its own. Yields the indices of the sequences.
+    A longer sequence is a separate batch. Yields the indices of the sequences.
     """
     order = np.argsort(-lengths, kind="stable")
     start = tokens = 0

@@ -27,16 +27,16 @@ class QuestionAnswerer:
     """Answers questions with parts of a text.
 
     Args:
-        model: folder or Hub name of a model with a question answering head, such as the output of `snugbert squad`. A
-            BERT checkpoint runs as SnugBERT, in float32. Or a model, which is switched to evaluation mode.
+        model: a model with a question answering head, such as the output of `snugbert squad`: a folder, a Hub name or
+            a model object. A BERT checkpoint runs as SnugBERT, in float32. A model object is switched to evaluation
+            mode.
         tokenizer: a tokenizer, or its folder or Hub name. Default: the tokenizer in the model's folder.
         device: the device to run on. Default: an accelerator if there is one. A model object stays on its device.
-        batch_size: windows of `max_seq_length` tokens per batch. A batch of shorter windows has more.
+        batch_size: windows per batch if all have `max_seq_length` tokens. A batch of shorter windows has more of them.
         max_seq_length: maximum tokens of a window, limited by the model and the tokenizer.
         doc_stride: tokens that neighboring windows share. Default: 128, but at most a third of a window.
         max_query_length: maximum tokens of a question.
-        cuda_graphs: whether calls with at least 3 batches fill them up to a few sizes on a GPU, and run them as CUDA
-            graphs.
+        cuda_graphs: whether, on a GPU, calls with at least 3 batches pad them to a few sizes and run CUDA graphs.
 
     Raises:
         ValueError: the model or the tokenizer cannot be loaded, the model has no question answering head, or the
@@ -66,8 +66,8 @@ class QuestionAnswerer:
             raise ValueError("`tokenizer` is missing. Pass the tokenizer of the model.")
         if tokenizer("a", "b")["input_ids"][0] != tokenizer.cls_token_id:
             raise ValueError(
-                f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with [CLS], whose logits score "
-                '"no answer". Use the model\'s own tokenizer.'
+                f"`tokenizer`: pairs of a {type(tokenizer).__name__} do not begin with [CLS]. The logits of [CLS] "
+                'score "no answer". Use the model\'s own tokenizer.'
             )
         self.tokenizer = tokenizer
         self.batch_size = batch_size

@@ -1,7 +1,7 @@
 """Predicts in several processes: one for each GPU, or several on a CPU.
 
-The main process reads the rows, hands windows of them to the processes, and gets the predictions back. So the output
-is written in one place. The bytes are the same if each process has as many threads.
+The main process reads the rows, sends windows of rows to the processes, receives the predictions and writes them. The
+number of processes does not change the output if the number of threads of each process stays the same.
 """
 
 import gc
@@ -41,7 +41,7 @@ SECONDS_TO_EXIT = 10  # after a process has closed its connection
 def open_predictor(
     folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]], num_processes: int
 ) -> Iterator[RowPredictor]:
-    """Makes a predictor. It runs in this process if `num_processes` is 1, or in processes that end with the block.
+    """Makes a predictor. It runs in this process if `num_processes` is 1, else in processes that end with the block.
 
     Args:
         folder, args, first_rows: see [`make_predictor`].
@@ -80,7 +80,7 @@ class ParallelPredictor(RowPredictor):
         for worker in workers:
             self._idle.put(worker)
         self._lock = threading.Lock()
-        self._failure: InputError | None = None  # the first one
+        self._failure: InputError | None = None  # the first failure
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Returns the example of a row."""
@@ -99,7 +99,7 @@ class ParallelPredictor(RowPredictor):
             with self._lock:
                 if self._failure is None:
                     self._failure = error
-                    self._kill()  # the others may need minutes for their windows
+                    self._kill()  # other processes may need minutes for their windows
             raise self._failure from None
         finally:
             self._idle.put(worker)
@@ -137,7 +137,7 @@ class Worker:
 
     Args:
         folder, args, first_rows: see [`make_predictor`].
-        index: its number, from 0.
+        index: the number of the process, from 0.
         num_processes: number of processes.
     """
 
@@ -148,7 +148,7 @@ class Worker:
         self.process = context.Process(target=_serve, args=(other, *arguments), daemon=True)
         with _block_interrupts():
             self.process.start()
-        other.close()  # so that reading ends when the process does
+        other.close()  # so that reading fails when the process ends
 
     def ask(self, examples: list[Any]) -> tuple[list[Prediction], np.ndarray]:
         """Returns the predictions for the examples, and how much they add to `lengths`.
@@ -156,7 +156,7 @@ class Worker:
         Raises:
             InputError: the process has ended, or the model cannot be used.
         """
-        with suppress(OSError):  # it has ended, but may have sent an error
+        with suppress(OSError):  # the process has ended, but may have sent an error
             self._connection.send(examples)
         try:
             reply = self._connection.recv()
@@ -185,7 +185,7 @@ def _block_interrupts() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # otherwise the first process starts it, which unblocks the signal
+    resource_tracker.ensure_running()  # starting the tracker later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -231,7 +231,7 @@ def _send(connection: Connection, reply: Any) -> None:
 
 
 def set_up_process(level: int = logging.INFO) -> None:
-    """Sets how a process that predicts logs, from `level` on, and how its threads wait."""
+    """Sets up a process that predicts: which messages it logs (from `level` on), and how its threads wait."""
     set_up_logging(level)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # for reading weights

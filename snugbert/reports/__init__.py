@@ -1,1 +1,1 @@
-"""What is shown: cards, tables, plots."""
+"""Reports: model cards, tables and plots."""

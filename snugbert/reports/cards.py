@@ -1,4 +1,4 @@
-"""Shared by the model cards of all commands: the file, results for the Hub, tables, package versions."""
+"""Code for the model cards of all commands: the file, results for the Hub, tables, package versions."""
 
 import platform
 import re

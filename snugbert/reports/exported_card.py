@@ -104,7 +104,7 @@ class Export:
         calibrated: whether ranges of activations were measured on text.
         size: total size of the model files, in bytes.
         difference: largest difference from the outputs of the SnugBERT model.
-        num_texts: number of texts that both ran on.
+        num_texts: number of texts that both models ran on.
         scores: metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
         notes: sentences to show to the user.
     """
@@ -134,13 +134,13 @@ def write_card(
 
     Args:
         output_dir: folder of the exported model.
-        source: folder of the original.
-        source_name: its folder or Hub name.
-        model: the original.
+        source: folder of the original model.
+        source_name: folder or Hub name of the original model.
+        model: the original model.
         to: the target.
         done: the export.
         is_regression: whether the head predicts numbers.
-        wrapper: the class of sentence-transformers that opens the folder. None without such files.
+        wrapper: the class of sentence-transformers that opens the folder. None: no class opens it.
     """
     head = type(model).__name__.removeprefix("SnugBert")
     text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]
@@ -265,7 +265,7 @@ def _write_result(head: str, name: str, to: str, labels: str | None, has_windows
     lines = []
     if to == "ctranslate2" and head == "Model":
         outputs = "np.array(outputs.last_hidden_state)"
-    elif to == "ctranslate2":  # it does not run heads
+    elif to == "ctranslate2":  # CTranslate2 does not run heads
         states = "last_hidden_state" if head in ("ForTokenClassification", "ForQuestionAnswering") else "pooler_output"
         lines.append(f"head = load_file({json.dumps(f'{name}/ctranslate2/head.safetensors')})")
         outputs = f'np.array(outputs.{states}) @ head["weight"].T + head["bias"]'

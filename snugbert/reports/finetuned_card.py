@@ -49,7 +49,8 @@ def write_finetuning_card(
     """Writes `README.md` into the folder of the model, unless the user wrote one, see [`save_model_card`].
 
     The card shows the plots in the folder. Its header lists the training data as `training_data`, the training data
-    on the Hub as `datasets`, and the metrics that the Hub has an id for, see `HUB_METRICS`. Each names its own data.
+    on the Hub as `datasets`, and the metrics that the Hub has an id for, see `HUB_METRICS`. Each metric names its
+    data.
 
     Args:
         output_dir: folder of model, tokenizer and plots.
@@ -61,7 +62,7 @@ def write_finetuning_card(
     """
     name = name or output_dir.resolve().name
     base_id, base_name = find_base_model(base_model)
-    # File names, folders and numbers of workers mean nothing to other users.
+    # File names, folders and numbers of workers are of no use to other users.
     settings = {
         key: value
         for key, value in results["settings"].items()

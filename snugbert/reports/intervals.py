@@ -1,8 +1,8 @@
 """95 % confidence intervals of scores.
 
-A score of one run gets a percentile bootstrap over the examples (Efron and Tibshirani, 1993, "An Introduction to the
-Bootstrap", chapter 13). It resamples numbers per example, such as counts of correct entities, not the texts. So it
-takes about a second for most data. A mean over seeds gets Student's t interval.
+The interval of one run's score is a percentile bootstrap over the examples (Efron and Tibshirani, 1993, "An
+Introduction to the Bootstrap", chapter 13). The bootstrap resamples numbers per example, such as counts of correct
+entities, so it takes about a second for most data. The interval of a mean over seeds is Student's t interval.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ Score = Callable[[np.ndarray, np.ndarray], Mapping[str, float]]
 
 LEVEL = 0.95
 TAILS = (100 * (1 - LEVEL) / 2, 100 * (1 + LEVEL) / 2)  # in percent
-RESAMPLES = 1000  # the ends are then the 25th values from below and from above
+RESAMPLES = 1000  # the ends are then about the 25th lowest and the 25th highest value
 SEED = 0  # the same predictions always get the same interval
 METHOD = "95 % intervals from a bootstrap over the examples."
 METHOD_FOR_MEANS = "95 % intervals: Student's t over the seeds, or a bootstrap over the examples if there is one seed."
@@ -34,7 +34,7 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
         resamples: number of resamples.
 
     Returns:
-        Metric -> low and high. Resamples without a finite value are left out, and metrics without any.
+        Metric -> low and high. Leaves out resamples without a finite value, and metrics without any finite value.
     """
     distinct, groups = np.unique(rows, axis=0, return_inverse=True)
     generator = np.random.default_rng(SEED)

@@ -1,4 +1,4 @@
-"""The scores of each label, where labels are uneven, and what thresholds and a temperature change."""
+"""Tables of the scores of each label, and of the effects of thresholds and a temperature."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
@@ -11,7 +11,7 @@ from snugbert.reports.score_tables import format_metric, format_with_interval, s
 
 LABEL_METRICS = ("precision", "recall", "f1")
 AVERAGES = ("macro_f1", "balanced_accuracy")
-MOST_SHOWN = 10  # labels; those with the lowest F1
+MOST_SHOWN = 10  # labels, those with the lowest F1
 
 
 class LabelScores(TypedDict):
@@ -19,9 +19,9 @@ class LabelScores(TypedDict):
 
     Keys:
         averages: `macro_f1` and `balanced_accuracy`, the mean recall.
-        intervals: their 95 % intervals.
+        intervals: the 95 % intervals of `averages`.
         labels: in the order of their ids: `label`, `number` of examples with it, number of times it is `predicted`,
-            `LABEL_METRICS`, and their `intervals`. A metric may be NaN, and None read from a file.
+            `LABEL_METRICS`, and their `intervals`. An undefined metric is NaN, or None if it was read from a file.
     """
 
     averages: dict[str, float]
@@ -30,14 +30,14 @@ class LabelScores(TypedDict):
 
 
 class DecisionFacts(TypedDict):
-    """What a run chose on the validation examples.
+    """The thresholds and the temperature that a run chose on the validation examples.
 
     Keys:
         set: the evaluation set.
-        metric: what the thresholds maximize. None if there are no thresholds.
+        metric: the metric that the thresholds maximize. None if there are no thresholds.
         thresholds: label -> lowest probability at which it is predicted.
         scores_without: the metrics without thresholds.
-        intervals_without: their 95 % intervals.
+        intervals_without: the 95 % intervals of `scores_without`.
         calibration: the entry of the model's config.json. None if the model is not calibrated.
     """
 
@@ -90,7 +90,7 @@ def list_label_lines(scores: Mapping[str, LabelScores]) -> Iterator[tuple[str, s
 
 
 def describe_labels(set_name: str, scores: LabelScores) -> list[str]:
-    """Returns sentences about labels that are never predicted, and if only the labels with the lowest F1 are shown."""
+    """Returns sentences about labels that are never predicted, and about labels that the table leaves out."""
     title, labels = set_title(set_name).capitalize(), scores["labels"]
     never = [f"{row['label']} ({row['number']:,})" for row in labels if row["number"] and not row["predicted"]]
     more = f" and {len(never) - MOST_SHOWN:,} more" if len(never) > MOST_SHOWN else ""
@@ -98,12 +98,13 @@ def describe_labels(set_name: str, scores: LabelScores) -> list[str]:
     if never:
         sentences.append(f"{title}: never predicted (number of examples): {', '.join(never[:MOST_SHOWN])}{more}.")
     if len(labels) > MOST_SHOWN:
-        sentences.append(f"{title}: the {MOST_SHOWN} labels with the lowest F1 of {len(labels):,}.")
+        shown = len(_list_lowest(scores))
+        sentences.append(f"{title}: the {shown} labels with the lowest F1 of {len(labels):,}.")
     return sentences
 
 
 def _list_lowest(scores: LabelScores) -> list[dict[str, Any]]:
-    """Returns the labels with the lowest F1. If all are shown, in the order of their ids."""
+    """Of the labels with examples, returns those with the lowest F1. If there are few labels, returns all by id."""
     labels = scores["labels"]
     if len(labels) <= MOST_SHOWN:
         return labels
@@ -145,7 +146,7 @@ def describe_thresholds(facts: DecisionFacts) -> str:
     return (
         f"Thresholds, chosen for {metric} on the {set_title(facts['set'])} examples: predict "
         f"{', '.join(shown[:MOST_SHOWN])}{more}. The scores with thresholds are cross-fitted: each fifth of the "
-        "examples is decided with thresholds chosen on the others."
+        "examples is decided with thresholds chosen on the rest."
     )
 
 

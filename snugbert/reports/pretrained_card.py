@@ -103,7 +103,7 @@ def write_pretraining_card(
 
 
 def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:
-    """Returns metrics on the validation text in the Hub's format. Of ELECTRA, only the discriminator's."""
+    """Returns metrics on the validation text in the Hub's format. For ELECTRA, only those of the discriminator."""
     is_electra = "disc_accuracy" in metrics
     return [
         eval_result(
@@ -123,7 +123,7 @@ def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> l
 def format_results(
     metrics: Mapping[str, float], baselines: Mapping[str, float], token_frequencies: str = "training text"
 ) -> str:
-    """Returns a Markdown table of the metrics on the validation text next to the baselines, and what they mean.
+    """Returns a Markdown table of the metrics on the validation text next to the baselines, with an explanation.
 
     Args:
         metrics: the metrics. Metrics outside [`PRETRAINING_METRICS`] are ignored.

@@ -1,8 +1,8 @@
 """The plots of pretraining: `training.png`, the curves of a run, and `minimal_pairs.png`, accuracies on minimal pairs.
 
 The curves come from `metrics.jsonl`. Each line is a JSON object. A training line has `step`, `tokens` (seen so far),
-`learning_rate`, `grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss`
-and `nsp_accuracy`, with ELECTRA's discriminator `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the
+`learning_rate`, `grad_norm`, `tokens_per_second`, `mlm_loss` and `mlm_accuracy`. Sentence pairs add `nsp_loss` and
+`nsp_accuracy`. ELECTRA's discriminator adds `disc_loss` and `disc_accuracy`. An evaluation line has `step` and the
 same metrics with the prefix `eval_`. Losses are in nats, accuracies between 0 and 1.
 """
 
@@ -96,7 +96,7 @@ def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, 
 
 
 def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
-    """The complete lines of the log, in order, each with `tokens`. Empty before the first training line."""
+    """Returns the complete lines of the log in order, each with `tokens`. Empty before the first training line."""
     lines = []
     for text in metrics_file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
@@ -106,7 +106,7 @@ def _read_metrics(metrics_file: Path) -> list[dict[str, Any]]:
     measured = [{"step": 0, "tokens": 0}, *(line for line in lines if "tokens" in line)]
     if len(measured) == 1:
         return []
-    # Interpolation gives evaluation lines their tokens. All steps have nearly the same number.
+    # The tokens of evaluation lines are interpolated. All steps have nearly the same number of tokens.
     steps, tokens = [line["step"] for line in measured], [line["tokens"] for line in measured]
     interpolated = np.interp([line["step"] for line in lines], steps, tokens).tolist()
     lines = [{"tokens": number} | line for number, line in zip(interpolated, lines, strict=True)]

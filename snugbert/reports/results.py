@@ -107,14 +107,14 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
 
 
 def read_results(file: Path) -> Any:
-    """Reads the `results.json` of a run, also of one that failed or was stopped early. NaN is read as None.
+    """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None.
 
     Raises:
         InputError: the file is missing or damaged.
     """
     results: Any = read_json(file)
     try:
-        if "metrics" in results:  # the tables need everything that other code reads, too
+        if "metrics" in results:  # the tables read every field that other code reads
             _format_tables(results, None)
             format_summary(TaskFacts("", HEADS["Model"], None, ()), results, file.parent)
         sum([results.get("seconds", 0), *results.get("evaluations", [])])
@@ -144,7 +144,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
     """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are.
 
     Args:
-        task: the task. Its `metrics` are shown, or all metrics of a set that has none of them.
+        task: the task. Shows its `metrics`, or all metrics of a set without any of them.
         results: results of the run.
         output_dir: folder of the run.
     """
@@ -189,7 +189,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         "all results": ["results.md"],
     }
     if not training and contains_model(output_dir):
-        files = {"predictions": files["predictions"]}  # the other files are from the training
+        files = {"predictions": files["predictions"]}  # the run that trained wrote the other files
     for kind, names in files.items():
         present = [name for name in names if (output_dir / name).exists()]
         if present:
@@ -202,5 +202,5 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
 
 
 def contains_model(output_dir: Path) -> bool:
-    """Whether the folder contains a trained model. A run that only scores keeps the results of the training there."""
+    """Whether the folder contains a trained model. A run that only scores keeps the results of training."""
     return (output_dir / "config.json").exists()

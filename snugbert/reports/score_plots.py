@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
 INK, BARS = "#222222", "#8fb3d9"
 SMALLEST_RANGE = 1.0  # percentage points; equal scores would get an axis of a tenth of that
-FEW_LABELS = 30  # up to this many, the cells of a confusion matrix have room for two lines of text
+FEW_LABELS = 30  # up to this many labels, the cells of a confusion matrix have room for two lines of text
 LONGEST_LABEL = 32  # characters
 SMALLEST_TYPE = 4.5  # points; smaller text is left out
 # Groups of answers by their number of words. The last group has no upper limit.
@@ -59,7 +59,7 @@ def describe_plot(plot: Path) -> str:
 
 
 def remove_plots(output_dir: Path) -> None:
-    """Removes the plots of an earlier run. The next model card would show them as its own."""
+    """Removes the plots of an earlier run. Otherwise the next model card would show them."""
     for plot in list_plots(output_dir):
         plot.unlink()
 
@@ -186,8 +186,8 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
             words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
             groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
     means = np.array([group.mean() for group in groups.values()])
-    # 1.96 standard errors: 0 if all scores are equal, undefined for a single question. Both have no interval.
-    # Intervals end at 0 and 100.
+    # 1.96 standard errors: 0 if all scores are equal, undefined for a single question. In both cases, no interval is
+    # drawn. Intervals end at 0 and 100.
     margins = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
     figure = new_figure(max(5.5, 1.5 + 0.85 * len(groups)), 4.6)
     panel = figure.subplots()
@@ -226,7 +226,7 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     """Draws exact match and F1 over the threshold above which the predicted answer is "no answer".
 
     Args:
-        thresholds: in ascending order. The first is -inf: every question gets "no answer". *Shape:* (K,)
+        thresholds: thresholds in ascending order. The first is -inf: every question gets "no answer". *Shape:* (K,)
         exact: exact match for each threshold, in percent. *Shape:* (K,)
         f1: F1 for each threshold, in percent. *Shape:* (K,)
         chosen: the threshold of the predictions.
@@ -234,7 +234,7 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
     """
     if len(thresholds) < 2:
         return
-    # A score is constant from its threshold to the next. The first and the last reach the edges of the plot.
+    # A score is constant from its threshold to the next. The first and the last score reach the edges of the plot.
     at = int(np.searchsorted(thresholds, chosen, side="right")) - 1
     shown = [*thresholds[1:], chosen] if np.isfinite(chosen) else thresholds[1:]
     low, high = min(shown), max(shown)
@@ -263,7 +263,7 @@ def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, c
 
 
 def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
-    """Draws how often labels are correct over their probability, and how many there are.
+    """Draws the share of correct labels over the probability, and the number of labels.
 
     Args:
         curves: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.

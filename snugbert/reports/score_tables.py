@@ -47,7 +47,7 @@ def set_title(set_name: str) -> str:
 
 
 def is_score(metric: str) -> bool:
-    """Whether a metric is a score, such as accuracy. The others are counts, thresholds, and the mean squared error."""
+    """Whether a metric is a score, such as accuracy. Other metrics are counts, thresholds, and squared errors."""
     return not metric.endswith(("total", "_number", "_thresh", "mse"))
 
 
@@ -72,7 +72,7 @@ def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
 
 
 def format_interval(metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
-    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty if there is none.
+    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty without an interval.
 
     Args:
         metric: name of the metric.
@@ -91,7 +91,7 @@ def format_interval(metric: str, interval: Sequence[float | None] | None, perfec
 def format_with_interval(
     metric: str, value: float | None, interval: Sequence[float | None] | None, perfect_score: int
 ) -> str:
-    """Formats a metric with its interval, if there is one: "86.24 (83.9 to 88.5)". Arguments: as for its parts."""
+    """Formats a metric with its interval, if there is one: "86.24 (83.9 to 88.5)". See [`format_interval`]."""
     return _append_interval(format_metric(metric, value, perfect_score), metric, interval, perfect_score)
 
 
@@ -140,7 +140,7 @@ def results_tables(
         baseline, title = baselines.get(set_name, {}), set_title(set_name)
         overall, by_type = split_by_type(set_metrics)
         for name, value in overall.items():
-            if not name.endswith("total"):  # in the table of the data
+            if not name.endswith("total"):  # shown in the table of the data
                 to_beat = ""
                 if name in baseline:
                     to_beat = f"{format_metric(name, baseline[name], perfect_score)} ({baseline['answer']})"
@@ -166,7 +166,7 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
-    """Returns Markdown tables of a sweep: all settings, and all metrics of the best. For entity types, only F1.
+    """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1.
 
     Args:
         summary: see [`summarize_sweep`].
@@ -266,7 +266,7 @@ def suite_table(
     """Returns a Markdown table of all GLUE tasks in one row, in percent, with the average of the BERT paper.
 
     Devlin et al. (2018), table 1: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews correlation for CoLA,
-    accuracy for the others. MNLI counts twice, matched and mismatched. WNLI is left out.
+    accuracy for the other tasks. MNLI counts twice, matched and mismatched. WNLI is left out.
 
     Args:
         metrics: task as in `snugbert glue` -> evaluation set -> metric -> fraction of 1. Missing tasks are listed
@@ -304,6 +304,6 @@ def suite_table(
     return (
         f"{table(cells, [row.values() for row in rows])}\n\n"
         "Percent, on the validation examples: F1 for QQP and MRPC, Spearman correlation for STS-B, Matthews "
-        "correlation for CoLA, accuracy for the others. The average follows Devlin et al. (2018), table 1: MNLI "
-        f"counts twice, WNLI does not count.{without}{note}"
+        "correlation for CoLA, accuracy for the other tasks. The average follows Devlin et al. (2018), table 1: "
+        f"MNLI counts twice, WNLI does not count.{without}{note}"
     )

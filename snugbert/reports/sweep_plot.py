@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS_OF_PANELS = 3
-FEW_VALUES = 5  # up to this many, each value has a tick
+FEW_VALUES = 5  # up to this many values, each has a tick
 WIDE = 10  # a range whose ends have at least this ratio gets a logarithmic axis
 
 
 def draw_sweep(summary: Mapping[str, Any], columns: Sequence[str], perfect_score: int, file: Path) -> None:
-    """Draws a panel for each flag that varies. A point is the mean of a setting, its bar the standard deviation.
+    """Draws a panel for each flag that varies. Points are means of settings, with bars of one standard deviation.
 
     Args:
         summary: see [`summarize_sweep`].

@@ -1,4 +1,4 @@
-"""What is asked: rows to features, logits to answers, and their scores."""
+"""Tasks: how rows become features, how logits become answers, and how answers are scored."""
 
 import functools
 import pkgutil
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
     """Returns the tasks by the heads of their models, such as "ForTokenClassification".
 
-    A task is a direct subclass of `Task` in a module of this room.
+    A task is a direct subclass of `Task` in a module of this package.
 
     Raises:
-        TypeError: two tasks have the same head, so that a model does not show which one it was trained for.
+        TypeError: two tasks have the same head. A model's head must identify its task.
     """
-    from snugbert.tasks.base import Task  # only here: `--help` imports arguments from this room, and no dataset
+    from snugbert.tasks.base import Task  # not above, so that `--help` does not import datasets
 
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
@@ -32,5 +32,5 @@ def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
 
 
 def find_task(head: str) -> "type[Task[Any, Any, Any]]":
-    """Returns the task of models with a head. KeyError if no task has this head."""
+    """Returns the task of models with this head. Raises a KeyError if no task has the head."""
     return list_tasks()[head]

@@ -100,27 +100,27 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         output: the form of the logits.
         padding_collator: makes the collator of padded batches of the features.
         noun: what messages call the examples.
-        set_names: split -> name of the evaluation set, which is the prefix of metrics and files. It begins with "eval"
-            for validation sets and with "predict" for test sets.
+        set_names: split -> name of the evaluation set, which is the prefix of metrics and files. The name begins with
+            "eval" for validation sets and with "predict" for test sets.
         paper_learning_rate: the learning rate of BERT-base in the BERT paper.
         perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
         main_metric: the metric that selects the best model or setting.
-        metrics: the metrics that may select it. The summary shows them.
+        metrics: the metrics that may select the best model or setting. The summary shows them.
         training_metrics: the metrics to log during training. None: all.
         metric_info: `description`, `citation` and `reference_urls` of the metrics, for [`TaskMetric`].
         default_columns: the columns to predict from, by priority, if the user names none.
-        any_columns: whether to look for other columns with text if none of them exists.
+        any_columns: whether to look for other columns with text if no default column exists.
         predicted_columns: the columns that `to_columns` may return.
-        labels: in the order of their ids. None: the task has no classes.
+        labels: the labels in the order of their ids. None: the task has no classes.
         problem: the kind of loss.
         thresholds: label id -> lowest probability at which a text classifier predicts the label. Empty: no thresholds.
         windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
             windows of a long text. None if it does not average.
-        chooses_decisions: whether a run chooses thresholds or a temperature after training, as [`TextClassification`].
+        chooses_decisions: whether a run chooses thresholds or a temperature after training.
         tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.
-        lengths: number of texts, of truncated texts, of their tokens, and of the tokens that were cut, in all calls of
-            `encode`. Zero in tasks that do not count them.
+        lengths: numbers of texts, of truncated texts, of tokens in truncated texts, and of tokens that were cut, over
+            all calls of `encode`. Zero in tasks that do not count them.
     """
 
     arguments: ClassVar[type[DataArguments]]
@@ -152,7 +152,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         self.lengths = np.zeros(4, np.int64)
 
     def copy(self, **settings: Any) -> Self:
-        """Returns a task with the same arguments, except for `settings`, that is not connected with a model."""
+        """Returns a task that is not connected with a model. It has the same arguments, except for `settings`."""
         return type(self)(replace(self.args, **settings))
 
     @property
@@ -235,7 +235,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Args:
             splits: the splits from [`read_splits`].
             config: the configuration of the checkpoint. If its labels are the same, their order is kept.
-            teacher: the task of a teacher. Its labels replace the checkpoint's, and the data may lack some labels.
+            teacher: the task of a teacher. Its labels replace the checkpoint's. The data may lack some of them.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
 
         Raises:
@@ -243,18 +243,18 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     def check_decisions(self, split: SplitT | None) -> None:
-        """Checks that a run can choose thresholds and a temperature, if it `chooses_decisions`.
+        """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true.
 
         Args:
             split: the validation examples. None if there are no such examples, or nothing is trained.
 
         Raises:
-            InputError: the run cannot choose them.
+            InputError: the run cannot choose thresholds or a temperature.
         """
         return
 
     def describe_sources(self, split: SplitT) -> list[DataSource]:
-        """Names the files or datasets of a split as results and cards do. Empty files are left out."""
+        """Describes the files or datasets of a split, for results and model cards. Empty files are left out."""
         args = self.args
         (source, *_) = args.files.get(split.name, [args.dataset_name])
         if split.name == "unlabeled" and args.unlabeled_file is not None:
@@ -286,7 +286,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def encode(self, split: SplitT) -> FeaturesT:
         """Returns the model inputs of the examples.
 
-        The label columns of an "unlabeled" split contain `UNLABELED`, or NaN for numbers and several labels.
+        The label columns of an "unlabeled" split contain `UNLABELED`, or NaN for regression and multi-label tasks.
         """
 
     @abstractmethod
@@ -294,7 +294,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Returns the answers to all examples.
 
         Args:
-            logits: one row per window, in the form of the task's output. Padding can hold anything.
+            logits: one row per window, in the form of the task's output. The values of padding do not matter.
             split: the examples.
             features: their model inputs.
         """
@@ -317,10 +317,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def score(self, split: SplitT, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns the metrics. Undefined metrics are NaN.
 
-        The same function gives the scores of a run and, on resampled examples, their intervals.
+        The same function computes the scores of a run and, on resampled examples, their intervals.
 
         Args:
-            split: the examples. Only facts about the whole split are used.
+            split: the examples. Only properties of the whole split are used.
             rows: from [`measure`], of all examples in their order, or distinct rows in ascending order.
             counts: how often each row counts. None: once. With counts, metrics without an interval may be left out.
                 *Shape:* (rows,)
@@ -339,7 +339,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
-        """Scores each label if that shows what the metrics hide. Otherwise returns None.
+        """Scores each label if the metrics hide differences between labels. Otherwise returns None.
 
         Args:
             split: labeled examples.
@@ -364,7 +364,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def write(self, split: SplitT, answers: Answers, folder: Path) -> None:
-        """Writes the predictions for an evaluation set. If it is labeled, plots may show them."""
+        """Writes the predictions for an evaluation set. May also draw plots if the set is labeled."""
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
@@ -398,16 +398,16 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def to_columns(self, split: SplitT, answers: Answers) -> list[dict[str, Any]]:
-        """Returns the answer to each example as columns to add to its row, with values that JSON has."""
+        """Returns the answer to each example as columns to add to its row, with values that JSON can represent."""
 
 
 def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_case: bool = True) -> None:
     """Checks that a teacher was fine-tuned for the labels of the data.
 
     Args:
-        found: the teacher's labels. Names such as LABEL_0 mean that no names are stored. Then only the number is
-            compared.
-        expected: the labels of the data, in the order that the teacher must have. None: numbers.
+        found: the teacher's labels. Names such as LABEL_0 mean that no names are stored. In this case, only the
+            number of labels is compared.
+        expected: the labels of the data, in the order that the teacher must have. None: the data are numbers.
         ignore_case: whether labels may differ in case.
 
     Raises:

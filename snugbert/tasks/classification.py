@@ -1,4 +1,6 @@
-"""Classification of texts and pairs of texts: one label, several labels, or a number. GLUE's tasks and your own data.
+"""Classification of texts and pairs of texts, for GLUE's tasks and your own data.
+
+A model predicts one label, several labels, or a number.
 
 Shapes: N examples, C labels.
 """
@@ -60,7 +62,7 @@ SCORES = {
     "single_label_classification": score_classes,
     "multi_label_classification": score_label_sets,
 }
-# Of your own data. The first is the main metric.
+# Metrics for your own data. The first is the main metric.
 METRICS = {
     "regression": ("mse",),
     "single_label_classification": ("accuracy",),
@@ -87,7 +89,7 @@ correct.""",
     "inputs_description": """
 Args:
     predictions: label id (int) of each example, shape [N]; for numbers a float. For several labels per example, shape
-        [N, labels]: 1 for each label of the example, 0 for the others.
+        [N, labels]: 1 for each label of the example, 0 for other labels.
     references: the correct values, with the same shape.
 
 Returns:
@@ -132,7 +134,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.set_problem(problem)
 
     def set_problem(self, problem: Problem) -> None:
-        """Sets the kind of problem, and with it the metrics. The metric of the thresholds is the main metric."""
+        """Sets the kind of problem and its metrics. If thresholds are tuned, their metric is the main metric."""
         self.problem = problem
         task, tuned = self.args.task, self.args.tune_thresholds
         names = task.metrics if task else METRICS[problem]
@@ -182,13 +184,16 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return found
 
     def describe_place(self, data: Path | Dataset, split: str) -> str:
-        """See [`Task`]. Names GLUE's dataset, too."""
+        """See [`Task`]. Also names GLUE's dataset."""
         if isinstance(data, Dataset) and self.args.dataset_name is None and self.args.task is not None:
             return f"{GLUE_ON_THE_HUB} ({split})"
         return super().describe_place(data, split)
 
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, TextSplit]:
-        """See [`Task`]. All splits use the text columns of the first split. Without training: the trained columns."""
+        """See [`Task`]. All splits use the text columns of the first split.
+
+        Without training, the columns that the checkpoint was trained on are preferred.
+        """
         splits: dict[str, TextSplit] = {}
         text_columns: tuple[str, ...] = ()
         for name, (data,) in sources.items():
@@ -230,8 +235,8 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """Sets the length and the windows of texts, unless the user chose them. A teacher keeps its own windows.
 
         Args:
-            windows: of a model that is not trained now, see [`get_windows`].
-            is_teacher: whether it is a teacher.
+            windows: the windows of a model that this run does not train, see [`get_windows`]. None for other models.
+            is_teacher: whether the model is a teacher.
         """
         args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
         if windows is None or not is_teacher:
@@ -241,7 +246,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self.args = replace(args, max_seq_length=size, doc_stride=stride)
 
     def describe_sources(self, split: TextSplit) -> list[DataSource]:
-        """See [`Task`]. Files in `data_dir` are named as the dataset on the Hub."""
+        """See [`Task`]. Files in `data_dir` get the name of the dataset on the Hub."""
         args, task, name = self.args, self.args.task, split.name
         if task is None or name == "unlabeled" or name in args.files or args.dataset_name is not None:
             (source,) = super().describe_sources(split)
@@ -253,7 +258,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """The text columns of the GLUE task, or in `text_column_names`. See [`Task`]."""
+        """The text columns of the GLUE task, or the columns in `text_column_names`. See [`Task`]."""
         return self.args.given_columns
 
     def text_columns(self, splits: Mapping[str, TextSplit]) -> tuple[str, ...]:
@@ -271,19 +276,18 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """See [`Task`].
 
         Raises:
-            InputError: a window has no room for more tokens than it shares with its neighbor.
+            InputError: `doc_stride` is not less than the tokens of text in a window.
         """
         super().use_tokenizer(tokenizer, max_length)
         room, stride = max_length - tokenizer.num_special_tokens_to_add(), self.args.doc_stride
         if stride is not None and stride >= room:
             raise InputError(
-                f"--doc_stride {stride}: a window of {max_length} tokens (--max_seq_length) has room for {room} "
-                "tokens of text, and must share fewer with its neighbor. Decrease --doc_stride or increase "
-                "--max_seq_length."
+                f"--doc_stride {stride} must be less than {room}, the number of text tokens in a window "
+                f"(--max_seq_length {max_length}). Decrease --doc_stride or increase --max_seq_length."
             )
 
     def encode(self, split: TextSplit) -> Features:
-        """Tokenizes the examples. Longer texts are cut into windows, or truncated, the longer text of a pair first.
+        """Tokenizes the examples. Longer texts are cut into windows or truncated, the longer text of a pair first.
 
         Labels are in the column `label`: an id, a list of 1.0 and 0.0 for several labels, or a number. With windows,
         a row has a list of windows, and their number in the column `num_windows`.
@@ -343,7 +347,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         ) + (f". To keep more, {', or '.join(remedies)}" if remedies else "")
 
     def decode(self, logits: Logits, split: TextSplit, features: Features) -> TextAnswers:
-        """Returns the label, the labels or the number for each example, as the stored thresholds decide."""
+        """Returns the label, the labels or the number for each example. Applies stored thresholds."""
         scores = logits[0] if isinstance(logits, tuple) else logits
         if self.problem == "regression":
             return TextAnswers(scores.squeeze(-1) if scores.shape[-1] == 1 else scores)
@@ -367,18 +371,20 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         metric = self.args.tune_thresholds
         flag = "--calibrate" if metric is None else "--tune_thresholds"
         if split is None or not split.labeled or split.num_examples < FOLDS:
-            raise InputError(f"{flag} needs training examples, and at least {FOLDS} labeled validation examples.")
+            raise InputError(
+                f"{flag} needs training examples, and at least {FOLDS} labeled validation examples. Remove {flag}."
+            )
         if self.labels is None:
             raise InputError(f"{flag} needs classes. This task predicts numbers. Remove {flag}.")
         several = self.problem == "multi_label_classification"
         fitting = LABEL_SET_METRICS if several else BINARY_METRICS
         if metric is not None and not several and len(self.labels) != 2:
             raise InputError(
-                f"--tune_thresholds needs two labels, or several labels per example. These data have "
-                f"{len(self.labels)} labels, one per example."
+                "--tune_thresholds needs two classes, or several labels per example. These data have "
+                f"{len(self.labels)} classes and one label per example. Remove --tune_thresholds."
             )
         if metric not in (None, *fitting):
-            kind = "several labels per example" if several else "one of two labels per example"
+            kind = "several labels per example" if several else "two classes"
             raise InputError(f"--tune_thresholds {metric}: the data have {kind}. Choose one of {', '.join(fitting)}.")
 
     def choose_decisions(self, split: TextSplit, logits: Logits) -> Decisions:
@@ -386,7 +392,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
         Args:
             split: the validation examples.
-            logits: without a temperature.
+            logits: the logits, not divided by a temperature.
         """
         assert split.references is not None and self.labels is not None
         # Label 1 of a GLUE task may have another id in this checkpoint.
@@ -471,7 +477,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def baseline(self, split: TextSplit, train: TextSplit | None) -> Baseline:
         """Scores the best answer that is the same for every example.
 
-        It is the mean of numbers, the most frequent label, or the set of labels with the highest micro F1.
+        The answer is the mean number, the most frequent label, or the set of labels with the highest micro F1.
         """
         references, labels = split.references, self.labels
         assert references is not None
@@ -481,7 +487,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
             values, counts = np.unique(references, return_counts=True)
             answer = values[[counts.argmax()]]
         else:
-            # The best set of k labels are the k most frequent labels.
+            # The best set of k labels consists of the k most frequent labels.
             # F1 = 2 * correct / (predicted + labels in the data).
             counts = references.sum(axis=0)
             order = np.argsort(-counts, kind="stable")
@@ -519,8 +525,9 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
         The keys of an object are the text columns, "label" (if the split is labeled, whatever the name of its label
         column), "predicted_label", and "probabilities", an object with the probability of each label (not for
-        regression). The table has the columns index and prediction, GLUE's example numbers and label names, and
-        scores of STS-B between 0 and 5. For your own data it is predict_results.txt, as in `run_glue.py`.
+        regression). The table has the columns index and prediction. For GLUE's tasks, it contains GLUE's example
+        numbers and labels, and scores of STS-B are clipped to 0 to 5. For your own data, the table is
+        predict_results.txt, as in `run_glue.py`.
         """
         number = len(answers.values)
         columns: dict[str, list[Any]] = dict(
@@ -577,7 +584,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
-        """See [`Task`]. As in transformers, a single output without `problem_type` is a number."""
+        """See [`Task`]. As in transformers, a model with one output and no `problem_type` predicts a number."""
         self._use_windows(get_windows(config))
         self.labels = None if is_regression(config) else list_labels(config)
         problem: Any = config.problem_type or "single_label_classification"
@@ -595,7 +602,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def to_columns(self, split: TextSplit, answers: TextAnswers) -> list[dict[str, Any]]:
         """Returns `predicted_label`, and `probabilities` unless the model predicts numbers.
 
-        With `abstain_below`, also `abstained`. An uncertain row has no label: it is None.
+        With `abstain_below`, each row also has `abstained`. The label of an uncertain row is None.
         """
         named, labels = self.name_answers(answers.values, self.labels), self.labels
         if labels is None or answers.probabilities is None:

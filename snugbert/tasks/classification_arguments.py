@@ -8,7 +8,7 @@ from snugbert.errors import InputError
 from snugbert.ranges import Range, check_ranges
 from snugbert_arguments import explain_choice
 
-# Metrics that thresholds can be chosen for: of label 1 of two, and of several labels per example.
+# The metrics of --tune_thresholds, for two classes and for several labels per example.
 BINARY_METRICS = ("f1", "accuracy", "matthews_correlation")
 LABEL_SET_METRICS = ("micro_f1", "macro_f1", "subset_accuracy")
 METRICS_WITH_THRESHOLDS = BINARY_METRICS + LABEL_SET_METRICS
@@ -101,12 +101,14 @@ class GlueDataArguments(DataArguments):
             own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
             self._refuse("is only for your own data", *own_data)
         if self.task_name == "all":
-            reason = "is for a single task. All tasks need --data_dir, or are downloaded from the Hub"
+            reason = "is for a single task. The data of all tasks come from --data_dir or the Hub"
             self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
         if self.tune_thresholds not in (None, *METRICS_WITH_THRESHOLDS):
             raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, METRICS_WITH_THRESHOLDS))
         if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
-            raise InputError("--calibrate and --tune_thresholds: STS-B has no classes. Set --task_name to one task.")
+            raise InputError(
+                "--calibrate and --tune_thresholds need classes. STS-B has no classes. Set --task_name to one task."
+            )
         if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
             self._refuse("cannot read pairs of texts", "doc_stride")
         # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
@@ -114,7 +116,7 @@ class GlueDataArguments(DataArguments):
         if self.data_dir is not None and self.task_name is None:
             raise InputError("--task_name is missing. Name the GLUE task whose files are in --data_dir.")
         if self.data_dir is not None and self.dataset_name is not None:
-            raise InputError("--dataset_name and --data_dir cannot be combined. Remove one of the two flags.")
+            raise InputError("--dataset_name and --data_dir cannot be combined. Remove --dataset_name or --data_dir.")
         default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
         check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
 
@@ -130,6 +132,6 @@ class GlueDataArguments(DataArguments):
 
     @property
     def given_columns(self) -> tuple[str, ...]:
-        """The text columns of the GLUE task, or in `text_column_names`. Empty: neither was given."""
+        """The text columns of the GLUE task, or the columns in `text_column_names`. Empty if neither is given."""
         names = self.text_column_names or ""
         return self.task.text_columns if self.task else tuple(name.strip() for name in names.split(",") if names)

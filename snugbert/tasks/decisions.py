@@ -1,7 +1,7 @@
 """Decisions of classifiers: a temperature for their probabilities, and thresholds for a metric.
 
-Both are chosen on validation examples, and fit those better than other examples. So their scores are cross-fitted: an
-example is decided with the temperature and the thresholds that were chosen on the other folds.
+Both are chosen on validation examples, so scores on the same examples would be too high. Therefore the scores are
+cross-fitted: each example is decided with a temperature and thresholds that were chosen on the other folds.
 
 Shapes: N examples, C labels. References are label ids (N,), or 1 and 0 for several labels per example (N, C).
 """
@@ -13,11 +13,11 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import expit, softmax
 
-FOLDS = 5  # of cross-fitting
-BINS = 15  # of the calibration error, as in Guo et al. (2017)
-# No useful model needs a temperature beyond these. The logits of a barely trained model are small.
+FOLDS = 5  # folds of cross-fitting
+BINS = 15  # bins of the calibration error, as in Guo et al. (2017)
+# Bounds of the temperature, wider than any useful model needs. The logits of a barely trained model are small.
 COLDEST, HOTTEST = 0.01, 20.0
-ROUNDING = 1e-12  # of the mean over examples; a single wrong decision adds far more
+ROUNDING = 1e-12  # rounding error of a mean over examples. A single wrong decision adds far more
 
 
 class TextAnswers(NamedTuple):
@@ -38,9 +38,10 @@ class Rule(NamedTuple):
     """How logits become decisions.
 
     Attributes:
-        temperature: what logits are divided by.
-        thresholds: label id, in ascending order -> lowest probability at which the label is predicted. One label per
-            example: only the positive label of two. Empty: the most probable label, or labels above 0.5.
+        temperature: the divisor of the logits.
+        thresholds: label id, in ascending order -> lowest probability at which the label is predicted. With one label
+            per example, only the positive of two labels has a threshold. Without thresholds, the most probable label
+            is predicted, or, with several labels per example, all labels with a probability above 0.5.
     """
 
     temperature: float
@@ -48,10 +49,10 @@ class Rule(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """The rule chosen on validation examples, and what it does to them.
+    """The rule chosen on validation examples, and its effect on these examples.
 
     Attributes:
-        rule: chosen on all of them.
+        rule: the rule chosen on all validation examples.
         references: the correct labels.
         plain: the answers without temperature and thresholds.
         fitted: the cross-fitted answers.
@@ -65,11 +66,11 @@ class Decisions(NamedTuple):
     def describe_calibration(self) -> dict[str, Any]:
         """Returns the entry `calibration` of a config.json.
 
-        The weights already contain the temperature. Nobody has to apply it again.
+        The weights already contain the temperature, so it must not be applied again.
 
         Returns:
-            `temperature`; `ece_before` and `ece_after`, the calibration errors, the second cross-fitted; `examples`
-            and `correct`, see [`count_by_confidence`].
+            `temperature`; the calibration errors `ece_before` and `ece_after` (cross-fitted); `examples` and
+            `correct`, see [`count_by_confidence`].
         """
         before, after = (compute_calibration_error(*self.list_confidences(each)) for each in (self.plain, self.fitted))
         counts = count_by_confidence(compute_confidence(self.fitted), self.fitted.values == self.references)
@@ -128,7 +129,7 @@ def decide(logits: np.ndarray, several_labels: bool, thresholds: Mapping[int, fl
 def compute_confidence(answers: TextAnswers) -> np.ndarray:
     """Returns the probability that a decision is correct: the probability of the predicted label.
 
-    With several labels per example, it is the product of the probabilities to be right about each label. (N,)
+    With several labels per example, it is the product of the probabilities that each label is decided correctly. (N,)
     """
     values, probabilities = answers
     assert probabilities is not None
@@ -148,7 +149,7 @@ def choose_decisions(
     Args:
         logits: *Shape:* (N, C)
         references: the correct labels.
-        calibrate: whether to choose a temperature. Otherwise, it is 1.
+        calibrate: whether to choose a temperature. If not, the temperature is 1.
         metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
         positive: id of the positive label, with one label per example.
     """
@@ -179,7 +180,7 @@ def choose_decisions(
 
 
 def assign_folds(references: np.ndarray) -> np.ndarray:
-    """Returns the fold of each example. The examples of each label, or set of labels, are dealt out in turn. (N,)"""
+    """Returns the fold of each example. Each label, or set of labels, is spread evenly over the folds. (N,)"""
     _, groups = np.unique(references, axis=0, return_inverse=True)
     order = np.random.default_rng(0).permutation(len(references))
     order = order[np.argsort(groups.reshape(-1)[order], kind="stable")]
@@ -191,8 +192,8 @@ def assign_folds(references: np.ndarray) -> np.ndarray:
 def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     """Returns the temperature with the lowest negative log-likelihood: Guo et al. (2017), section 4.2.
 
-    The loss is convex in 1 / temperature, so its minimum is the only root of the derivative. If the loss still falls
-    at `COLDEST`, because every decision is correct, there is no minimum, and the result is 1.
+    The loss is convex in 1 / temperature, so its minimum is the only root of the derivative. If every decision is
+    correct, the loss still falls at `COLDEST` and has no minimum. Then the result is 1.
 
     Args:
         logits: *Shape:* (N, C)
@@ -215,18 +216,18 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
 
 
 def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> list[float]:
-    """Returns the threshold of each label that maximizes a metric. Of equally good thresholds, the nearest to 0.5.
+    """Returns the threshold of each label that maximizes a metric. Ties go to the threshold nearest to 0.5.
 
     A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All thresholds are
-    tried, so the maximum is exact if no probability is exactly 0 or 1. Only for subset accuracy of several labels,
-    coordinate ascent from 0.5 finds the thresholds.
+    tried, so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is an
+    exception: coordinate ascent from 0.5 finds its thresholds.
 
     Args:
         probabilities: *Shape:* (N, C)
         correct: whether the label is correct. *Shape:* (N, C)
         metric: one of `BINARY_METRICS` if there is one label, or of `LABEL_SET_METRICS`.
     """
-    if metric in ("f1", "macro_f1"):  # the mean over labels is largest if each F1 is
+    if metric in ("f1", "macro_f1"):  # the mean over labels is largest if the F1 of each label is largest
         parts = [_maximize_f1(probabilities[:, [label]], correct[:, [label]]) for label in range(correct.shape[1])]
         return [threshold for part in parts for threshold in part]
     if metric == "micro_f1":
@@ -243,7 +244,7 @@ def _choose_cut(descending: np.ndarray, scores: np.ndarray) -> tuple[float, int]
         descending: sorted probabilities. *Shape:* (N,)
         scores: the metric if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
     """
-    above, below = np.append(1.0, descending), np.append(descending, 0.0)  # the last in, the first out
+    above, below = np.append(1.0, descending), np.append(descending, 0.0)  # last predicted, first not predicted
     middle = (above + below) / 2
     thresholds = np.where((below < 0.5) & (above >= 0.5), 0.5, np.where(middle > below, middle, above))
     possible = np.flatnonzero(below < above)  # equal probabilities are decided together
@@ -333,7 +334,7 @@ def count_by_confidence(confidences: np.ndarray, correct: np.ndarray) -> dict[st
 
 
 def read_coverage(calibration: Mapping[str, str], least: float) -> tuple[float, float]:
-    """Returns the share of validation examples with at least this confidence, and the share of them that is correct.
+    """Returns the share of validation examples with at least this confidence, and the accuracy on these examples.
 
     Args:
         calibration: see [`Decisions.describe_calibration`].

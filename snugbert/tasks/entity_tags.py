@@ -49,15 +49,14 @@ def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme
 
 
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
-    """Returns the tags of a sentence in another scheme. Invalid tags are repaired as [`decode_tags`] reads them."""
+    """Returns the tags of a sentence in another scheme. [`decode_tags`] decides how invalid tags are read."""
     return encode_tags(decode_tags(tags), len(tags), scheme)
 
 
 def find_invalid_tags(tags: Sequence[str], scheme: str) -> list[tuple[int, str]]:
     """Returns the words of a sentence whose tags are invalid in a scheme, each with the tag that `conlleval` reads.
 
-    A tag is invalid in a scheme if `conlleval`'s reading of the sentence, written in that scheme, has a different tag
-    there.
+    A tag is invalid in a scheme if [`convert_tags`] changes it.
     """
     pairs = zip(tags, convert_tags(tags, scheme), strict=True)
     return [(word, expected) for word, (tag, expected) in enumerate(pairs) if tag != expected]

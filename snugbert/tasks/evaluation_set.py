@@ -9,10 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.checkpoints.loading import get_text_columns, limit_length
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.reports.label_tables import LabelScores
-from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task
+from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task, list_labels
 from snugbert.tasks.outputs import Logits
 
 
@@ -51,7 +51,7 @@ class EvaluationSet(Generic[Answers]):
         return self.task.baseline(self.split, self._train) if self.labeled else None
 
     def decode(self, logits: Logits) -> Answers:
-        """Returns the answers. Keeps the last answers, because the last evaluation also scores the model."""
+        """Returns the answers. Caches the answers to the last logits, which are often decoded more than once."""
         if self._decoded is None or self._decoded[0] is not logits:
             self._decoded = None  # frees its memory first
             self._decoded = logits, self.task.decode(logits, self.split, self.features)
@@ -84,10 +84,10 @@ class EvaluationSet(Generic[Answers]):
 def make_evaluation_set(
     task: Task[Any, Any, Answers], config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, sources: Sources
 ) -> EvaluationSet[Answers]:
-    """Returns examples on which a fine-tuned model is scored, by any engine.
+    """Returns the examples on which any engine scores a fine-tuned model.
 
     Args:
-        task: the task. It does not change.
+        task: the task, which is not changed.
         config: the configuration of the model.
         tokenizer: the tokenizer of the model.
         sources: the data of the split "validation", which must be labeled, or "test".
@@ -99,10 +99,13 @@ def make_evaluation_set(
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
     place = task.describe_place(sources[split.name][0], split.name)
     if split.name == "validation" and not split.labeled:
-        raise InputError(f"{place} has no labels.")
+        raise InputError(f"{place} has no labels. Choose labeled examples.")
     number = config.num_labels
     task.choose_labels({split.name: split}, config)
     if config.num_labels != number:
-        raise InputError(f"{place} has {config.num_labels} labels, the model {number}.")
+        raise InputError(
+            f"{place} has {format_count(len(list_labels(config)), 'label')}, but the model has {number}. Choose data "
+            "with the model's labels."
+        )
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     return EvaluationSet(task, split)

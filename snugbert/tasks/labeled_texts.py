@@ -29,8 +29,8 @@ ROWS_TO_INSPECT = 100  # to distinguish columns of text from columns of numbers
 MAX_LISTED_ROWS = 5  # in a message
 # Columns with the example's own index: in GLUE's TSV files, in QQP's, and in datasets on the Hub.
 INDEX_COLUMNS = ("index", "id", "idx")
-PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # what predictions have besides the text columns
-UNLABELED_ID = ("-1", "-1.0")  # the label of GLUE's examples without a label
+PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # columns of predictions besides the text columns
+UNLABELED_ID = ("-1", "-1.0")  # what GLUE writes for a missing label
 
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 # Elements of a label vector, as JSON, Python and NumPy write them.
@@ -57,14 +57,14 @@ class TextSplit:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         source: the file or dataset, for messages.
         text_columns: the names of the text columns.
-        texts: a list of texts, or two lists of pairs.
+        texts: a list of texts, or two lists for pairs.
         labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
             if labels are vectors. None: not labeled.
         indices: the index of a GLUE example in its source, otherwise its position.
         rows: the row in the source, for messages.
         class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
-        limit: maximum number of examples to use, from the start. Labels are collected from all. None: all.
+        limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
         multi_label: whether an example can have several labels.
         vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
@@ -107,11 +107,11 @@ def choose_text_columns(
     Args:
         args: the task, or the column names of your own data.
         data: the file or dataset. Its first rows are inspected if the columns were not given.
-        source: its name in messages.
+        source: the file or dataset, for messages.
         trained_columns: the text columns of the checkpoint, to use if the rows have them.
 
     Raises:
-        InputError: too many text columns were given, predictions would have another column of the same name, or see
+        InputError: too many text columns are given, a text column has the name of a column of predictions, or see
             [`find_text_columns`].
     """
     text_columns = args.given_columns
@@ -142,8 +142,8 @@ def find_text_columns(
 ) -> tuple[str, ...]:
     """Finds the text column, or the two columns of a pair, in your own data, as `run_glue.py` does.
 
-    These are `trained_columns` or sentence1 and sentence2 if they exist. Otherwise they are the first one or two
-    columns with text, except the label. In a text column at most half of the filled cells are numbers.
+    These are `trained_columns`, or sentence1 and sentence2, if the rows have them. Otherwise they are the first one or
+    two columns with text, except the label column. In such a column, at most half of the filled cells are numbers.
 
     Args:
         first_rows: values of the first rows.
@@ -246,7 +246,7 @@ def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
 
 
 def _read_renamed_rows(data: Path | Dataset, args: GlueDataArguments) -> Iterator[Row]:
-    """Yields rows, with the columns of GLUE's files under their names in the datasets library."""
+    """Yields rows. Columns of GLUE's files get their names in the datasets library."""
     if args.task is None:
         yield from read_rows(data)
         return
@@ -261,7 +261,7 @@ def _check_columns(values: Mapping[str, object], split: TextSplit, label_column:
     if len(values) == 1 and re.search(r"[,;|\t]", "".join(values)):
         columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
     if label_column is not None and label_column not in values and not is_glue:
-        # The text columns are not mentioned: if they were not given, one of them may be the label.
+        # The message does not list the text columns. If the user gave none, one of them may be the label.
         raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")
     expected = [*split.text_columns, *([] if label_column is None else [label_column])]
     for name in expected:
@@ -290,7 +290,7 @@ def _read_label(
 ) -> str | list[str] | None:
     """Converts a cell to a label, or to a list of labels if examples can have several. None: not labeled.
 
-    `class_names` maps ids as text to labels. GLUE's labels are ids or names.
+    `class_names` maps ids, written as text, to labels. GLUE's labels are ids or names.
     """
     is_glue = args.task is not None
     if isinstance(value, str) and not is_glue:
@@ -322,11 +322,11 @@ def _read_list(text: str, where: str) -> list[Any] | None:
     """Reads a list that was written as text: JSON, or a list, tuple or set of Python, or NumPy's array.
 
     Returns:
-        The elements. None: a name.
+        The elements. None: the text is a name.
 
     Raises:
-        InputError: it is in square brackets, but not a list of quoted names or numbers; in a call such as array(...);
-            or a dictionary.
+        InputError: the text is in square brackets but not a list of quoted names or numbers, is a call such as
+            array(...), or is a dictionary.
     """
     brackets = text[:1] + text[-1:]
     if brackets == "[]":
@@ -352,11 +352,11 @@ def _read_list(text: str, where: str) -> list[Any] | None:
 def convert_vectors(splits: Iterable[TextSplit]) -> None:
     """Converts lists of labels that are vectors to lists of the numbers 0 and 1, and sets `vector_size`.
 
-    The first split with labels decides: the lists are vectors if all elements are 0 or 1, and a list has several
-    elements. Then the first list that is not empty has the right size. Ids of known classes are not vectors.
+    The first split with lists of labels decides. The lists are vectors if all elements are 0 or 1, and at least one
+    list has several elements. The first list that is not empty sets the size. Ids of known classes are not vectors.
 
     Raises:
-        InputError: a list is not a vector of this size; or lists are not vectors, but have numbers that are not names.
+        InputError: a list is not a vector of this size, or a list of names has numbers that cannot be names.
     """
     size: int | None = None  # not known yet
     for split in splits:

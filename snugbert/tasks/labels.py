@@ -43,8 +43,9 @@ def choose_labels(
             in the data keep the data's spelling.
 
     Raises:
-        InputError: the training examples have fewer than two labels (none, if a teacher has two or more); a regression
-            has lists of labels; or the labels seem to be numbers, but some have a decimal comma or are not numbers.
+        InputError: the training examples have fewer than two labels (or no label, if a teacher has two or more); a
+            regression has lists of labels; or the labels seem to be numbers, but some have a decimal comma or are not
+            numbers.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -108,7 +109,7 @@ def _name_elements(train: TextSplit) -> list[str]:
 
 
 def _list_labels(train: TextSplit, fewest: int) -> list[str]:
-    """Returns the labels of the training examples, sorted. There must be `fewest` of them."""
+    """Returns the labels of the training examples, sorted. There must be at least `fewest` labels."""
     labels = sorted(_distinct_labels(train))
     if labels and all(VECTOR_TEXT.fullmatch(label) for label in labels):
         raise InputError(
@@ -138,7 +139,7 @@ def _find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
 def _fold_label(label: str) -> str:
     """Returns the same text for labels that look alike."""
     text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
-    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: without a width
+    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: characters without a width
 
 
 def _warn_about_similar_labels(labels: list[str]) -> None:
@@ -158,7 +159,7 @@ def _distinct_labels(split: TextSplit) -> set[str]:
 
 
 def _are_numbers(train: TextSplit) -> bool:
-    """Whether the labels are numbers to predict. If not, or if all are integers, they are class names."""
+    """Whether the labels are numbers to predict. Labels that are all integers are class names."""
     labels = train.labels
     if train.multi_label or all(INTEGER.fullmatch(label) for label in labels):
         return False

@@ -2,7 +2,8 @@
 
 `evaluate.load("glue", "mrpc")` downloads a script from the Hub and runs it. `TaskMetric(TextClassification(
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
-scikit-learn, SciPy, seqeval and the official scripts. These libraries take no counts, so a resample would be slow.
+scikit-learn, SciPy, seqeval and the official scripts. Resampling with these libraries would be slow: they take no
+counts.
 """
 
 from typing import Any
@@ -66,8 +67,8 @@ def score_label_sets(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     """Computes micro F1, macro F1 and subset accuracy of examples with several labels, as scikit-learn does.
 
     Args:
-        rows: for each label 1 or 0: first whether it is correct, then whether it is predicted. *Shape:* (rows, 2 x
-            labels)
+        rows: 1 or 0 for each label: first whether it is correct, then whether it is predicted.
+            *Shape:* (rows, 2 x labels)
         counts: number of examples with each row. *Shape:* (rows,)
     """
     references, predictions = np.split(rows, 2, axis=1)
@@ -82,8 +83,8 @@ def score_label_sets(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
 def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None) -> dict[str, float]:
     """Computes precision, recall and F1 of each label, and averages, as scikit-learn does.
 
-    Macro F1 averages the labels in references or predictions if examples have one label, and all labels if they have
-    several. Balanced accuracy is the mean recall of the labels in the references.
+    If examples have one label, macro F1 averages the labels in references or predictions. If they have several, it
+    averages all labels. Balanced accuracy is the mean recall of the labels in the references.
 
     Args:
         rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
@@ -91,8 +92,8 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
         labels: number of labels, if each example has one label. None: examples have several labels.
 
     Returns:
-        `macro_f1`, `balanced_accuracy`, and `precision_0`, `recall_0`, `f1_0`, `precision_1` and so on. NaN if a label
-        is not predicted, not in the references, or neither.
+        `macro_f1`, `balanced_accuracy`, and `precision_0`, `recall_0`, `f1_0`, `precision_1` and so on.
+        Precision is NaN if a label is not predicted, recall if it is not in the references, and F1 if both are true.
     """
     references, predictions = np.split(rows, 2, axis=1)
     if labels is None:
@@ -132,7 +133,7 @@ def _correlation(x: np.ndarray, y: np.ndarray, counts: np.ndarray) -> float:
 
 
 def _rank(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the rank of each value if it occurs as often as `counts` says. Equal values share their mean rank."""
+    """Returns the rank of each value, which occurs `counts` times. Equal values share their mean rank."""
     _, groups = np.unique(values, return_inverse=True)
     sizes = np.bincount(groups, counts)
     return (np.cumsum(sizes) - (sizes - 1) / 2)[groups]

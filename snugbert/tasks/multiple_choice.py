@@ -1,6 +1,6 @@
 """Multiple choice: which of several texts best fits a text. This is the task of `snugbert swag`.
 
-An example has one window for each choice. They are one nested row of features: (choices, tokens).
+An example has one window for each choice. These windows are one nested row of features: (choices, tokens).
 
 Shapes: N examples, C choices.
 """
@@ -131,8 +131,8 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     def read_splits(self, sources: Sources, trained_columns: tuple[str, ...] = ()) -> dict[str, ChoiceSplit]:
         """Reads and checks the examples of all splits. See [`Task`].
 
-        All examples of a split need the same number of choices, because a batch has one number. Unlabeled examples
-        need the same number as training examples.
+        All examples of a split need the same number of choices, because a batch cannot mix different numbers.
+        Unlabeled examples need the same number as training examples.
         """
         splits: dict[str, ChoiceSplit] = {}
         for name, (data,) in sources.items():
@@ -174,7 +174,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         """Does nothing: choices are not classes."""
 
     def text_columns(self, splits: Mapping[str, ChoiceSplit]) -> tuple[str, ...]:
-        """Returns no columns. So a model can predict both forms of examples, whichever it was trained on."""
+        """Returns no columns, so that a model can predict both forms of examples after training on either."""
         return ()
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
@@ -224,11 +224,11 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         return Baseline(f"always choice {position}", self.score(split, rows))
 
     def metric_features(self) -> dict[str, Any]:
-        """See [`Task`]. Features are numbers of choices."""
+        """See [`Task`]. Features are choices, counted from 0."""
         return {"predictions": Value("int64"), "references": Value("int64")}
 
     def pair(self, references: list[Any], predictions: list[Any]) -> tuple[ChoiceSplit, ChoiceAnswers]:
-        """Returns examples and answers from the numbers of choices."""
+        """Returns examples and answers from choices, counted from 0."""
         examples = [Example("", [])] * len(references)
         return ChoiceSplit("validation", "", examples, np.array(references)), ChoiceAnswers(np.array(predictions))
 
@@ -286,7 +286,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
 
 def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the columns of a row's example.
+    """Returns the names of the columns that hold the text and the choices.
 
     Raises:
         InputError: columns are missing. The message does not name the row.
@@ -300,7 +300,7 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:
-    """Returns the label of a row with this number of choices. None if the label is missing.
+    """Returns the label of a row that has `number` choices. None if the label is missing.
 
     Raises:
         InputError: the label is not the number of a choice. The message does not name the row.

@@ -22,7 +22,7 @@ Logits = np.ndarray | tuple[np.ndarray, ...]
 
 UNLABELED = -1  # label of an item without a gold label; unlike -100, the item counts
 PADDING = -100  # padding of predictions, as in Trainer
-OUTSIDE = -1e30  # score of a position after the end of a window; finite, so that 0 times it is 0
+OUTSIDE = -1e30  # score of a position after the end of a window. It is finite, so that its product with 0 is 0
 
 
 class Items(NamedTuple):
@@ -61,7 +61,7 @@ class Output(ABC):
         """Counts the items of each window of labeled features. *Shape:* (W,)"""
 
     def match(self, counts: np.ndarray, other_counts: np.ndarray) -> bool:
-        """Whether two tokenizers give the same items, by their counts. The windows may differ."""
+        """Whether the item counts of two tokenizers match. The windows may differ."""
         return bool(counts.sum() == other_counts.sum())
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Output(ABC):
 
         Args:
             outputs: the student's outputs.
-            batch: its inputs, packed or padded. Rows that were filled have more items than `teacher`.
+            batch: the student's inputs, packed or padded. A row filled by [`pad_row`] has more items than `teacher`.
             labels: from [`pop_labels`].
             teacher: from [`join_items`].
         """
@@ -210,7 +210,7 @@ def average_windows(logits: Sequence[np.ndarray], counts: Sequence[int] | np.nda
     """Returns the mean logits of each document, from the logits of all windows in order.
 
     Args:
-        logits: of each window. *Shape:* (C,) each
+        logits: the logits of each window. *Shape:* (C,) each
         counts: number of windows of each document. *Shape:* (documents,)
     """
     return [windows.mean(0) for windows in np.split(np.stack(logits), np.cumsum(counts)[:-1])]

@@ -2,7 +2,7 @@
 
     rows -> Question -> ContextWindows -> start and end logits -> Answer -> exact match and F1
 
-How an answer is chosen is in spans.py. The metrics are in squad_metrics.py.
+spans.py chooses the answers. squad_metrics.py computes the metrics.
 """
 
 import json
@@ -99,7 +99,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     The metrics are the same as if the official script scored predictions.json. best_exact and best_f1 are the highest
     scores for any `null_score_diff_threshold`, and best_exact_thresh and best_f1_thresh are these thresholds. The
     official script finds lower best scores if a threshold already replaced answers in the file. The thresholds are 0
-    if none beats "no answer" to every question, as in the script.
+    if none beats "no answer" to every question, as in the official script.
     """
 
     arguments = SquadDataArguments
@@ -116,7 +116,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
 
     def __init__(self, args: SquadDataArguments | None = None, **settings: Any):
         super().__init__(args, **settings)
-        self.predicts = False  # whether rows are predicted, not known questions
+        self.predicts = False  # whether the task predicts rows, which arrive in many calls
         self.version_2: bool = self.args.version_2_with_negative
         self.metrics = METRICS_V2 if self.version_2 else METRICS
 
@@ -146,11 +146,11 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """Stores the number of logits of a token: first token of the answer, last token of the answer."""
+        """Stores the number of logits of a token: one for the start and one for the end of an answer."""
         config.num_labels = 2
 
     def describe_sources(self, split: QuestionSplit) -> list[DataSource]:
-        """Names the files or the dataset of a split. Each of several files is a source of its own."""
+        """Describes the files or the dataset of a split. Each file is a separate source."""
         if split.name not in self.args.files and (split.name != "unlabeled" or self.args.unlabeled_file is None):
             return super().describe_sources(split)
         counts = Counter(question.source for question in split.questions)
@@ -166,10 +166,10 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Sets `tokenizer` and `max_length`, the size of a window.
 
         Raises:
-            InputError: to predict, a window has no room for more context than it shares with its neighbor.
+            InputError: the task predicts rows, and a window has no more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
-        if self.predicts:  # otherwise, the questions are known before anything runs, see `make_question_windows`
+        if self.predicts:  # fine-tuning has all questions: `make_question_windows` checks the room
             self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
     def encode(self, split: QuestionSplit) -> ContextWindows:
@@ -241,7 +241,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Returns the questions of references, and the answer to each, by id. See [`TaskMetric`].
 
         Raises:
-            ValueError: ids repeat, or a question has no prediction. In v1.1 it scores 0, with a warning.
+            ValueError: ids repeat, or a question of v2.0 has no prediction. In v1.1, such a question scores 0, with a
+                warning.
         """
         found = {prediction["id"]: prediction for prediction in predictions}
         questions = {r["id"]: Question(r["id"], "", "", tuple(r["answers"]["text"])) for r in references}
@@ -324,7 +325,7 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             raise InputError(f"the question has {tokens} tokens. Expected 1 to {limit}.")
         # The first characters are nearly always enough.
         if not self.tokenizer.tokenize(context[:FIRST_CHARACTERS]) and not self.tokenizer.tokenize(context):
-            raise InputError(f"no words in column {columns[1]!r}.")
+            raise InputError(f"no words in column {columns[1]!r}. Fix or remove the row.")
         return Question(repr(question), question, context)
 
     def make_split(self, examples: list[Question]) -> QuestionSplit:

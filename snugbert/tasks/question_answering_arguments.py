@@ -41,7 +41,7 @@ class SquadDataArguments(DataArguments):
     )
     on_bad_answer: Literal["stop", "skip"] = field(
         default="stop",
-        metadata={"help": "Answers that are not at their position in the context: stop or skip."},
+        metadata={"help": "If an answer is not at its position: stop, or skip it in training."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
@@ -55,7 +55,7 @@ class SquadDataArguments(DataArguments):
     max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
     null_score_diff_threshold: float = field(
         default=0.0,
-        metadata={"help": 'Predict "no answer" if it scores this much above the best answer.'},
+        metadata={"help": 'Predict "no answer" if it scores this much higher than the best answer.'},
     )
     overwrite_cache: bool = field(
         default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}

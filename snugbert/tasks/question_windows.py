@@ -30,9 +30,11 @@ class ContextWindows(Features):
         question_indices: the question of each window. The windows of a question are adjacent and in order. int32,
             *Shape:* (N,)
         context_offsets: the position in the window of its first context token. int32, *Shape:* (N,)
-        char_starts: for each window, the first character in the context of each context token. *Shape:* (tokens,) each
-        char_ends: likewise, the end of each context token, exclusive.
-        max_context: likewise, whether no other window has more context around the token.
+        char_starts: for each window, where each of its context tokens starts in the context, in characters. *Shape:*
+            (tokens,) each
+        char_ends: for each window, where each of its context tokens ends (exclusive). *Shape:* (tokens,) each
+        max_context: for each window and each of its context tokens, whether no other window has more context around
+            the token. *Shape:* (tokens,) each
     """
 
     question_indices: np.ndarray
@@ -67,7 +69,7 @@ def make_question_windows(
         tokenizer: a fast tokenizer whose pairs begin with [CLS].
         max_seq_length: maximum tokens of a window.
         doc_stride: tokens that a window shares with the previous window, as in `run_qa.py`. In the original release's
-            `run_squad.py` it is the step between windows instead.
+            `run_squad.py`, `doc_stride` is the step between windows.
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
         training: add start_positions and end_positions, the first and last token of the question's first answer. In a
             window without the whole answer both are 0, the position of [CLS].
@@ -86,7 +88,7 @@ def make_question_windows(
     contexts = list(dict.fromkeys(question.context for question in questions))
     tokenized = dict(zip(contexts, _tokenize(contexts, tokenizer), strict=True))
 
-    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # of each window: before the context, and from there on
+    token_ids: list[tuple[np.ndarray, np.ndarray]] = []  # of each window: up to the context, and from the context on
     question_indices: list[int] = []
     char_starts: list[np.ndarray] = []
     char_ends: list[np.ndarray] = []
@@ -134,11 +136,11 @@ def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int
 
 
 def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
-    """Marks the tokens that have their maximum context in a span, for each span.
+    """For each span, marks the tokens that have their maximum context in it.
 
     The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
     number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
-    several spans are equal, the first span counts.
+    several spans give equal context, the first span counts.
 
     Args:
         spans: from [`split_into_spans`].
@@ -178,13 +180,13 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stri
         The maximum tokens of a question.
 
     Raises:
-        InputError: the window has no such room.
+        InputError: a window has room for at most `doc_stride` tokens of context.
     """
     special = sum(map(len, _find_special_tokens(tokenizer)))
     left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:
         raise InputError(
-            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context, which "
+            f"max_seq_length {max_seq_length}: a question of {question} tokens leaves {left} for the context. This "
             f"must be more than doc_stride ({doc_stride}). Increase max_seq_length or decrease doc_stride."
         )
     return question + left - doc_stride - 1

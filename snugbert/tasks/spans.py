@@ -23,7 +23,7 @@ from snugbert.tasks.question_windows import ContextWindows
 
 # The odds of "no answer" for a context without tokens: above any threshold. JSON cannot represent infinity.
 SURELY_NULL = float(np.finfo(np.float32).max)
-WINDOWS_PER_BATCH = 500  # 20 starts with 30 ends each take 2.4 MB, which stay in the processor's cache
+WINDOWS_PER_BATCH = 500  # with 20 starts and 30 ends each, the scores take 2.4 MB and fit in the cache
 
 
 class Candidate(NamedTuple):
@@ -116,18 +116,18 @@ def best_answers(
     Args:
         questions: the questions with their contexts.
         windows: the windows of these questions, at least one for each.
-        start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read; padding can hold
-            anything. *Shape:* (N, L)
+        start_logits, end_logits: the model's logits. Only [CLS] and the context tokens are read. The values of padding
+            do not matter. *Shape:* (N, L)
         n_best_size: candidates per question. Default: 20, as in the original release. With `version_2` the best span
             and "no answer" are always included.
         max_answer_length: maximum tokens of an answer. Default: 30, as in the original release.
         version_2: questions may have no answer, as in SQuAD v2.0. The score of "no answer" is the sum of both logits
-            of [CLS], the minimum over the windows: a question has no answer only if no window has an answer.
+            of [CLS] in the window with the lowest sum. So a question has no answer only if no window has an answer.
         null_threshold: the answer is "" if the odds of "no answer" exceed this.
 
     Returns:
-        One answer per question. If the context has no tokens, the answer is "", and with `version_2` its odds are
-        [`SURELY_NULL`].
+        One answer per question. If the context has no tokens, the answer is "", and with `version_2` the odds of
+        "no answer" are [`SURELY_NULL`].
 
     Raises:
         ValueError: a logit is NaN or infinite. The logit of a context token can be minus infinity.

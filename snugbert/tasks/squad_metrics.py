@@ -69,7 +69,7 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
 
 
 def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> np.ndarray:
-    """Measures answers as SQuAD v1.1.
+    """Measures answers as in SQuAD v1.1.
 
     Args:
         golds: the correct answers to each question, at least one.
@@ -90,7 +90,7 @@ def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> n
 def measure_answers_v2(
     golds: Sequence[Sequence[str]], answers: Sequence[str], spans: Sequence[str], null_odds: Sequence[float]
 ) -> np.ndarray:
-    """Measures answers as SQuAD v2.0.
+    """Measures answers as in SQuAD v2.0.
 
     Args:
         golds: the correct answers to each question; empty if a question has no answer.
@@ -100,9 +100,9 @@ def measure_answers_v2(
         null_odds: the score of "no answer", in any unit. A threshold replaces answers with larger odds by "".
 
     Returns:
-        For each question: the odds; 1 if it has an answer, or 0; exact match; F1; and how exact match and F1 change if
-        the answer is the span instead of "". As in the official script, "" is wrong for every question with an
-        answer. float64, *shape* (N, 6)
+        Six numbers for each question: the odds; 1 if the question has an answer, else 0; exact match; F1; and how
+        exact match and F1 change if the answer is the span instead of "". As in the official script, "" is wrong for
+        every question with an answer. float64, *shape* (N, 6)
     """
     rows = []
     for texts, answer, span, odds in zip(golds, answers, spans, null_odds, strict=True):
@@ -139,8 +139,8 @@ def score_v2(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, fl
         exact and f1 (means in percent) and total (the number of questions). The same for the questions with an answer
         (HasAns_exact, ...) and without one (NoAns_exact, ...), if there are any. best_exact, best_exact_thresh,
         best_f1 and best_f1_thresh: the highest value of any threshold, and the lowest threshold that reaches it, or
-        0.0 if no threshold beats answering nothing. With `counts`, there are no totals and no thresholds, because they
-        have no intervals.
+        0.0 if no threshold beats "" as the answer to every question. With `counts`, there are no totals and no
+        thresholds, because they have no intervals.
     """
     weights = np.ones(len(rows)) if counts is None else counts
     _, has_answer, exact, f1, _, _ = rows.T
@@ -171,7 +171,8 @@ def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
     Returns:
         Thresholds in ascending order, and the sums of exact match and F1 (from 0 to 1) if questions with larger odds
-        are answered with "". At the first threshold, every question is; the official script calls it 0.0.
+        are answered with "". At the first threshold, every answer is "". The official script calls this threshold
+        0.0.
         *Shape:* (N + 1,) each
     """
     odds, has_answer, _, _, exact_changes, f1_changes = rows.T

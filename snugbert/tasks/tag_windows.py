@@ -34,15 +34,15 @@ class TagWindows(Features):
 def put_space_before_words(tokenizer: PreTrainedTokenizerBase) -> None:
     """Makes RoBERTa's tokenizer put a space before each word of a list.
 
-    The tokens of a word depend on that space, and nearly all words of a text have it. Other tokenizers do not change.
+    The tokens of a word depend on that space, and nearly all words of a text have it. Other tokenizers stay unchanged.
     """
     backend = tokenizer.backend_tokenizer
     if isinstance(backend.pre_tokenizer, ByteLevel) and not backend.pre_tokenizer.add_prefix_space:
         backend.pre_tokenizer.add_prefix_space = True
-        if hasattr(backend.post_processor, "add_prefix_space"):  # for offsets only
+        if hasattr(backend.post_processor, "add_prefix_space"):  # affects offsets only
             backend.post_processor.add_prefix_space = True
         tokenizer.add_prefix_space = True
-        tokenizer.init_kwargs["add_prefix_space"] = True  # is saved
+        tokenizer.init_kwargs["add_prefix_space"] = True  # is saved with the tokenizer
 
 
 def make_tag_windows(
@@ -57,8 +57,7 @@ def make_tag_windows(
 
     A sentence that fits is one window. Each window of a longer sentence labels the words in about half of it, with
     context from the sentence on both sides. With `document_context`, a window labels sentences that fill half of it,
-    or one longer sentence, and is filled with the sentences before and after. Each word is labeled in exactly one
-    window.
+    or one longer sentence. The sentences before and after fill the rest. Each word is labeled in exactly one window.
 
     A word without tokens, such as a control character, becomes the unknown token and keeps its tag. A word that is
     longer than a window is truncated.
@@ -75,7 +74,7 @@ def make_tag_windows(
     room = max_length - 2  # without [CLS] and [SEP]
     word_ids = _tokenize_words([word for sentence in sentences for word in sentence.words], tokenizer, room)
     lengths = np.array([len(ids) for ids in word_ids])
-    starts = np.concatenate([[0], np.cumsum(lengths)])  # first token of each word among all tokens, and their end
+    starts = np.concatenate([[0], np.cumsum(lengths)])  # first token of each word, and the end of all tokens
     token_ids = np.concatenate([np.zeros(0, dtype=np.int64), *word_ids])
     token_labels = np.repeat([IGNORE_INDEX] * len(lengths) if other_labels is None else other_labels, lengths)
     if first_labels is not None:
@@ -135,7 +134,7 @@ def _plan_windows(
 def _group(lengths: Sequence[int] | np.ndarray, limit: int) -> list[tuple[int, int]]:
     """Groups neighbors whose lengths add up to at most `limit`, and returns start and end of each group.
 
-    A neighbor that is longer than `limit` is a group of its own.
+    A neighbor that is longer than `limit` is a separate group.
     """
     groups = []
     begin = total = 0
@@ -153,7 +152,7 @@ def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[
     Args:
         first: the first labeled token.
         last: the end of the labeled tokens, exclusive.
-        starts: the first token of each word that can be included, and their end.
+        starts: the first token of each word that can be included, and the end of the last word.
         room: maximum tokens of the window.
     """
     free = room - (last - first)

@@ -45,12 +45,12 @@ class TagSplit:
         name: see [`Split`].
         source: the file or dataset, for messages.
         sentences: the sentences. After [`check_tags`] their tags are in BIO.
-        one_word_per_line: the source is a CoNLL file.
+        one_word_per_line: whether the source is a CoNLL file.
         types: the entity types in the source, including sentences beyond the limit on examples.
         suffix: suffix of the source, without .gz and .zst. A dataset is written as JSON lines.
         lines: the lines of the source. Empty for training and unlabeled sentences.
         encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
-        limited: a limit on examples left out sentences at the end of the source.
+        limited: whether a limit on examples left out sentences at the end of the source.
         texts: for each sentence the text that it was made from, or None. Empty unless texts are predicted.
     """
 
@@ -95,8 +95,8 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: Ne
         args: the columns, and limits on the number of sentences.
 
     Raises:
-        InputError: there are no sentences, they have no documents but need them, or see [`read_conll`] and
-            [`read_records`].
+        InputError: there are no sentences, `document_context` is set but the source does not mark documents, or see
+            [`read_conll`] and [`read_records`].
     """
     file_name = uncompressed_name(data) if isinstance(data, Path) else "dataset.jsonl"
     one_word_per_line = not file_name.endswith((".json", ".jsonl"))
@@ -149,7 +149,7 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
         raise InputError(f"{source}: no sentences.")
     untagged = [sentence.row for sentence in sentences if sentence.tags is None]
     if 0 < len(untagged) < len(sentences):
-        message = "%s: %d of %d sentences have no tags, the first in row %d. The split is tagged but not scored."
+        message = "%s: %d of %d sentences have no tags, the first in row %d. The split is predicted, but not scored."
         logger.warning(message, source, len(untagged), len(sentences), untagged[0])
     if in_documents and any(sentence.document is None for sentence in sentences):
         advice = f"Add {DOCUMENT_START} lines" if one_word_per_line else "Set --document_column_name"
@@ -167,13 +167,14 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     Args:
         splits: the splits with their original tags.
         scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
-        on_bad_tag: for invalid tags, "stop", or "repair": use `conlleval`'s reading, with a warning.
+        on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
 
     Returns:
         The scheme.
 
     Raises:
-        InputError: a tag is not an entity tag, or is invalid with `on_bad_tag` "stop". The message names the first.
+        InputError: a tag is not an entity tag, or a tag is invalid and `on_bad_tag` is "stop". The message names
+            the first such tag.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     for split, sentence, tags in labeled:
@@ -199,14 +200,14 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         before = f"after {tags[word - 1]!r}" if word else "at the start of a sentence"
         message = (
             f"{split.describe_word(sentence, word)}: tag {tags[word]!r} {before} is invalid in {scheme.upper()}"
-            f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads {expected!r} "
+            f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads it as {expected!r} "
             f"({format_count(len(invalid[scheme]), 'such tag')})."
         )
         if on_bad_tag == "stop":
             raise InputError(f"{message} Fix the tags, or set --on_bad_tag repair.")
         logger.warning("%s All invalid tags are repaired.", message)
     elif labeled:
-        iob1 = ": entities begin with I-, but with B- directly after another of their type" if scheme == "iob1" else ""
+        iob1 = ": entities begin with I-, or with B- right after one of the same type" if scheme == "iob1" else ""
         logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
     for split in splits.values():
         has_tags = split.labeled

@@ -1,4 +1,4 @@
-"""Tagging: a tag for each word, which marks entities. This is the task of `snugbert ner`.
+"""Tagging: predicts a tag for each word. Tags mark entities. This is the task of `snugbert ner`.
 
     rows -> sentences -> windows -> logits -> tags -> counts of entities -> precision, recall and F1
 
@@ -116,7 +116,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         """Sets the labels: O, and B- and I- for each entity type in the training data. See [`Task`].
 
         If a checkpoint has the same labels, their order is kept, so that its classifier stays valid. Without training
-        data, its labels are used.
+        data, the checkpoint's labels are used.
 
         Raises:
             InputError: the training data have no entities, another split has an entity type that the labels lack, or
@@ -173,10 +173,10 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             first = [UNLABELED for sentence in split.sentences for _ in sentence.words]
         elif split.labeled:
             tags = [tag for sentence in split.sentences for tag in sentence.tags or ()]
-            # If a checkpoint lacks a B- or I- label, such tokens are not learned, but their words are scored.
+            # If a checkpoint lacks a B- or I- label, words with this tag are not trained on, but they are scored.
             ids = {label: i for i, label in enumerate(self.labels or ())}
             first = [ids.get(tag, IGNORE_INDEX) for tag in tags]
-            if self.args.label_all_tokens:  # with B- on the first sub-token of a word, and I- on the others
+            if self.args.label_all_tokens:  # with B- on the first sub-token of a word, then I-
                 inside = {tag: ids.get(tag if tag == "O" else f"I-{tag[2:]}", IGNORE_INDEX) for tag in ids}
                 other = [inside.get(tag, IGNORE_INDEX) for tag in tags]
         context = self.args.document_context
@@ -289,8 +289,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
         """Writes the source of the sentences with the predicted tags, and plots. See [`Task`].
 
-        Tags go where the source has tags. A source without tags gets a last column, or a last key in each object.
-        Sentences beyond a limit on examples are left out. The file is not compressed.
+        Predicted tags replace the tags of the source. A source without tags gets a last column, or a last key in each
+        object. Sentences beyond a limit on examples are left out. The file is not compressed.
         """
         if split.one_word_per_line:
             column = parse_column_number("label_column_name", self.args.label_column_name)
@@ -345,7 +345,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def _list_entities(self, text: Text, tags: list[str], scores: np.ndarray) -> list[dict[str, Any]]:
         if all(TAG.fullmatch(label) for label in self.labels or ()):
             found = decode_tags(tags)
-        else:  # each word by itself
+        else:  # each word with a label other than O is an entity
             found = [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
         entities = []
         for kind, first, last in found:

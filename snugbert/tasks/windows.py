@@ -13,7 +13,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, defau
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.progress import Progress
 
-ROWS_PER_CALL = 1000  # of the tokenizer
+ROWS_PER_CALL = 1000  # rows per call of the tokenizer
 # The integer types of features, as in `Dataset.map`. Digests of features depend on them.
 TYPES = {"input_ids": pa.int32(), "token_type_ids": pa.int8(), "attention_mask": pa.int8()}
 
@@ -91,7 +91,7 @@ def _count_cut_tokens(
 
 
 class PadDocuments(DataCollatorWithPadding):
-    """Pads texts, and the windows of documents: (documents, windows, tokens), with windows of padding at the end."""
+    """Pads texts, or documents to (documents, windows, tokens). Windows of padding are at the end of a document."""
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the batch. Documents are features with the column `num_windows`."""

@@ -1,1 +1,1 @@
-"""What is trained: one base for all trainers, with checkpoints, stopping, and the settings of a run."""
+"""The base of all trainers, with checkpoints, stopping, and the settings of a run."""

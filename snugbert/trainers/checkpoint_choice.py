@@ -1,4 +1,4 @@
-"""Which checkpoint the machines of a run resume from, and how all of them get it.
+"""Chooses the checkpoint that the machines of a run resume from, and copies it to all of them.
 
 Only the first process writes checkpoints. After a restart, it may run on another machine, whose disk may be empty. So
 every machine looks for checkpoints, and the newest complete checkpoint is chosen. It is copied to all machines that
@@ -41,9 +41,9 @@ class Offer(NamedTuple):
 
     Attributes:
         step: its step.
-        priority: among equal steps, the first process has the highest.
+        priority: decides between equal steps. The first process has the highest priority.
         folder: the checkpoint.
-        manifest: its checksums. Empty: Trainer itself wrote the checkpoint.
+        manifest: the checksums of its files. Empty: Trainer itself wrote the checkpoint.
         host: the name of the machine.
     """
 
@@ -55,7 +55,7 @@ class Offer(NamedTuple):
 
     @property
     def content(self) -> tuple[str, bytes]:
-        """What is equal for copies."""
+        """Name and manifest, which are equal for all copies of a checkpoint."""
         return self.folder.name, self.manifest
 
 
@@ -68,8 +68,9 @@ def agree_on_checkpoint(
 ) -> Path | None:
     """Finds the newest checkpoint on any machine, and copies it to machines without it. Every process must call this.
 
-    If the output folder belongs to a store, the first process offers what the store has. Another machine only offers
-    what its local folder contains if it was the last to write to the store. Otherwise it may be of an earlier run.
+    If the output folder belongs to a store, the first process offers a checkpoint from the store. Another machine
+    offers its local checkpoint only if it was the last to write to the store. Otherwise, that checkpoint may be from
+    an earlier run.
 
     Args:
         args: the arguments of the run.
@@ -135,11 +136,11 @@ def _copy(chosen: Offer, copy: Path | None) -> InputError | None:
 
     Args:
         chosen: the checkpoint.
-        copy: the folder for a copy on this machine. None: this process writes none.
+        copy: the folder for a copy on this machine. None: this process writes no copy.
 
     Returns:
-        Why the copy cannot be written. This process then receives the rest anyway, because the others would wait for
-        it.
+        The error if the copy cannot be written, otherwise None. After an error, this process still receives the
+        remaining files, because other processes would wait for it.
     """
     source, problem = -chosen.priority, None
     chunks = _read_chunks(chosen.folder) if PartialState().process_index == source else None

@@ -1,7 +1,7 @@
 """The checkpoints of a run in a store, see [`RemoteOutput`].
 
-A checkpoint is uploaded by a thread, while training continues. Its manifest comes last. If a checkpoint is replaced or
-removed, its manifest is removed first. So a checkpoint in a store is complete if it has a manifest.
+A thread uploads each checkpoint while training continues. The manifest is uploaded last. If a checkpoint is replaced
+or removed, its manifest is removed first. So a checkpoint in a store is complete if it has a manifest.
 
 While a checkpoint waits for its upload, hard links keep its files, even if the run removes it.
 """
@@ -89,7 +89,7 @@ def _read_manifest(url: str) -> bytes | None:
 
 
 def _list_names(manifest: bytes, url: str) -> list[str]:
-    """Returns the files of a checkpoint. Empty if the manifest is damaged."""
+    """Returns the names of a checkpoint's files from its manifest, or an empty list if the manifest is damaged."""
     try:
         names = list(json.loads(manifest))
         check_names(names, url)
@@ -124,11 +124,13 @@ def remove_checkpoint_copies(folder: Path, output: RemoteOutput) -> None:
 
 
 def upload_waiting(folder: Path, output: RemoteOutput) -> None:
-    """Makes the checkpoints of a run in the store equal to the local checkpoints, newest first. Skips damaged ones.
+    """Uploads waiting checkpoints, newest first. Removes checkpoints from the store that the run has removed.
+
+    Damaged checkpoints are skipped.
 
     Args:
         folder: the output folder of the run.
-        output: the output that it belongs to.
+        output: the output that the folder belongs to.
 
     Raises:
         InputError: see [`upload_checkpoint`]. The next call uploads the rest.
@@ -155,7 +157,7 @@ class CheckpointUploads(TrainerCallback):
 
     @contextmanager
     def watch(self, args: TrainingArguments) -> Iterator[None]:
-        """Uploads during training, and waits for the last upload. The block has the lock of the output folder."""
+        """Uploads during the block, and waits for the last upload. The run must hold the lock of the output folder."""
         self._folder, self._output = Path(args.output_dir or ""), None
         if args.should_save:
             self._output = find_output(args.output_dir)
@@ -163,7 +165,7 @@ class CheckpointUploads(TrainerCallback):
             yield
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer before the first step. Uploads what an earlier process of this run could not."""
+        """Called by Trainer before the first step. Uploads what an earlier process of this run could not upload."""
         if self._output is not None:
             self._output.claim()
             for checkpoint in filter(_is_whole, self._folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
@@ -184,7 +186,7 @@ class CheckpointUploads(TrainerCallback):
     def _enqueue(self, checkpoint: Path) -> None:
         """Links the files of a checkpoint, so that they stay until they are uploaded."""
         copy = self._folder / WAITING / checkpoint.name
-        if copy.exists():  # of an earlier checkpoint of this step. It may be uploading
+        if copy.exists():  # an earlier checkpoint of this step, which may be uploading
             self._pool.submit(shutil.rmtree, copy, ignore_errors=True).result()
         unfinished = copy.with_name(f"_{copy.name}")
         shutil.rmtree(unfinished, ignore_errors=True)

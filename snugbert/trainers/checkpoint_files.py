@@ -26,7 +26,7 @@ from snugbert.trainers.run_settings import SETTINGS_NAME, read_state
 
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"
-OPTIMIZER_NAMES = ("optimizer", "global_step")  # the latter: DeepSpeed
+OPTIMIZER_NAMES = ("optimizer", "global_step")  # DeepSpeed uses the second name
 RESUME = "resume with --resume_from_checkpoint true"
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def remove_checkpoints(checkpoints: list[Path]) -> None:
-    """Removes checkpoints of a folder, in this order. Moves each first, so a kill leaves no incomplete checkpoint."""
+    """Removes checkpoints in this order. Each is moved away first, so a killed run leaves no incomplete checkpoint."""
     for checkpoint in checkpoints:
         unfinished = checkpoint.parent / UNFINISHED
         unfinished.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def remove_checkpoints(checkpoints: list[Path]) -> None:
 def find_newest_checkpoint(output_dir: Path) -> Path | None:
     """Finds the complete checkpoint with the highest step. A warning names the damaged file of a skipped checkpoint.
 
-    Downloads it if only the store has it that the folder belongs to.
+    If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine.
     """
     restore_replaced(output_dir / UNFINISHED)
     for folder in reversed(list_checkpoints(output_dir)):
@@ -75,7 +75,7 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
 
 
 def publish(folder: Path, checkpoint: Path) -> None:
-    """Adds the manifest to `folder`, see [`write_manifest`], and gives it its name, see [`rename_checkpoint`]."""
+    """Writes the manifest of `folder`, see [`write_manifest`], and renames the folder, see [`rename_checkpoint`]."""
     write_manifest(folder)
     rename_checkpoint(folder, checkpoint)
 
@@ -94,7 +94,7 @@ def rename_checkpoint(folder: Path, checkpoint: Path) -> None:
 
 
 def restore_replaced(unfinished: Path) -> None:
-    """Moves an old checkpoint in `unfinished` back if a kill came before the new checkpoint had its name."""
+    """Moves an old checkpoint back from `unfinished` if the run was killed before the new checkpoint was renamed."""
     for old in [*unfinished.rglob("replaced-*")]:
         checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
         if not checkpoint.exists():
@@ -132,7 +132,8 @@ def check_checkpoint(checkpoint: Path, checksums: bool = True, needs_optimizer: 
         raise InputError(f"{error.filename} is missing.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
-    if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):  # Trainer writes neither
+    # Trainer itself writes neither these settings nor a manifest.
+    if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):
         raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
     if needs_optimizer and not any(path.name.startswith(OPTIMIZER_NAMES) for path in checkpoint.iterdir()):
         raise InputError(f"{checkpoint / 'optimizer.pt'} is missing.")  # --save_only_model

@@ -1,4 +1,4 @@
-"""Compiles the parts of a model with torch.compile, and runs steps with CUDA graphs. Decides which runs do so."""
+"""Compiles the parts of a model with torch.compile, runs steps with CUDA graphs, and decides which runs do either."""
 
 import functools
 import logging
@@ -17,19 +17,21 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBertPreTrainingHeads
 
 # A fine-tuning run with at least this many forward and backward passes compiles by default. On an H100, compiling
-# took 21 s without and 6 s with a cache, and saved 0.6 to 1.0 ms in each pass of 32 examples of BERT base in CUDA
-# graphs. It pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with a cache.
+# took 21 s without a cache and 6 s with a cache. In CUDA graphs, it saved 0.6 to 1.0 ms in each pass of 32 examples of
+# BERT base. So it pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with a cache.
 COMPILE_PASSES = 20_000
 LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Volta and newer
-# All layers of all models in the process share this number of graphs. Beyond it, torch silently stops compiling. 8 by
-# default, but training, evaluation, frozen layers, the shorter last layer and batches of one sequence need graphs of
-# their own.
+# All layers of all models in the process share this maximum number of graphs. Beyond it, torch silently stops
+# compiling. The default is 8, but training, evaluation, frozen layers, the shorter last layer and batches of one
+# sequence each need their own graphs.
 RECOMPILE_LIMIT = 64
 # torch's modes with CUDA graphs record a graph for every number of tokens. The modes below use no graphs.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
-WARMUP_STEPS = 3  # Steps of a run that compile. Batches of a new kind, such as a single sequence, can compile later.
+# Number of steps at the start of a run that compile. Batches of a new kind, such as a single sequence, can compile
+# later.
+WARMUP_STEPS = 3
 
-# Their code computes losses from the batch, the weights and random numbers only.
+# Code of these packages computes losses from the batch, the weights and random numbers only.
 KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
 NUM_ITEMS, NUM_BATCHES = "num_items_in_batch", "num_batches_in_step"
 
@@ -41,10 +43,10 @@ def compile_model(
 ) -> list[str]:
     """Compiles the parts of a model in place, with one graph for batches of most sizes. The first batches are slow.
 
-    The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU these
-    two have kernels of their own. On a GPU, layers of BERT base are compiled again for batches from 6,827 tokens on,
-    because inductor then fuses LayerNorm's backward pass. Call it before or after the model is wrapped for several
-    processes.
+    The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU,
+    embeddings and head have their own kernels. On a GPU, layers of BERT base are compiled again for batches from 6,827
+    tokens on, because inductor then fuses LayerNorm's backward pass. Call this function before or after the model is
+    wrapped for several processes.
 
     Args:
         model: any model. Parts that are not SnugBERT's stay as they are.
@@ -135,11 +137,11 @@ class Compilation(TrainerCallback):
                 ", ".join(self._parts),
             )
         if self._parts and args.torch_compile_mode in MODES_WITHOUT_CUDA_GRAPHS:
-            logger.info("--torch_compile_mode %s: without torch's CUDA graphs.", args.torch_compile_mode)
+            logger.info("--torch_compile_mode %s: torch's CUDA graphs are not used.", args.torch_compile_mode)
         self._before = _count_graphs_and_seconds()
 
     def _repays(self, device: torch.device, passes: int) -> bool:
-        """Whether a run of this many forward and backward passes should compile, logging the reason if not."""
+        """Whether a run of this many forward and backward passes should compile. If not, logs the reason."""
         if device.type != "cuda":
             return False
         if passes < self._passes_to_repay:
@@ -165,7 +167,7 @@ class Compilation(TrainerCallback):
 
 
 def _count_graphs_and_seconds() -> tuple[int, float]:
-    """Returns the number of graphs that this process has compiled, and the time that took."""
+    """Returns the number of graphs that this process has compiled, and how long this took."""
     return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
 
 
@@ -173,7 +175,7 @@ class RunGraphs:
     """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`].
 
     Args:
-        trainer: the trainer that has this object.
+        trainer: the trainer that uses this object.
     """
 
     def __init__(self, trainer: Any):
@@ -181,7 +183,7 @@ class RunGraphs:
         self.restart()
 
     def restart(self) -> None:
-        """Frees the memory of all graphs. The next step decides again whether there are any."""
+        """Frees the memory of all graphs. The next step decides again whether to use graphs."""
         self._uses_graphs: bool | None = None  # None: not decided
         self._training: cuda_graphs.CudaGraphs | None = None
         self._evaluation: cuda_graphs.CudaGraphs | None = None
@@ -204,11 +206,12 @@ class RunGraphs:
             The loss. *Shape:* ()
         """
         trainer = self.trainer
-        model.train()  # a graph does not, nor does it prepare the optimizer
+        model.train()  # a replayed graph does not set the model or the optimizer to training mode
         if callable(train_optimizer := getattr(trainer.optimizer, "train", None)):
             train_optimizer()
         batch = dict(trainer._prepare_inputs(inputs))
-        if not self._reads_num_sequences(batch):  # it varies with a token budget, and each number is a size
+        # With a token budget, the number of sequences varies, and each number would need its own graph.
+        if not self._reads_num_sequences(batch):
             batch.pop("num_sequences", None)
         # A graph stores the number of batches. Trainer divides the loss of some models by this number.
         batches = getattr(trainer, "current_gradient_accumulation_steps", 1)
@@ -237,7 +240,7 @@ class RunGraphs:
         if not cuda_graphs.are_on_gpu([torch.empty(0, device=args.device)]):
             return "they need a CUDA GPU"
         if trainer.accelerator.distributed_type != DistributedType.NO or args.n_gpu > 1:
-            # Nobody has tested it. Gradients would arrive all at once, so sending them could not overlap.
+            # Not tested. All gradients would be ready at once, so sending them could not overlap with computing.
             return "several GPUs share the work"
         if trainer.accelerator.scaler is not None:
             return "float16 scales the loss (--bf16 does not)"
@@ -250,7 +253,7 @@ class RunGraphs:
         return None
 
     def _find_own_code(self) -> str | None:
-        """Returns the name of a user's code that computes the loss. A graph would not run it again."""
+        """Returns the name of a user's code that computes the loss. Replaying a CUDA graph does not run Python."""
         trainer = self.trainer
         parts = [getattr(type(trainer), name) for name in ("training_step", "compute_loss")]
         parts += [] if trainer.compute_loss_func is None else [trainer.compute_loss_func]
@@ -259,7 +262,7 @@ class RunGraphs:
         return next((getattr(part, "__qualname__", str(part)) for part in own), None)
 
     def _reads_num_sequences(self, batch: dict[str, Any]) -> bool:
-        """Whether the model is trained on numbers or on several labels per example. -100 is a number there."""
+        """Whether the loss needs `num_sequences`. In regression and multi-label tasks, -100 is not padding."""
         labels, config = batch.get("labels"), self.trainer.model_config
         if labels is None or labels.is_floating_point():
             return labels is not None

@@ -15,12 +15,12 @@ from snugbert.errors import InputError
 from snugbert_arguments import explain_reporter
 
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
-# Trainer would keep the loader of the first validation set and use it for the others.
+# Trainer would keep the loader of the first validation set and use it for all validation sets.
 DATA_WORKERS = 4
-# Seconds. torch's own limits are 600 with NCCL and 1,800 with gloo. The collectives of a step take seconds, and long
-# work of one process has no limit (trainers/lost_processes.py).
+# Default of `--ddp_timeout` in seconds. torch's own limits are 600 with NCCL and 1,800 with gloo. The collectives of a
+# step take seconds, and long work of one process has no limit (trainers/lost_processes.py).
 SILENCE = 300
-# Names of the precisions, and what the log says about them.
+# Names of the precisions, and how the log describes them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
     "float16": "float16 autocast, weights in float32 (--bf16: bfloat16)",
@@ -35,7 +35,7 @@ class DeviceArguments(TrainingArguments):
 
     The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
-    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have a few sizes, see [`pad_row`]. After
+    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have few sizes, see [`pad_row`]. After
     `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
     `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts.
 
@@ -91,8 +91,8 @@ class DeviceArguments(TrainingArguments):
         default=None,
         metadata={
             "advanced": True,
-            "help": "Fill packed batches up to a multiple of this number of tokens. Default: on a GPU by the lengths, "
-            "elsewhere 0 (never).",
+            "help": "Pad packed batches to a multiple of this number of tokens. Default on a GPU: chosen from the "
+            "lengths of the examples. Default elsewhere: 0 (no padding).",
         },
     )
 
@@ -112,7 +112,7 @@ class DeviceArguments(TrainingArguments):
         if started > 1 and not dist.is_initialized():
             if self.is_on_cpu:  # transformers (5.23) would connect processes on a CPU without `ddp_timeout`
                 dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
-            elif not torch.accelerator.is_available():  # accelerate would let each train alone
+            elif not torch.accelerator.is_available():  # accelerate would let each process train alone
                 raise InputError(f"{started} processes were started, but there is no GPU. Add --use_cpu true.")
         super().__post_init__()
         if self.uses_cuda and self.dataloader_pin_memory:
@@ -147,7 +147,7 @@ def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda
         uses_cuda: whether the run uses a CUDA GPU. Elsewhere, nothing is chosen.
 
     Returns:
-        `bf16` and `tf32`. Returns its own results unchanged.
+        `bf16` and `tf32`. Called with these values, the function returns them unchanged.
     """
     if uses_cuda and tf32 is None:
         if bf16 is None:

@@ -1,6 +1,6 @@
 """`--dry_run`: takes a few steps of a run, and prints what the whole run will do, need and take.
 
-The steps are those of the run itself, on its own examples. Only caches are written, and the run uses them.
+These are real steps of the run, on its own examples. Only caches are written, and the run will use them.
 """
 
 import copy
@@ -38,8 +38,8 @@ class Stopwatch(TrainerCallback):
     """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`.
 
     Attributes:
-        warmup: number of steps without a time.
-        seconds: of each timed step.
+        warmup: number of steps that are not timed.
+        seconds: the time of each timed step.
     """
 
     def __init__(self, warmup: int):
@@ -88,6 +88,7 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
         setattr(trainer.args, f"{kind}_strategy", "no")
     watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)
     trainer.add_callback(watch)
+    trainer.stop_signal.writes_checkpoint = False
     for callback in (LogLines, EarlyStoppingCallback):
         trainer.remove_callback(callback)
     trainer.train()
@@ -102,9 +103,9 @@ def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]
     """Describes learning rate, files and memory of a run of `steps` steps. Every process must call this.
 
     Args:
-        trainer: took a few steps.
+        trainer: a trainer that has taken a few steps.
         args: the arguments of the run itself.
-        steps: of the run.
+        steps: number of steps of the run.
     """
     parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     weights = sum(parameter.nbytes for parameter in trainer.model.parameters())
@@ -128,7 +129,7 @@ def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]
 
 
 def as_steps(interval: float, steps: int) -> int:
-    """Returns an interval of the arguments in steps. Below 1, it is a share of all `steps`."""
+    """Returns an interval of the arguments in steps. An interval below 1 is a share of all `steps`."""
     return math.ceil(interval * steps) if interval < 1 else int(interval)
 
 
@@ -149,7 +150,7 @@ def describe_peak(device: torch.device) -> str:
 
 
 def seconds_since_start() -> float:
-    """Returns the seconds since this process started, or since its last plan: what a run takes before its steps."""
+    """Returns the seconds since this process started, or since its last plan: the time before a run's first step."""
     return time.time() - (_printed or psutil.Process().create_time())
 
 

@@ -10,7 +10,7 @@ from transformers import ProgressCallback, TrainerCallback, TrainerState
 
 from snugbert.progress import Rhythm, estimate_seconds_left, format_duration, print_line
 
-# Metrics that log lines omit. Log files have them.
+# Metrics that log lines omit. Log files contain them.
 NOT_PRINTED = (
     "epoch",
     "runtime",
@@ -51,8 +51,8 @@ def set_up_logging(level: int = logging.INFO) -> None:
 class LogLines(TrainerCallback):
     """Prints the metrics of a step or an evaluation as one line on standard error.
 
-    The first step has a line, too, whatever `logging_steps` is. It is only printed, so the logged metrics are the same
-    in a run that was stopped and resumed. Without a progress bar, further lines report the remaining time.
+    The first step prints a line, too, whatever `logging_steps` is. This line is only printed, so the log files contain
+    the same metrics if a run is stopped and resumed. Without a progress bar, further lines report the remaining time.
 
     Args:
         read_loss: returns the loss since the last log entry. Every process calls it, once, after the first step.
@@ -107,7 +107,7 @@ class ProgressBar(ProgressCallback):
             )
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
-        """Prints nothing. [`LogLines`] does."""
+        """Prints nothing, because [`LogLines`] prints the metrics."""
 
 
 def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str:
@@ -129,7 +129,7 @@ def format_log_line(logs: Mapping[str, float], step: int, max_steps: int) -> str
 
 
 def _format_name(name: str) -> str:
-    """Returns the printed name of a metric. It may begin with the name of an evaluation set."""
+    """Returns the printed name of a metric, whose `name` may begin with the name of an evaluation set."""
     for metric, printed in LOG_NAMES.items():
         if f"_{name}".endswith(f"_{metric}"):
             return name.removesuffix(metric).replace("_", " ") + printed

@@ -1,9 +1,9 @@
-"""Notices that another process of a run is lost: it was killed, or its machine does not answer.
+"""Detects lost processes of a run. A process is lost if it was killed, or if its machine does not answer.
 
-A collective operation of torch fails if a process ends, or comes more than `--ddp_timeout` seconds late. But a process
+A collective operation of torch fails if a process ends, or is more than `--ddp_timeout` seconds late. But a process
 may work alone for longer, for example while it prepares text or writes a checkpoint. [`wait_for_all`] has no limit
-while all processes are alive: each of them counts up in the store of the process group. A process whose count has not
-changed for `--ddp_timeout` seconds is lost.
+while all processes are alive. To show that it is alive, each process increments a counter in the store of the process
+group. A process whose counter has not changed for `--ddp_timeout` seconds is lost.
 """
 
 import functools
@@ -21,7 +21,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from snugbert.errors import ProcessLost
 
 SIGN_SECONDS = 5.0  # between two signs of life
-# Seconds between two looks at the store, for each process. Together, they ask 200 times a second.
+# Seconds between two requests of a process to the store: `PAUSE` times the number of processes, but at most
+# `LONGEST_PAUSE`. So up to 100 processes together send 200 requests a second.
 PAUSE, LONGEST_PAUSE = 0.005, 0.5
 # Phrases in torch's errors about a lost process. Other errors, such as a wrong interface, keep their traceback.
 LOST = re.compile(
@@ -58,7 +59,7 @@ class SignsOfLife:
         """Waits until every process has called this method as often as this process.
 
         Raises:
-            ProcessLost: a process shows no sign of life, or the store does not answer.
+            ProcessLost: a process or the store does not respond.
             DistError: the store is gone.
         """
         self.meetings += 1
@@ -76,7 +77,7 @@ class SignsOfLife:
 
 
 class Meeting(threading.Thread):
-    """Waits for all processes, in a thread of its own: a request to the store has no time limit.
+    """Waits for all processes, in its own thread, because a request to the store has no time limit.
 
     Attributes:
         answered: when the store last answered.
@@ -97,7 +98,7 @@ class Meeting(threading.Thread):
             self.error = error
 
     def _wait(self) -> None:
-        # With many processes, each looks less often.
+        # With many processes, each process checks the counters less often.
         interval = max(self.signs.interval, len(self.signs.ranks) / 20)
         pause = min(PAUSE * len(self.signs.ranks), LONGEST_PAUSE)
         next_look = self.answered + interval
@@ -117,7 +118,7 @@ class Meeting(threading.Thread):
                 seen[rank] = count, self.answered
             elif self.answered - since > self.signs.limit:
                 limit = f"{self.signs.limit:.0f} seconds (--ddp_timeout)"
-                raise ProcessLost(f"process {rank} has given no sign of life for {limit}. {ADVICE}")
+                raise ProcessLost(f"process {rank} has not responded for {limit}. {ADVICE}")
 
     def _add(self, key: str, number: int) -> int:
         total = self.signs.store.add(key, number)
@@ -134,11 +135,11 @@ def show_signs_of_life() -> None:
 def wait_for_all() -> None:
     """Waits until all processes are here, however long they take. Every process must call this.
 
-    They must have called [`show_signs_of_life`] before their long work. accelerate's `wait_for_everyone` fails after
-    `--ddp_timeout`. It also asks torch for a GPU per process, even if the processes run on the CPU.
+    Every process must have called [`show_signs_of_life`] before its long work. accelerate's `wait_for_everyone` fails
+    after `--ddp_timeout`. It also asks torch for a GPU per process, even if the processes run on the CPU.
 
     Raises:
-        ProcessLost: a process has given no sign of life for `--ddp_timeout` seconds.
+        ProcessLost: a process has not responded for `--ddp_timeout` seconds.
         DistError: the store of the process group is gone.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
@@ -163,5 +164,5 @@ def explain_lost_process(error: RuntimeError) -> str | None:
     rank = os.environ.get("RANK", "?")
     return (
         f"process {rank} on {platform.node()} lost another process ({reason}). That process ended, or its machine "
-        f"does not answer. Its log may say why. {ADVICE}"
+        f"does not answer. Its log may show why. {ADVICE}"
     )

@@ -100,7 +100,7 @@ def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | No
     """Checks on this machine that the run may write into the output folder, next to the files of an earlier run."""
     output_dir = Path(args.output_dir or "")
     if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
     if args.local_process_index > 0 or (args.process_index > 0 and find_output(output_dir) is not None):
         return  # the first process of the machine, or of the run, checks the same folder
     run_files = list_run_files(output_dir)
@@ -152,7 +152,7 @@ def _check_explicit(checkpoint: str) -> Path:
 def clear_output_dir(training_args: TrainingArguments) -> None:
     """Removes the checkpoints and results of an earlier run. Call it in every process, after all steps that can fail.
 
-    Other machines may have checkpoints of that run, from when the first process ran there.
+    Other machines may have checkpoints of that run, if its first process once ran there.
     """
     output_dir = Path(training_args.output_dir or "")
     if training_args.should_save:
@@ -173,7 +173,7 @@ class ClearOutputDir(TrainerCallback):
 
 
 def remove_generator(output_dir: Path) -> None:
-    """Removes ELECTRA's generator. Without a model next to it, a folder of that name is the user's and stays."""
+    """Removes ELECTRA's generator. A folder of that name without a model next to it belongs to the user, and stays."""
     if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
         shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
 

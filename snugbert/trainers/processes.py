@@ -1,4 +1,4 @@
-"""The processes of a run: the first steps of each, and how several wait for each other or fail together."""
+"""Sets up each process of a run. If one process fails, all processes fail with its error."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def set_up(training_args: DeviceArguments) -> None:
     """Sets up logging and one GPU per process, and checks the login to the Hub.
 
-    The main process logs to standard error. The others log only errors.
+    The main process logs to standard error. Other processes log only errors.
 
     Raises:
         InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
@@ -56,7 +56,7 @@ def set_up(training_args: DeviceArguments) -> None:
 def use_one_gpu(training_args: DeviceArguments) -> None:
     """Makes a process use one GPU.
 
-    With several, Trainer would split every batch over them in one process. That is slow, and losses would be inexact.
+    With several GPUs, Trainer would split every batch in one process. That is slow, and losses would be inexact.
     """
     if training_args.n_gpu > 1:
         logging.getLogger(__name__).warning(
@@ -91,7 +91,7 @@ def _check_hub(token: bool | str | None) -> None:
 
 
 def raise_together(function: Callable[[], T]) -> T:
-    """Calls `function` in every process. If one process raises an InputError, all do, instead of waiting for it.
+    """Calls `function` in every process. If one process raises an InputError, all processes raise it.
 
     `function` may take any time, and must not communicate. An OSError becomes an InputError.
 

@@ -1,7 +1,7 @@
 """Reports to TensorBoard, Weights & Biases and Trackio, next to the log lines that Trainer's own callbacks send.
 
-A run has one name in all of them. Checkpoints store it, so a resumed run continues its report. At the end, scores and
-plots follow.
+A run has the same name in all reports. Checkpoints store the name, so a resumed run continues its report. Scores and
+plots are sent at the end.
 """
 
 import copy
@@ -26,8 +26,8 @@ class Reports:
     """Names the run, and sends what the log does not contain. Only the main process reports.
 
     Attributes:
-        name: `run_name` or the name of the output folder, with the time of the start. The folder of TensorBoard's
-            events in `output_dir/runs`, the id in W&B, and the name in Trackio. None: none of the three is used.
+        name: `run_name` or the name of the output folder, followed by the start time. It names TensorBoard's folder in
+            `output_dir/runs`, and is the id in W&B and the name in Trackio. None: the run reports to none of these.
     """
 
     _own_wandb_runs: set[str] = set()  # ids of the runs that this process opened
@@ -38,7 +38,7 @@ class Reports:
 
     @property
     def _callbacks(self) -> list[Any]:
-        """The callbacks of Trainer that report to one of the three."""
+        """Trainer's callbacks that report to TensorBoard, W&B or Trackio."""
         kinds = (TensorBoardCallback, WandbCallback, TrackioCallback)
         callbacks = self._trainer.callback_handler.callbacks if self._trainer.is_world_process_zero() else []
         return [callback for callback in callbacks if isinstance(callback, kinds)]
@@ -69,7 +69,7 @@ class Reports:
             self._own_wandb_runs.add(run.id)
 
     def store(self, state: TrainerState) -> None:
-        """Adds the name to the `state` that is about to be saved."""
+        """Adds the name of the run to the `state` that is about to be saved."""
         if self.name is not None:
             state.stateful_callbacks |= {REPORTS_NAME: {"name": self.name}}  # type: ignore[operator]
 
@@ -101,7 +101,7 @@ class Reports:
             else:
                 library = callback._wandb if isinstance(callback, WandbCallback) else callback._trackio
                 library.log({name: library.Image(str(plot)), "train/global_step": state.global_step})
-        if not isinstance(callback, WandbCallback):  # which would upload the model
+        if not isinstance(callback, WandbCallback):  # the W&B callback would upload the model
             callback.on_train_end(trainer.args, state, trainer.control, model=trainer.model)
 
 

@@ -53,7 +53,7 @@ class RunCheckpoints(TrainerCallback):
         """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
 
         In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
-        nothing. Every process must call this. A full disk is a short error.
+        nothing. Every process must call this. A full disk raises an [`InputError`].
 
         Args:
             args: the trainer's arguments.
@@ -95,10 +95,10 @@ class RunCheckpoints(TrainerCallback):
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove_old(self, state: TrainerState, output_dir: Path) -> None:
-        """Keeps `limit` checkpoints: the last, the best, and the newest of the others.
+        """Keeps `limit` checkpoints: the last, the best, and then the newest.
 
-        Checkpoints of later steps also stay. If they are damaged, and this run started again, their weights may be
-        more valuable than its own.
+        Checkpoints of later steps also stay. If they are damaged and the run started again, their weights may still be
+        better than the weights of this run.
         """
         best = Path(state.best_model_checkpoint or "").name
         last = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
@@ -115,8 +115,8 @@ class RunCheckpoints(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
 
-        Another machine may have written it, see [`agree_on_checkpoint`]. Ignores a damaged best checkpoint: a later
-        one can be the best.
+        Another machine may have written the checkpoint, see [`agree_on_checkpoint`]. A damaged best checkpoint is
+        ignored, so that a later checkpoint can be the best.
         """
         output_dir = Path(args.output_dir)
         best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
@@ -149,7 +149,7 @@ def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
 def locate_best(state: TrainerState, output_dir: Path) -> None:
     """Sets the path of the best checkpoint if it exists. All processes must call this.
 
-    They use the path of the first process, because machines may have different output folders.
+    All processes use the path of the first process, because machines may have different output folders.
     """
     best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
     if state.best_global_step and best.is_dir():
@@ -160,7 +160,7 @@ def locate_best(state: TrainerState, output_dir: Path) -> None:
 def _forget_best(checkpoint: Path) -> None:
     """Removes the path of the best checkpoint from the state of a checkpoint, because the folder may move.
 
-    [`RunCheckpoints`] locates it by its step. Trainer warns about a path that does not exist.
+    [`RunCheckpoints`] locates the best checkpoint by its step. Trainer would warn about a missing path.
     """
     state = read_state(checkpoint)
     if state.best_model_checkpoint is not None:
@@ -170,13 +170,13 @@ def _forget_best(checkpoint: Path) -> None:
 
 @contextmanager
 def resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
-    """Turns an error about the content of a checkpoint's `files` into an [`InputError`]. It names a damaged file."""
+    """Turns an error about the content of a checkpoint's `files` into an [`InputError`] that names a damaged file."""
     try:
         yield
     except (InputError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        # If a file is damaged, these raise an error with its name.
+        # If a file is damaged, these calls raise an error that names the file.
         for file in sorted(Path(str(checkpoint)).glob("*.pt*")):
             read_torch_file(file)
         read_weights(Path(str(checkpoint)))
@@ -189,7 +189,7 @@ def resuming_from(checkpoint: str | None, files: str) -> Iterator[None]:
 
 @contextmanager
 def ignoring_tied_weights(model: Any) -> Iterator[None]:
-    """Lets `model.load_state_dict` not report tied weights as missing. Checkpoints store them once."""
+    """Keeps `model.load_state_dict` from reporting tied weights as missing. Checkpoints store them once."""
     tied = getattr(model, "all_tied_weights_keys", {})
 
     def remove_tied(_: torch.nn.Module, keys: Any) -> None:
@@ -203,7 +203,8 @@ def ignoring_tied_weights(model: Any) -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer state. torch's fused kernels would access memory out of bounds.
+    """Checks the shapes of a loaded optimizer state. With wrong shapes, fused kernels would access memory out of
+    bounds.
 
     Raises:
         ValueError: a state and its parameter differ in shape.

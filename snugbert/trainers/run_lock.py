@@ -1,4 +1,4 @@
-"""One run per output folder. A folder in a store has a lock of its own, see `trainers/store_lock.py`."""
+"""Allows only one run per output folder. A folder in a store has its own lock, see `snugbert/store_lock.py`."""
 
 import os
 from collections.abc import Iterator
@@ -13,18 +13,19 @@ from snugbert.remote_outputs import find_output
 from snugbert.trainers.processes import raise_together
 from snugbert.trainers.store_runs import fetch_run, run_in_store
 
-SECONDS = 10  # a killed process holds its lock until its memory is freed
+SECONDS = 10  # to wait for a lock. A killed process holds its lock until its memory is freed
 
 
 @contextmanager
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
-    With `dry_run`, only checks that the folder can be written. If the folder belongs to a store, it becomes like the
-    folder there, and is uploaded after the block. After a dry run, what it downloaded is removed.
+    With `dry_run`, only checks that the folder can be written. If the folder belongs to a store, downloads the store's
+    folder before the block, unless the local folder may be newer, and uploads the local folder after the block. A dry
+    run uploads nothing, and removes what it downloaded.
 
-    Only processes that write take the lock, see [`lock_file`]. A process can take it again inside the block. A new
-    folder that stays empty is removed.
+    Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside the block. A
+    new folder that stays empty is removed.
 
     Raises:
         InputError: in all processes: another process runs in the folder, or the folder cannot be written; or the store

@@ -21,7 +21,7 @@ SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
 LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
 DIGESTS = ("text", "data")  # settings of pretraining and of fine-tuning that map names to digests of the content
 
-# Without `tf32`, which is a property of the device: a CPU could not resume such a run.
+# `tf32` is missing, because it depends on the device: a CPU could not resume a run with TF32.
 TRAINING_SETTINGS = (
     "optim",
     "optim_args",
@@ -51,14 +51,14 @@ logger = logging.getLogger(__name__)
 
 
 class RunSettings(TrainerCallback):
-    """What must not change when a run resumes, and what did change. Checkpoints store both.
+    """The settings that must not change when a run resumes, and the changes so far. Checkpoints store both.
 
     The intervals of logging, evaluating and saving may change. Trainer would use the intervals in the checkpoint.
 
     Attributes:
         command_settings: settings of the command that must not change, in addition to the trainer's.
         changes: what changed when the run resumed, for the model card.
-        keeps_checkpoints: whether the checkpoints stay when the run is finished. Stays true on resume.
+        keeps_checkpoints: whether the checkpoints stay when the run is finished. If true, it stays true on resume.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ def collect_training_settings(args: TrainingArguments, config: Any, names: tuple
 
 
 def read_state(checkpoint: str | Path) -> TrainerState:
-    """Reads the `trainer_state.json` of a checkpoint. It always has `stateful_callbacks`.
+    """Reads the `trainer_state.json` of a checkpoint. The result always has `stateful_callbacks`.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -157,7 +157,7 @@ def read_settings(checkpoint: str) -> dict[str, Any]:
 
 
 def refuse_newer_version(file: Path, version: Any) -> None:
-    """Checks that a file was written by this version of SnugBERT or an earlier one.
+    """Checks that a file was not written by a newer version of SnugBERT.
 
     Args:
         file: the file, for the message.
@@ -192,7 +192,7 @@ def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> Non
     both = [name for name in settings if name in before]
     changes = [change for name in both for change in describe_change(name, before[name], settings[name])]
     if changes:
-        # Two devices have two defaults, so the user may not have given the flag that changed.
+        # The default depends on the device, so the user may not have set the flag that changed.
         device = "--bf16" in both and before["--bf16"] != settings["--bf16"]
         flag = f" (--bf16 {json.dumps(before['--bf16'])})" if device else ""
         raise InputError(
@@ -233,8 +233,8 @@ def check_max_steps(checkpoint: str, args: TrainingArguments) -> None:
 def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     """Applies a different number of steps to the learning rate of a resumed run.
 
-    Call it after the trainer loaded the optimizer and the schedule. Trainer would use the earlier schedule for one
-    more step.
+    Call this after the trainer has loaded the optimizer and the schedule. Trainer alone would use the earlier schedule
+    for one more step.
 
     Returns:
         What changed, for the log and the model card. None if the number of steps is the same.
@@ -264,13 +264,13 @@ def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int
         flag = "--max_steps" if args.max_steps > 0 else "--num_train_epochs"
         raise InputError(
             f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
-            f"{format_count(steps, 'step')} of this run."
+            f"{format_count(steps, 'step')} of this run. Increase {flag}."
         )
 
 
 @contextmanager
 def hide_trainer_comparison() -> Iterator[None]:
-    """Hides Trainer's own comparison. It warns even if only the batch per device or an interval differs."""
+    """Hides Trainer's own comparison, which warns even if only the batch per device or an interval differs."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "do not match the ones in the `trainer_state.json`" not in record.getMessage()

@@ -1,7 +1,7 @@
 """The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
 
-[`RunTrainer`] leaves checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four are
-also callbacks of Trainer.
+[`RunTrainer`] delegates checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four
+objects are also callbacks of Trainer.
 """
 
 import functools
@@ -86,7 +86,7 @@ class RunTrainer(Trainer):
     write_card: Callable[[], None] | None = None
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
     passes_to_repay_compiling = COMPILE_PASSES
-    _best_step: int | None = None  # of the best model, once it is loaded at the end
+    _best_step: int | None = None  # step of the best model, after it was loaded at the end
     model: Any
     lr_scheduler: Any
     push_in_progress: Any
@@ -120,7 +120,7 @@ class RunTrainer(Trainer):
         callbacks.append(LogLines(self._read_loss))
         if self.pop_callback(ProgressCallback) is not None:
             callbacks.append(ProgressBar())
-        for callback in callbacks:  # `train` adds the others, which come last
+        for callback in callbacks:  # `train` adds three callbacks that come last
             self.add_callback(callback)
 
     @property
@@ -129,9 +129,9 @@ class RunTrainer(Trainer):
         return self.stop_signal.interrupted
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Extends Trainer's method: TF32 is on or off as the arguments say, and accelerate does not compile the model.
+        """Extends Trainer's method: the arguments turn TF32 on or off, and accelerate does not compile the model.
 
-        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy of them.
+        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy.
         """
         super().create_accelerator_and_postprocess()
         apply_tf32(self.args)
@@ -160,7 +160,7 @@ class RunTrainer(Trainer):
         check_weights(self.model)
         self._best_step = None
         self.graphs.restart()
-        # The last callbacks: an upload contains what the others wrote, and the signal may cancel what they requested.
+        # These come last: an upload contains what other callbacks wrote, and a signal may cancel what they requested.
         for callback in (self.uploads, self.checkpoint_uploads, self.stop_signal):
             self.pop_callback(callback)
             self.add_callback(callback)
@@ -190,7 +190,7 @@ class RunTrainer(Trainer):
                 self.graphs.restart()
 
     def _begin(self, state: TrainerState) -> None:
-        """Called before training with the `state` of the checkpoint, or of a new run."""
+        """Called before training, with the `state` of the checkpoint or of a new run."""
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """Collects the settings of this run, and compares them with the settings in the checkpoint.
@@ -203,7 +203,7 @@ class RunTrainer(Trainer):
         self.run_settings.compare(checkpoint, settings)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # After a postponed evaluation ended the run, Trainer would evaluate again. It has no hook to skip the epoch.
+        # After a postponed evaluation ended the run, Trainer would evaluate again, and has no hook to skip the epoch.
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
 
@@ -239,7 +239,7 @@ class RunTrainer(Trainer):
             ) from error
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        # The hook before the optimizer step gets no norm.
+        # Trainer's hook before the optimizer step does not get the norm.
         norm = super()._get_grad_norm(*args, **kwargs)
         self.stop_signal.check_step(norm)
         return norm
@@ -254,7 +254,7 @@ class RunTrainer(Trainer):
         return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Extends Trainer's method: an invalid option is a short error."""
+        """Extends Trainer's method: an invalid option raises an [`InputError`]."""
         optim = getattr(self.args.optim, "value", self.args.optim)
         with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
             return super().create_optimizer(model)
@@ -262,7 +262,7 @@ class RunTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Extends Trainer's method: an invalid option is a short error."""
+        """Extends Trainer's method: an invalid option raises an [`InputError`]."""
         with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
             return super().create_scheduler(num_training_steps, optimizer)
 
@@ -304,7 +304,7 @@ class RunTrainer(Trainer):
 
     @property
     def worker_init_fn(self) -> Callable[[int], None]:
-        """The function that each data worker calls first. It seeds the worker and keeps signals from ending it."""
+        """The function that each data worker calls first, to seed itself and to ignore signals."""
         arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
         return functools.partial(start_worker, **arguments)
 
@@ -351,7 +351,7 @@ class RunTrainer(Trainer):
     # --- checkpoints --------------------------------------------------------------------------------------------
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
-        """Extends Trainer's method: each file is written completely or not at all. Rereads `all_results.json`."""
+        """Extends Trainer's method: writes each file completely or not at all, and adds to `all_results.json`."""
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir or "")
@@ -363,18 +363,18 @@ class RunTrainer(Trainer):
             write_atomically(file, json.dumps(values, indent=4, sort_keys=True))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the model without `training_args.bin`. Files follow the umask. A full disk is a short error."""
+        """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
         with self._writing_model(output_dir):
             super().save_model(output_dir, _internal_call)
 
     @contextmanager
     def _writing_model(self, output_dir: str | None) -> Iterator[None]:
-        """Corrects the files of a model that the block writes."""
+        """Corrects permissions of the model files that the block writes, and removes `training_args.bin`."""
         folder = Path(output_dir or self.args.output_dir or "")
         with nullcontext() if self.checkpoints.is_writing else writing(folder, RESUME):
             yield
         if self.args.should_save:
-            # A pickle of all arguments, which contains local paths.
+            # This file is a pickle of all arguments, which contain local paths.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             for file in folder.glob("*.safetensors"):
                 shutil.copymode(folder / CONFIG_NAME, file)  # safetensors ignores the umask
@@ -393,7 +393,7 @@ class RunTrainer(Trainer):
         self.state.best_model_checkpoint = best
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # The only hook, `on_save`, comes after Trainer's last file. That is too late to change where and what Trainer
+        # Trainer's only hook, `on_save`, comes after its last file. That is too late to change where and what Trainer
         # writes.
         self.store_in_state()
         checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -406,7 +406,7 @@ class RunTrainer(Trainer):
             self.load_weights(resume_from_checkpoint)
 
     def load_weights(self, checkpoint: str) -> None:
-        """Loads the weights of a checkpoint into the model, as Trainer does."""
+        """Loads the weights of a checkpoint into the model with Trainer's method."""
         with ignoring_tied_weights(self.model):
             super()._load_from_checkpoint(checkpoint)
 
@@ -414,7 +414,8 @@ class RunTrainer(Trainer):
         # After a signal, the model keeps its weights. Trainer has no hook for this.
         if self.interrupted:
             return
-        # Machines may not share a disk, so one process reads. Under FSDP2, `load_weights` does this.
+        # Machines may not share a disk, so one process reads the weights and sends them. Under FSDP2, `load_weights`
+        # sends them.
         if self.args.process_index == 0 or self.is_fsdp_enabled:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
         if self.args.world_size > 1 and not self.is_fsdp_enabled:
@@ -432,7 +433,7 @@ class RunTrainer(Trainer):
                 self.run_settings.report_change(change)
 
     def load_optimizer(self, checkpoint: str | None) -> None:
-        """Loads the optimizer and the schedule of a checkpoint, as Trainer does."""
+        """Loads the optimizer and the schedule of a checkpoint with Trainer's method."""
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:

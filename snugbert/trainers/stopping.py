@@ -1,6 +1,6 @@
-"""Stopping a run: on SIGTERM and Ctrl-C after a checkpoint, and with an error if the loss is not finite.
+"""Stops a run: after a checkpoint on SIGTERM and Ctrl-C, and with an error if the loss is not finite.
 
-transformers' own `enable_jit_checkpoint` waits on a timer in each process, and each saves on its own, at any step.
+With transformers' own `enable_jit_checkpoint`, each process waits for its own timer, and may save at another step.
 """
 
 import logging
@@ -49,16 +49,16 @@ class StopSignal(TrainerCallback):
     All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
     never waits for the GPU within a step. Only the first step, which has a log line, is read at once. A stopped run
     then takes one step more. A run that diverges has already taken the bad step, so the weights in memory are not
-    finite either. They reach no log line, evaluation or checkpoint, because the host waits for the last report before
-    each of these.
+    finite either. They are never logged, evaluated or saved, because the host first waits for the last report.
 
-    It is the last callback, so that it can cancel the evaluations and checkpoints that the others request.
+    It is the last callback, so that it can cancel evaluations and checkpoints that other callbacks request.
 
     Args:
-        trainer: the trainer that has this callback.
+        trainer: the trainer that uses this callback.
 
     Attributes:
         interrupted: the signal that ended the last training. None if training is complete.
+        writes_checkpoint: whether to write a checkpoint on a signal. A dry run does not.
         writes_whole_checkpoint: whether a run must be able to resume from the next checkpoint, even with
             `save_only_model`.
         random_state: the folder with the random state after a postponed evaluation. None: no such evaluation.
@@ -66,6 +66,7 @@ class StopSignal(TrainerCallback):
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
+        self.writes_checkpoint = True
         self._begin(None, None, None)
 
     def _begin(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> None:
@@ -75,16 +76,16 @@ class StopSignal(TrainerCallback):
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
         self._report: StepReport | None = None  # of the last step, if the host has not read it
-        self._evaluation_is_due = False  # whether an evaluation is due that the resumed run will do
+        self._evaluation_is_due = False  # whether an evaluation is due, which the resumed run will do
         self._checkpoint, self._trial, self._ignore_keys = checkpoint, trial, ignore_keys
 
     @contextmanager
     def watch(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Iterator[None]:
-        """Notes signals during training. A signal after the last step takes effect once training is complete.
+        """Records signals during training. A signal after the last step takes effect once training is complete.
 
         Args:
             checkpoint: the checkpoint that the run resumes from.
-            trial, ignore_keys: arguments of `Trainer.train`, for an evaluation that the stopped run left.
+            trial, ignore_keys: arguments of `Trainer.train`, for an evaluation that the stopped run postponed.
 
         Raises:
             KeyboardInterrupt: on a second SIGINT.
@@ -102,13 +103,10 @@ class StopSignal(TrainerCallback):
                 signal.signal(number, handler or signal.SIG_DFL)
         state, output_dir = self.trainer.state, self.trainer.args.output_dir
         if self.interrupted:
-            logger.warning(
-                "%s: stopped after step %d of %d. Wrote %s.",
-                self.interrupted.name,
-                state.global_step,
-                state.max_steps,
-                Path(output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}",
-            )
+            folder = Path(output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            wrote = f" Wrote {folder}." if self.writes_checkpoint else ""
+            where = f"after step {state.global_step} of {state.max_steps}"
+            logger.warning("%s: stopped %s.%s", self.interrupted.name, where, wrote)
         elif self._received:  # after the last step
             signal.raise_signal(self._received)
 
@@ -123,8 +121,8 @@ class StopSignal(TrainerCallback):
         """Reports whether the step diverged in any process, and whether any process received a signal.
 
         Called after the backward passes of a step. The optimizer step follows. With several processes, divergence and
-        signals are exchanged. On the CPU the report is read at once, on other devices after the next step has been
-        queued: the device then has work while the host waits.
+        signals are exchanged. On the CPU, the report is read at once. On other devices, it is read after the next step
+        has been queued, so that the device has work while the host waits.
 
         Raises:
             DivergedError: a step diverged.
@@ -143,7 +141,7 @@ class StopSignal(TrainerCallback):
             self.read_report()
 
     def read_report(self) -> None:
-        """Reads the report of the last step, unless that is done. Sets `interrupted` if it contains a signal.
+        """Reads the report of the last step, if it is unread. Sets `interrupted` if the report contains a signal.
 
         Raises:
             DivergedError: the step diverged.
@@ -154,7 +152,7 @@ class StopSignal(TrainerCallback):
         diverged, received, loss, norm = report.read()
         if diverged:
             raise DivergedError(self._describe_divergence(report.step, loss, norm))
-        if received and not self.interrupted:  # on a GPU, the report of the next step contains it, too
+        if received and not self.interrupted:  # on a GPU, the report of the next step contains the signal, too
             self.interrupted = signal.Signals(int(received))
             logger.warning("%s: stopping after this step.", self.interrupted.name)
 
@@ -167,18 +165,18 @@ class StopSignal(TrainerCallback):
         return f"The {what} in step {step}. {last}{REMEDY}"
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step. After a signal, Trainer only logs. The checkpoint follows."""
+        """Called by Trainer after each step. After a signal, Trainer only logs. `on_epoch_end` saves."""
         if control.should_log or control.should_evaluate or control.should_save:
-            self.read_report()  # each of them waits for the device anyway
+            self.read_report()  # logging, evaluating and saving wait for the device anyway
         if self.interrupted:
             self._evaluation_is_due |= control.should_evaluate
             control.should_evaluate = control.should_save = False
             control.should_training_stop = True
 
     def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each epoch and when training stops. After a signal, it saves instead of evaluating.
+        """Called by Trainer after each epoch and when training stops. After a signal, saves instead of evaluating.
 
-        If training stops within an epoch, what is due once per epoch is skipped.
+        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped.
         """
         if self.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
             control.should_log = control.should_evaluate = False
@@ -188,18 +186,18 @@ class StopSignal(TrainerCallback):
         if self.interrupted:
             if self._evaluation_is_due:
                 state.stateful_callbacks[POSTPONED] = True
-            control.should_save = self.writes_whole_checkpoint = True
+            control.should_save = self.writes_whole_checkpoint = self.writes_checkpoint
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after a checkpoint."""
         self._saved_step = state.global_step
 
-    # --- the evaluation that a stopped run left -----------------------------------------------------------------
+    # --- a postponed evaluation ---------------------------------------------------------------------------------
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> Any:
         """Called by Trainer before the first step, with the state of the checkpoint.
 
-        Does the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
+        Runs the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
         """
         self._saved_step = state.global_step
         if not state.stateful_callbacks.pop(POSTPONED, False) or args.eval_strategy == "no":
@@ -222,11 +220,11 @@ class StopSignal(TrainerCallback):
 
 @dataclass
 class StepReport:
-    """Numbers of a step on their way from the device to the host.
+    """Numbers of a step that are being copied from the device to the host.
 
     Attributes:
         step: the step, counted from 1.
-        values: the numbers, on the CPU. Valid when they have arrived. *Shape:* (count,)
+        values: the numbers, on the CPU. They are valid after `arrival`. *Shape:* (count,)
         arrival: event after the copy. None: the values are already on the host.
     """
 
@@ -254,8 +252,8 @@ class StepReport:
 def raise_if_interrupted(trainer: Any) -> None:
     """Ends a command whose training was interrupted. Every process must call this.
 
-    All processes end together, because a launcher kills the others soon after one of them ends. The first process may
-    still upload its checkpoint.
+    All processes end together, because a launcher kills the remaining processes soon after one process ends. The first
+    process may still upload its checkpoint.
 
     Raises:
         RunStopped: a signal ended the training.
@@ -270,13 +268,13 @@ def raise_if_interrupted(trainer: Any) -> None:
 
 
 def start_worker(worker_id: int, num_workers: int, rank: int) -> None:
-    """Seeds a data worker as Trainer does. SIGINT and SIGTERM do not end it, because the trainer ends the run."""
+    """Seeds a data worker like Trainer. SIGINT and SIGTERM do not end the worker, because the trainer ends the run."""
     seed_worker(worker_id, num_workers, rank)
     received: list[float] = []
 
     def survive(*_: Any) -> None:
-        # The launcher and the scheduler may both send SIGTERM. So the worker ignores it until 30 seconds after the
-        # first. A later one ends it: at exit, multiprocessing sends SIGTERM to the remaining workers.
+        # The launcher and the scheduler may both send SIGTERM. So the worker ignores SIGTERM for 30 seconds after the
+        # first. A later SIGTERM ends the worker: at exit, multiprocessing sends it to the remaining workers.
         received.append(time.monotonic())
         if received[-1] - received[0] > SIGTERM_SECONDS:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,7 +1,8 @@
-"""Runs whose output folder is in a store: what they download and upload.
+"""Downloads and uploads the files of a run whose output folder is in a store.
 
-A run writes into a local folder. At its start, the local folder becomes like the folder in the store, unless it was
-the last to write there. Then it may be newer. Checkpoints are uploaded during training, the other files at the end.
+A run writes into a local folder. At its start, the store's folder replaces the local folder, unless this machine was
+the last to write to the store. The local folder may then be newer. Checkpoints are uploaded during training, and all
+other files at the end.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ from snugbert.trainers.checkpoint_copies import WAITING, upload_waiting
 
 @contextmanager
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
-    """Locks the folder in the store, fetches what it contains, and uploads everything after the block.
+    """Locks the folder in the store, downloads its files, and uploads everything after the block.
 
-    After an error in the block, only the checkpoints are in the store. The other local files stay for the next start,
-    unless the run had written nothing. The first process calls this.
+    After an error in the block, only the checkpoints are in the store. All other files stay in the local folder, for
+    the next start, unless the run had written nothing. The first process calls this.
 
     Raises:
         InputError: another run holds the lock, or the store does not answer.
@@ -36,7 +37,7 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
 
 
 def fetch_run(output: RemoteOutput) -> bool:
-    """Makes the local folder of a run like the folder in the store, unless the local folder may be newer.
+    """Replaces the local folder of a run with the folder in the store, unless the local folder may be newer.
 
     Returns:
         Whether the local folder was replaced.
@@ -48,7 +49,7 @@ def fetch_run(output: RemoteOutput) -> bool:
 
 
 def upload_run(output: RemoteOutput) -> None:
-    """Uploads what a finished run wrote, and checkpoints whose upload failed before.
+    """Uploads the files of a finished run, and checkpoints whose upload failed before.
 
     Raises:
         InputError: the store does not answer, or another run holds the lock.

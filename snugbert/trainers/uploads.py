@@ -1,4 +1,4 @@
-"""Uploads to the Hub: during training and at its end."""
+"""Uploads a run to the Hub, during training and at its end."""
 
 import shutil
 from functools import partial
@@ -18,26 +18,26 @@ from snugbert.trainers.output_folder import WITHOUT_TEACHER
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # Predictions for the user's examples, also in the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
 PREDICTIONS = ["*predictions.*", "*predict_results.txt", "*.tsv", "*null_odds.json"]
-# Of a run: a student's comparison without its teacher, and logs of TensorBoard, which contain paths of this machine.
+# The run of a student without its teacher, and the logs of TensorBoard, which contain paths of this machine.
 OTHERS = [f"{WITHOUT_TEACHER}/*", "*.tfevents.*"]
-# The first three as in Trainer: unfinished files, checkpoints and arguments.
+# Trainer also omits the first two: unfinished files and checkpoints. The third file contains the training arguments.
 NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICTIONS, *OTHERS]
 
 
 class HubUploads(TrainerCallback):
-    """Uploads the output folder as Trainer does, except for `NOT_UPLOADED`.
+    """Uploads the output folder when Trainer would, except for `NOT_UPLOADED`.
 
     Args:
-        trainer: the trainer that has this callback.
+        trainer: the trainer that uses this callback.
     """
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after a checkpoint. Uploads as `hub_strategy` says, with the card and the model's code.
+        """Called by Trainer after a checkpoint. Applies `hub_strategy`. Also uploads the card and the model's code.
 
-        Trainer itself would upload before the checkpoint has its name.
+        Trainer itself would upload before the checkpoint has its final name.
         """
         trainer = self.trainer
         if not (args.push_to_hub and state.is_world_process_zero) or args.hub_strategy == HubStrategy.END:

@@ -4,7 +4,7 @@ Old tokens keep their ids, and new tokens follow them. Words of the domain text 
 frequent pair of neighbors is merged repeatedly. So each new token is a sequence of old tokens. In the model, the
 embedding and the output bias of a new token start as the mean over these old tokens. Everything else stays the same.
 In WordPiece, the old tokenizer splits a new token into exactly these tokens, because any part of a longest-match
-segmentation is such a segmentation, too.
+segmentation is itself a longest-match segmentation.
 """
 
 import json
@@ -32,7 +32,8 @@ class Extension(NamedTuple):
     Attributes:
         tokens: the new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
         first_id: id of the first new token.
-        num_words: number of words without unknown characters, counting repetitions. Tokens were learned from these.
+        num_words: number of words that the tokens were learned from, counting repetitions. Words with unknown
+            characters were left out.
         merges: for BPE, the new merges. They are applied in this order, after the old merges.
     """
 
@@ -71,7 +72,7 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
             same_prefix = len({model.get("continuing_subword_prefix") for model in models}) == 1
             if same_words and same_type and same_prefix:
                 return kind, settings
-    # SentencePiece's unigram tokens have probabilities, and merging does not give any.
+    # SentencePiece's unigram tokens need probabilities, which merging does not compute.
     raise InputError(
         f"--init: the tokenizer of {name} cannot be extended. Use a tokenizer of BERT, ELECTRA or RoBERTa, or one "
         "from `snugbert vocabulary`."
@@ -79,7 +80,7 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:
-    """Whether a tokenizer is GPT-2's, as RoBERTa's is."""
+    """Whether a tokenizer is a byte-level BPE tokenizer that splits words like GPT-2, such as RoBERTa's."""
     pre_tokenizer, model = definition["pre_tokenizer"] or {}, definition["model"]
     is_split_as_gpt2 = pre_tokenizer.get("type") == "ByteLevel" and pre_tokenizer["use_regex"]
     is_plain = not model.get("continuing_subword_prefix") and definition["normalizer"] is None
@@ -96,7 +97,7 @@ def learn_extension(
     num_tokens: int,
     min_frequency: int = 2,
 ) -> Extension:
-    """Learns new tokens for `words`. Each is a sequence of old tokens.
+    """Learns new tokens for `words`. Each new token is a sequence of old tokens.
 
     Args:
         words: number of occurrences of each word, from [`count_words`].
@@ -167,7 +168,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None without a model.
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
 
     Raises:
         InputError: see [`read_checkpoint`].

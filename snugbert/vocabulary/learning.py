@@ -33,23 +33,24 @@ TokenizerKind = Literal["wordpiece", "bpe", "byte-bpe"]
 KINDS: tuple[TokenizerKind, ...] = ("wordpiece", "bpe", "byte-bpe")
 Merge = tuple[str, str]
 
-# These get ids 0 to 4. Google's vocabularies have them at 0 and 100 to 103, between [unused] tokens. Readers look them
-# up by name, so the difference does not matter.
+# These tokens get ids 0 to 4. In Google's vocabularies, they have ids 0 and 100 to 103, between [unused] tokens. The
+# difference does not matter, because tokenizers look up special tokens by name.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Number of characters that get a token. Both of Google's English vocabularies have 997. Scripts with more characters
 # get enough tokens to cover 0.9995 of the text, as in sentencepiece, so that Chinese characters are not [UNK].
 ALPHABET_SIZE = 1000
 CHARACTER_COVERAGE = 0.9995
 LONGEST_WORD = 100  # characters; WordPiece makes longer words [UNK] (max_input_chars_per_word)
-# While the library trains, each word takes 1.1 kB, so this many take 2.3 GB (measured). 81 English books have 70,000.
+# Measured: while the library trains, each word takes 1.1 kB, so this many words take 2.3 GB. 81 English books have
+# 70,000.
 MOST_DISTINCT_WORDS = 2_000_000
-CHARACTERS_AT_ONCE = 4_000_000  # of text, between two updates of the word table. Their words take tens of MB
+CHARACTERS_AT_ONCE = 4_000_000  # between two updates of the word table. The words of this text take tens of MB
 # The library counts pairs in 32 bits, and silently loses a pair that overflows. 8 % of English words begin with "th".
 MOST_TRAINING_WORDS = 1_000_000_000
 
 SAMPLE_CHARACTERS = 1_000_000  # at the start of a text
-# Share of words. English Wikipedia has 0.5 %, English books have less than 0.1 %. The German names of countries,
-# languages and currencies have 7 %, the French ones 18 %, the Polish ones 15 %.
+# Share of words with accents. English Wikipedia has 0.5 %, English books have less than 0.1 %. German names of
+# countries, languages and currencies have 7 %, French names 18 %, and Polish names 15 %.
 MANY_ACCENTS = 0.01
 EXAMPLE_LENGTH = 100  # characters
 
@@ -357,7 +358,7 @@ class TextSample:
         self._affected = {word: words[word] for word in accented}
 
     def find_affected_word(self) -> str | None:
-        """Returns the most frequent word with a capital letter, or with an accent if there are many, or None."""
+        """Returns the most frequent word with an accent, or None. If accents are rare, capital letters count, too."""
         words = self._affected
         return max(words, key=lambda word: (len(word) > 1, words[word], word), default=None)
 
@@ -371,7 +372,7 @@ class TextSample:
         return self._start[0][:EXAMPLE_LENGTH]
 
     def describe(self, tokenizer: PreTrainedTokenizerBase, casing: dict[str, Any], advice: str) -> str:
-        """Describes in one line what a tokenizer does to case and accents. Ends with `advice` on how to change it."""
+        """Describes in one line what a tokenizer does to case and accents. Ends with `advice`."""
         lower, strip = casing["do_lower_case"], strips_accents(casing)
         case, accents = ("removed" if lower else "kept"), ("removed" if strip else "kept")
         what = f"Case and accents: both {case}" if lower == strip else f"Case: {case}. Accents: {accents}"

@@ -125,7 +125,7 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
             "--overwrite_output_dir to replace the files."
         )
     if output_dir.exists() and not output_dir.is_dir():
-        raise InputError(f"--output_dir: {output_dir} is a file, not a folder.")
+        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
 
 
 def _learn(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
@@ -162,7 +162,7 @@ def _new_model(output_dir: Path, tokenizer: PreTrainedTokenizerBase, words: Coun
 
 
 def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> tuple[TokenizersBackend, Flags]:
-    """Extends the tokenizer of `init`, and its model if there is one. Also returns flags as `_learn` does."""
+    """Extends the tokenizer of `init`, and its model if there is one. Also returns flags of `snugbert pretrain`."""
     name = str(args.init)
     old = load_tokenizer(TokenizerArguments(tokenizer_name=name))
     kind, settings = read_tokenizer_settings(old, name)
@@ -187,7 +187,7 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
         return tokenizer, _new_model(output_dir, tokenizer, words)
     is_electra = isinstance(model, SnugBertForReplacedTokenDetection)
     generator_folder = find_generator(ModelArguments(model_name_or_path=name)) if is_electra else None
-    # Before anything is written.
+    # This can fail, so it comes before anything is written.
     generator = None if generator_folder is None else load_init_model(str(generator_folder))
     remove_generator(output_dir)
     _extend_and_save(model, extension, output_dir)

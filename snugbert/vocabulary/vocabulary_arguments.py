@@ -21,7 +21,7 @@ CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 
 @dataclass(kw_only=True)
 class VocabularyArguments(TextArguments):
-    """The text, the vocabulary to learn from it, and where to write it.
+    """The text, the settings of the vocabulary, and the folder to write.
 
     Raises:
         InputError: no text is given, a value is out of range, the language is not a code, a flag and its opposite are
@@ -31,7 +31,7 @@ class VocabularyArguments(TextArguments):
     output_dir: str = field(metadata={"help": "Folder for the tokenizer, and for the model of --init."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the tokenizer in --output_dir."})
     language: str | None = field(
-        default=None, metadata={"help": "Language code of the text. Case and accents are kept for all but en."}
+        default=None, metadata={"help": "Language code of the text. Case and accents are kept, except for en."}
     )
     model: str | None = field(
         default=None,
@@ -39,7 +39,7 @@ class VocabularyArguments(TextArguments):
     )
     init: str | None = field(
         default=None,
-        metadata={"help": "Tokenizer to add tokens to (folder or Hub name). A model next to it is extended, too."},
+        metadata={"help": "Tokenizer to add tokens to (folder or Hub name). A model in its folder is extended, too."},
     )
     vocab_size: int = field(
         default=30522, metadata={"help": "Number of tokens, including special tokens and the tokens of --init."}
@@ -87,7 +87,7 @@ class VocabularyArguments(TextArguments):
         for name in CASING:
             if getattr(self, f"no_{name}"):
                 if getattr(self, name):
-                    raise InputError(f"--{name} and --no_{name} cannot be combined. Remove one of the two flags.")
+                    raise InputError(f"--{name} and --no_{name} cannot be combined. Remove one flag.")
                 setattr(self, name, False)
         check_folder("init", self.init)
 

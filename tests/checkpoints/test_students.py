@@ -96,7 +96,7 @@ def test_chosen_layers(num_layers, num_student_layers, which, layers):
         (2, "0,6", "--student_layers 0,6: expected different numbers from 0 to 5 in ascending order"),
         (2, "3,1", "--student_layers 3,1: expected different numbers"),
         (2, "3,3", "--student_layers 3,3: expected different numbers"),
-        (2, "0,2,5", "--student_layers 0,2,5 has 3 layers, but --num_student_layers is 2"),
+        (2, "0,2,5", "--student_layers 0,2,5 lists 3 layers, but --num_student_layers is 2"),
     ],
 )
 def test_invalid_choices_of_layers_are_short_errors(num_student_layers, which, message):

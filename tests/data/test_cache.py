@@ -118,7 +118,7 @@ def test_copies_for_stores_are_listed_and_cleaned_unless_they_are_in_use(tmp_pat
     prepare = ["prepare", "--cache_dir", str(tmp_path / "cache")]
     assert snugbert_command([*prepare, "--list"]) == 0
     listed = capsys.readouterr().out
-    assert "outputs that may not be uploaded: 1.00kB (--clean outputs)" in listed
+    assert "outputs that may not be uploaded yet: 1.00kB (--clean outputs)" in listed
     assert "copies of blocks of corpora: 2.00kB (--clean blocks)" in listed
     with (
         lock_file(root / "staged/a/lock"),

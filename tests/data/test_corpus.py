@@ -86,7 +86,7 @@ def test_bits_of_words_that_do_not_fit_are_refused(small, words_tokenizer):
     assert block.read_continuations(0, 4).tolist() == [False, True, False, False]
     for bits in ([[False, True], [False]], [[False, True, None], [False]]):
         write_part(small.file, columns | {"continues_word": pa.array(bits)}, metadata)
-        with pytest.raises(InputError, match="bits of words for 4 tokens"):
+        with pytest.raises(InputError, match="word bits for 4 tokens"):
             open_corpus(small.folder, words_tokenizer)
 
 

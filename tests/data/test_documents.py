@@ -55,7 +55,7 @@ def test_text_in_a_bucket_is_read_like_local_text(tmp_path, bucket, suffix):
     assert list(read_documents(found, log=log)) == list(read_documents([file]))
     assert [str(each) for each in found] == [f"{bucket.url}/{file.name}"]
     assert log.position == found[0].size == file.stat().st_size
-    with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.txt\.zip: no such file\.$"):
+    with pytest.raises(InputError, match=rf"^{bucket.url}/\*\.txt\.zip: no such file\. Check the URL\.$"):
         find_files([f"{bucket.url}/*.txt.zip"])
 
 

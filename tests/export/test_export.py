@@ -265,7 +265,7 @@ def test_classes_and_answers_are_scored_as_their_commands_do(checkpoint, tmp_pat
         assert done.scores[metric][0] == done.scores[metric][1]
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\na good film\t1\nnot good\t0\n")
     source = checkpoint("ForSequenceClassification", num_labels=3)
-    with pytest.raises(InputError, match=r"^\S+/dev.tsv has 2 labels, the model 3"):
+    with pytest.raises(InputError, match=r"^\S+/dev.tsv has 2 labels, but the model has 3"):
         export_model(source, tmp_path / "x", "ctranslate2", validation_file=tmp_path / "dev.tsv", task_name="sst2")
 
 

@@ -175,7 +175,7 @@ def test_conll_columns(tagger, tmp_path, caplog):
         ("tagger", "a.conll", "a O\n", ["--text_column_names", "tokens"], "columns of a CoNLL file have no names"),
         ("tagger", "a.conll", "ü O\n", ["--on_bad_text", "skip"], "a.conll, line 1: not UTF-8"),
         ("tagger", "a.parquet", "PAR1", [], "a.parquet: unknown suffix"),
-        ("classifier", "a.txt", "a text\n", [], "--input_file: only models that label tokens read"),
+        ("classifier", "a.txt", "a text\n", [], "--input_file: only models that label tokens can read"),
         ("classifier", "a.jsonl", "{}", ["--output_file", "a.csv"], "a.csv must be a file that ends in .jsonl."),
         (
             "classifier",

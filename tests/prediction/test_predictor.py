@@ -58,7 +58,7 @@ def test_a_given_tokenizer_is_used(classifier):
 
 def test_a_model_without_a_head_is_refused(classifier):
     predictor = Predictor(classifier)
-    with pytest.raises(InputError, match=r"it is a SnugBertModel\. Expected a fine-tuned model"):
+    with pytest.raises(InputError, match=r"unexpected class SnugBertModel\. Expected a fine-tuned model"):
         Predictor(predictor.model.base_model, predictor.tokenizer)
 
 

@@ -213,8 +213,8 @@ ROW = {"text": "a", "choices": ["b", "c"], "label": 1}
 BAD_ROWS = {
     "row 2: the number of choices is 3. Expected 2, as in the first example.": ROW | {"choices": ["b", "c", "d"]},
     "row 2: no choices in column 'choices'.": ROW | {"choices": []},
-    "row 2: no list of texts in column 'choices'.": ROW | {"choices": "b"},
-    "row 2: no text in column 'text'.": ROW | {"text": None},
+    "row 2: no list of texts in column 'choices'. Fix or remove the row.": ROW | {"choices": "b"},
+    "row 2: no text in column 'text'. Fix or remove the row.": ROW | {"text": None},
     "row 2: expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3. Columns: "
     "text, label.": {"text": "a", "label": 1},
     "row 2: the label is '2'. Expected the number of a choice, 0 to 1.": ROW | {"label": 2},

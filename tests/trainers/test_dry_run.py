@@ -75,7 +75,7 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, m
     assert list_files(folder) == before and not any(temporary.iterdir())
 
 
-def test_a_stopped_dry_run_prints_no_plan(small_run, tmp_path, capsys, monkeypatch):
+def test_a_stopped_dry_run_prints_no_plan(small_run, tmp_path, capsys, caplog, monkeypatch):
     step = PretrainingTrainer.training_step
 
     def stopped(*args, **kwargs):
@@ -85,6 +85,7 @@ def test_a_stopped_dry_run_prints_no_plan(small_run, tmp_path, capsys, monkeypat
     monkeypatch.setattr(PretrainingTrainer, "training_step", stopped)
     assert run(small_run, output_dir=tmp_path / "run", dry_run="true") == 143
     assert "dry run" not in capsys.readouterr().out and not (tmp_path / "run").exists()
+    assert "SIGTERM: stopped after step 1 of" in caplog.text and "Wrote" not in caplog.text
 
 
 def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys, monkeypatch):

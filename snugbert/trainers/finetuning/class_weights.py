@@ -24,7 +24,7 @@ def class_weights(text: str, prepared: PreparedTask) -> torch.Tensor:
 
     Args:
         text: "balanced": labels / (classes * labels of the class), as in scikit-learn. Or weights such as
-            "positive=2,negative=0.5"; other classes get 1.
+            "positive=2,negative=0.5". All other classes get 1.
         prepared: a task with classes, and its training examples.
 
     Returns:

@@ -1,6 +1,6 @@
 """Runs a fine-tuning command. With a teacher, distills the teacher into a student.
 
-teacher's logits (cached) -> student without the teacher, for comparison -> student -> one table of the three
+teacher's logits (cached) -> student without the teacher, for comparison -> student -> a table of the three models
 """
 
 import copy
@@ -147,8 +147,8 @@ def measure_models(
         cache_dir: see [`compute_logits`].
 
     Returns:
-        A function for the main process. From the results of the student's run or sweep, it makes a row for the
-        teacher, the student, and the student without the teacher. Rows have `model`; `metric`, `mean`, `std`,
+        A function for the main process. From the results of the student's run or sweep, the function makes a row for
+        the teacher, the student, and the student without the teacher. Rows have `model`; `metric`, `mean`, `std`,
         `interval` and `seeds` on the validation set; `parameters`; `bytes` of the weights; and `examples_per_second`,
         on the first `TIMED_EXAMPLES` windows of the validation examples.
     """
@@ -167,7 +167,8 @@ def measure_models(
         "interval": validation.estimate_intervals(answers).get(metric),
     }
 
-    # The teacher's thresholds may come from these examples. Then its score is too high. The student's is cross-fitted.
+    # The teacher's thresholds may come from these examples, so its score may be too high. The student's score is
+    # cross-fitted.
     teacher_name = "teacher with its thresholds" if teacher.task.thresholds else "teacher"
 
     def make_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ class DistillationTrainer(FineTuningTrainer):
 
     Args:
         model: the student, as in [`FineTuningTrainer`]. A size such as "tiny" gets the tokenizer of the teacher.
-        args: the settings. `distillation_temperature` and `distillation_weight` belong to the teacher.
+        args: the settings. `distillation_temperature` and `distillation_weight` apply to the teacher's soft targets.
             `compare_without_teacher` is for commands only.
         task: as in [`FineTuningTrainer`]. A [`PreparedTask`] has soft targets.
         train_dataset: labeled rows.
@@ -116,7 +116,7 @@ class DistillationTrainer(FineTuningTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Returns the sum of [`distillation_loss`] divided by the items of all accumulated batches and processes."""
+        """Returns the sum of [`distillation_loss`], divided by the items in all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         args: Any = self.args
@@ -124,7 +124,7 @@ class DistillationTrainer(FineTuningTrainer):
         teacher = inputs.pop(TEACHER_LOGITS)
         labels = self.output.pop_labels(inputs)
         outputs = model(**inputs)
-        # Without the padding of filled rows.
+        # `list_items` leaves out the padding of filled rows.
         parts = list(self.output.list_items(outputs, inputs, labels, teacher))
         losses = [
             distillation_loss(*items, self.targets.kind, args.distillation_temperature, args.distillation_weight)
@@ -182,7 +182,7 @@ def prepare_distillation(
 
 
 def make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
-    """Returns a trainer that only predicts. No argument of the training changes the teacher."""
+    """Returns a trainer that only predicts. Training arguments do not change the teacher."""
     args = copy.copy(args)
     args.push_to_hub, args.report_to = False, []
     args.output_dir = tempfile.gettempdir()  # Trainer creates the folder, even in a dry run

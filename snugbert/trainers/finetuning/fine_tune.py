@@ -48,7 +48,7 @@ def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> No
     trainer.run_settings.command_settings = _finished_settings(prepared, args)
 
     def compare() -> None:
-        if args.process_index == 0:  # machines may share no disk
+        if args.process_index == 0:  # machines may not share a disk
             trainer.compare_settings(str(args.output_dir))
 
     try:
@@ -65,7 +65,7 @@ def fine_tune(
 ) -> RunResults:
     """Trains if there are training examples, then scores and predicts.
 
-    Writes into the output folder: the model, `<set>_results.json` as Trainer does, the predictions and plots of each
+    Writes into the output folder: the model, Trainer's `<set>_results.json`, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
     the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
     command that it resumes. If the run is already finished, returns its results.
@@ -130,13 +130,13 @@ def fine_tune(
         trainer.write_card = trainer.write_card if training else None
         trainer.push_to_hub()
     if training and args.should_save and not trainer.run_settings.keeps_checkpoints:
-        # Last, so that a run that is stopped before this can be resumed. As in training, later steps stay, and so does
-        # a checkpoint that the user names.
+        # This comes last, so that a run that is stopped earlier can be resumed. As in training, checkpoints of later
+        # steps stay, and so does a checkpoint that the user names.
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
         named = Path(str(args.resume_from_checkpoint)).resolve()
         remove_checkpoints([folder for folder in reached if folder.resolve() != named])
     output = find_output(output_dir)
-    if output is not None and args.should_save and output.folder != output_dir:  # a run of several
+    if output is not None and args.should_save and output.folder != output_dir:  # one of several runs
         upload_run(output)
     return results
 
@@ -144,7 +144,7 @@ def fine_tune(
 def make_trainer(
     prepared: PreparedTask, args: FineTuningArguments, callbacks: Sequence[TrainerCallback] = ()
 ) -> FineTuningTrainer:
-    """Returns a trainer with a new model. With soft targets, it distills.
+    """Returns a trainer with a new model. With soft targets, the trainer distills.
 
     Raises:
         InputError: see [`FineTuningTrainer`].
@@ -156,7 +156,7 @@ def make_trainer(
 def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str, Any]) -> dict[str, float]:
     """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics.
 
-    The settings `finished` are stored with the others, for [`read_finished_run`].
+    Also stores the settings `finished`, for [`read_finished_run`].
     """
     metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     raise_if_interrupted(trainer)
@@ -170,7 +170,7 @@ def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str
 def evaluate(
     trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]
 ) -> tuple[dict[str, float], dict[str, Interval], float | None, LabelScores | None]:
-    """Predicts, writes predictions and plots, and saves the metrics next to the baseline's.
+    """Predicts, writes predictions and plots, and saves the metrics of the model and of the baseline.
 
     If training ended with an evaluation of the same examples, its predictions are used.
 

@@ -35,7 +35,7 @@ class FineTunedModelArguments(StudentArguments):
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Replace a classifier that was trained for other labels."}
     )
-    # CoNLL-2003: F1 90.4 with the first layers, 89.2 with `spread`; MRPC: equal.
+    # On CoNLL-2003, F1 was 90.4 with the first layers and 89.2 with `spread`. On MRPC, the scores were equal.
     student_layers: str = field(
         default="first",
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
@@ -55,12 +55,13 @@ class FineTunedModelArguments(StudentArguments):
             )
         if self.config_name is not None and self.num_student_layers is not None:
             raise InputError(
-                "--num_student_layers needs a checkpoint. Remove --config_name, or set num_hidden_layers."
+                "--num_student_layers needs a checkpoint. Remove --config_name, or replace --num_student_layers with "
+                "--config_overrides num_hidden_layers=N."
             )
         super().__post_init__()
 
     def as_teacher(self) -> "FineTunedModelArguments":
-        """Returns the arguments that load the teacher. It is not trained."""
+        """Returns the arguments that load the teacher. The teacher is not trained."""
         teacher: Any = super().as_teacher()
         teacher.is_teacher = True
         return teacher
@@ -78,8 +79,8 @@ class FineTuningArguments(DeviceArguments):
     `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
     Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
     steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
-    for BERT-large. Here, the learning rate depends on the width as without `sweep`. Given values win. If 20 epochs
-    are fewer than 100 steps, the run is longer.
+    for BERT-large. Here, the learning rate depends on the width as without `sweep`. The user's values replace these
+    defaults. If 20 epochs are fewer than 100 steps, the run is longer.
 
     Raises:
         InputError: a value is out of range, or settings cannot be combined.
@@ -89,7 +90,7 @@ class FineTuningArguments(DeviceArguments):
             `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
             them.
         min_steps: minimum number of steps of a run. 0 if the user chose the length.
-        chooses_evaluation: whether the user left `eval_strategy` to the run.
+        chooses_evaluation: whether the run chooses `eval_strategy`, because the user did not.
         given: names of the settings that the user chose.
     """
 
@@ -103,7 +104,7 @@ class FineTuningArguments(DeviceArguments):
     do_predict: bool = field(default=False, metadata={"help": "Predict the test examples. Default: see --do_train."})
     # `choose_learning_rate` replaces None before it is used.
     learning_rate: float = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Peak learning rate. Default: by the size of the model."}
+        default=None, metadata={"help": "Peak learning rate. Default: depends on the model's size."}
     )
     num_train_epochs: float = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None, metadata={"help": "Number of passes over the training examples. Default: 3."}
@@ -112,7 +113,7 @@ class FineTuningArguments(DeviceArguments):
     per_device_eval_batch_size: int = field(
         default=32, metadata={"help": "Examples per device and batch for evaluation and prediction."}
     )
-    # A share, so that short runs have a learning curve as well.
+    # A share of all steps, so that short runs have a learning curve, too.
     logging_steps: float = field(
         default=0.02, metadata={"help": "Steps between log lines. A value below 1 is a share of all steps."}
     )
@@ -187,11 +188,11 @@ class FineTuningArguments(DeviceArguments):
     )
     sweep: str | None = field(
         default=None,
-        metadata={"help": "Several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."},
+        metadata={"help": "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
         default=None,
-        metadata={"help": "Number of runs with different seeds, from --seed on, to average. Default: 1."},
+        metadata={"help": "Number of runs to average. Their seeds count up from --seed. Default: 1."},
     )
     pad_to_max_length: bool = field(
         default=False,
@@ -202,7 +203,7 @@ class FineTuningArguments(DeviceArguments):
     given = tuple[str, ...]()  # not an argument
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "FineTuningArguments":
-        """Stores which arguments are given, because a sweep replaces the others."""
+        """Stores which arguments the user gave, because a sweep replaces all other arguments."""
         self = super().__new__(cls)
         self.given = tuple(name for name, value in kwargs.items() if value is not None)
         return self
@@ -236,7 +237,8 @@ class FineTuningArguments(DeviceArguments):
             self.save_strategy, self.save_steps = SaveStrategy(self.eval_strategy), self.eval_steps or self.save_steps
             self.load_best_model_at_end = True
         self.metric_for_best_model = self.metric_for_best_model or MAIN_METRIC
-        # Without any of the three, the run does everything the data allows. Selecting the best model needs evaluation.
+        # Without --do_train, --do_eval and --do_predict, the run uses every split. Evaluation during training needs
+        # the validation split, and so do sweeps.
         if self.do_train and (self.eval_strategy != IntervalStrategy.NO or self.sweeps):
             self.do_eval = True
         asked = {"train": self.do_train, "validation": self.do_eval, "test": self.do_predict}
@@ -252,7 +254,10 @@ class FineTuningArguments(DeviceArguments):
         super().__post_init__()
 
     def _read_sweep(self) -> None:
-        """Reads the file of `sweep`. Its single values replace defaults, but not what the user chose."""
+        """Reads the sweep file that `sweep` names, or `fixed` if only `seeds` is set.
+
+        Single values in this file replace defaults, but not what the user chose.
+        """
         self.search: SweepFile | None = None
         self.min_steps, epochs, seeds = 0, 3.0, 1
         if self.sweep is not None or self.seeds not in (None, 1):
@@ -263,8 +268,8 @@ class FineTuningArguments(DeviceArguments):
             for name in self.given:
                 for other in self.search.settings:
                     if other == name or {other, name} in EXCLUSIVE:
-                        raise InputError(f"--{name}: --sweep {self.sweep} sets {other}. Remove one of the two.")
-            # `max_steps` would win over the number of epochs that the user chose.
+                        raise InputError(f"--{name}: --sweep {self.sweep} sets {other}. Remove --{name} or --sweep.")
+            # `max_steps` would override the number of epochs that the user chose.
             for name, value in self.search.defaults.items():
                 if name not in self.given and not (name == "max_steps" and "num_train_epochs" in self.given):
                     setattr(self, name, value)

@@ -1,4 +1,4 @@
-"""`--dry_run` of fine-tuning commands: the plan of a run or a sweep, and its time from a sample of its steps."""
+"""`--dry_run` of fine-tuning commands: prints the plan of a run or a sweep, and estimates its time from some steps."""
 
 import math
 import tempfile
@@ -45,8 +45,8 @@ def run_dry_fine_tuning(
         prepared: the task and its examples.
         args: the arguments of the command.
         runs: the arguments of the runs of a sweep that are not finished. The first run is measured, and the time of
-            the others is estimated from their epochs or steps. Empty: the command is a single run.
-        spent: seconds of the finished runs of the sweep, which count for its `hours`.
+            all other runs is estimated from their epochs or steps. Empty: the command is a single run.
+        spent: seconds that the finished runs of the sweep took. They count towards its `hours`.
 
     Returns:
         The expected seconds of all runs.
@@ -73,8 +73,8 @@ def run_dry_fine_tuning(
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             during = _count_evaluations(trainer.args, steps)
             if prepared.validation_set is not None:
-                # The final scores come from the last evaluation if it was after the last step. Thresholds and
-                # temperature are chosen between the two.
+                # With "epoch", the final scores use the predictions of the last evaluation. Choosing thresholds or a
+                # temperature takes one more evaluation.
                 repeats = prepared.task.chooses_decisions - (trainer.args.eval_strategy == "epoch")
                 evaluations[prepared.validation_set.name] += during + repeats
             resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
@@ -144,7 +144,7 @@ def _count_epochs(trainer: FineTuningTrainer, steps: int) -> float:
 
 
 def _time_training(trainer: FineTuningTrainer, steps: int) -> tuple[float, Any]:
-    """Takes steps of a sample of the training examples, the largest first. Returns the mean seconds per step.
+    """Trains on a sample of the training examples, with the largest batch first. Returns the mean seconds per step.
 
     Batches are drawn at random as in training. Seconds are scaled by tokens, so few steps are enough.
     """
@@ -156,14 +156,14 @@ def _time_training(trainer: FineTuningTrainer, steps: int) -> tuple[float, Any]:
     full = len(lengths) // size
     batches = sorted(np.array_split(order[: full * size], full) if full else [order], key=lambda x: lengths[x].sum())
     places = np.linspace(0, len(batches) - 1, WARMUP_ON_GPU + TIMED_STEPS).round().astype(int)
-    # In a mixed order, so that the first steps already represent all.
+    # In random order, so that the first steps already cover small and large batches.
     chosen = [batches[-1], *(batches[place] for place in np.random.default_rng(0).permutation(places))]
     rows, epochs = np.concatenate(chosen), _count_epochs(trainer, steps)
     trainer.train_dataset = dataset.select(rows)
     trainer.args.train_sampling_strategy, trainer.args.max_steps = "sequential", steps
     watch = time_steps(trainer)
     taken, timed = trainer.state.global_step, len(watch.seconds)
-    timed_rows = np.arange((taken - timed) * size, taken * size) % len(rows)  # a small data set is read again
+    timed_rows = np.arange((taken - timed) * size, taken * size) % len(rows)  # a small data set is read repeatedly
     tokens = lengths[rows[timed_rows]].sum()
     return sum(watch.seconds) / tokens * lengths.sum() * epochs / steps, watch
 

@@ -12,7 +12,8 @@ from snugbert.trainers.finetuning.prepare_task import PreparedTask
 LOWER_IS_BETTER = ("loss", "mse")
 # Overfitting: the last validation loss relative to the lowest, and the last training loss relative to the first.
 RISE, REST = 1.1, 0.1
-WIDE = 10  # points on the scale up to 100; wider intervals get a warning
+# A 95 % interval wider than this many points of 100 gets a warning.
+WIDE = 10
 
 
 def describe_shortfalls(
@@ -107,7 +108,7 @@ def describe_overfitting(log_history: Sequence[Mapping[str, float]], args: FineT
 
     Args:
         log_history: `trainer.state.log_history`.
-        args: the settings of the run. With `load_best_model_at_end`, there is no sentence.
+        args: the settings of the run. With `load_best_model_at_end`, the function returns None.
     """
     training = [line["loss"] for line in log_history if "loss" in line]
     validation = [(line["eval_loss"], line["epoch"]) for line in log_history if "eval_loss" in line]

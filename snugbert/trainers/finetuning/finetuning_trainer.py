@@ -53,14 +53,14 @@ class FineTuningTrainer(RunTrainer):
     - Batches are packed or padded. Predictions are the same: in the order of the dataset, with the shapes of padded
       batches and -100 as padding. Sequence heads return [N, C], token heads [N, L, C], and question answering two
       arrays [N, L].
-    - Evaluation batches contain examples of similar length. If rows are filled, they contain random examples instead,
-      so that they have a few sizes.
+    - Evaluation batches contain examples of similar length. If rows are filled, batches contain random examples
+      instead, so that they have few sizes.
     - The loss is divided by the number of labels in all accumulated batches of all processes. Token heads count
       labeled tokens. Question answering counts windows, which Trainer does not do.
     - `eval_loss` is the mean over all labels. In Trainer it is the mean over batches. Examples that several processes
       repeat to fill the last batch count twice.
-    - If the task chooses thresholds or a temperature, training ends with that: on the validation examples, with the
-      model that is kept. The weights of the classifier are divided by the temperature.
+    - If the task chooses thresholds or a temperature, this happens at the end of training, on the validation examples,
+      with the model that is kept. The weights of the classifier are divided by the temperature.
     - A loss or gradient norm that is not finite ends the run.
     - Saving the model after training also writes a model card with settings and metrics.
 
@@ -69,8 +69,8 @@ class FineTuningTrainer(RunTrainer):
             SnugBERT model with the task's head, which is trained in place.
         args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. Default: the paper's, in the
             folder "trainer_output".
-        task: such as [`TextClassification`]. It does not change. Commands pass a [`PreparedTask`], which includes
-            model and data.
+        task: such as [`TextClassification`]. The trainer does not change it. Commands pass a [`PreparedTask`], which
+            includes model and data.
         train_dataset: rows with the columns of the task. None: the model is only scored.
         eval_dataset: labeled rows. They are scored after each epoch, unless `args` says otherwise. A dict of datasets
             prefixes the metrics with its keys, and the first dataset selects the best model.
@@ -164,7 +164,7 @@ class FineTuningTrainer(RunTrainer):
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Extends Trainer's method: a new run does not begin in the folder of an earlier run.
+        """Extends Trainer's method: refuses to start a new run in the folder of an earlier run.
 
         Args:
             resume_from_checkpoint: a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
@@ -178,12 +178,12 @@ class FineTuningTrainer(RunTrainer):
             raise InputError("train_dataset is missing.")
         if self.checks_output_dir and not resume_from_checkpoint:
             resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
-        self.checks_output_dir = False  # from now on, the run in it is this one
+        self.checks_output_dir = False  # from now on, the folder contains this run
         if not self.state.global_step:
             check_disk_space(self.args, self.model.parameters())
             if not resume_from_checkpoint:
                 self._clear_output_dir()
-        # An earlier training, or an earlier run of a sweep, chose its own.
+        # Earlier training, or an earlier run of a sweep, may have chosen thresholds and a temperature.
         self.decisions = None
         self._use_thresholds({})
         forget_decisions(self.model.config)  # type: ignore[union-attr]
@@ -201,8 +201,10 @@ class FineTuningTrainer(RunTrainer):
             each.task.thresholds = thresholds
 
     def _choose_decisions(self) -> None:
-        """Lets the task choose thresholds and a temperature. Stores them in the model: in its configuration, and the
-        temperature in the weights of the classifier, so that every library returns calibrated probabilities.
+        """Lets the task choose thresholds and a temperature, and stores them in the configuration of the model.
+
+        The weights of the classifier are divided by the temperature, so that every library returns calibrated
+        probabilities.
         """
         task: Any = self.prepared.task
         examples: Any = self.prepared.validation_set
@@ -218,7 +220,7 @@ class FineTuningTrainer(RunTrainer):
             with torch.no_grad():
                 model.classifier.weight.div_(temperature)
                 model.classifier.bias.div_(temperature)
-        self._last_evaluation = None  # it was without them
+        self._last_evaluation = None  # it used no thresholds and no temperature
         self._scores[self.model_step] = examples.score(self.decisions.fitted)
 
     def describe_decisions(self) -> DecisionFacts | None:
@@ -307,7 +309,7 @@ class FineTuningTrainer(RunTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Scores labeled rows, and returns loss, metrics and speed, as Trainer does. See also `intervals`.
+        """Extends Trainer's method: scores labeled rows, and returns loss, metrics and speed. See also `intervals`.
 
         Args:
             eval_dataset: rows, or a dict of datasets. Default: the `eval_dataset` of the trainer. Encoded features,
@@ -363,7 +365,7 @@ class FineTuningTrainer(RunTrainer):
     def intervals(self) -> dict[str, Interval]:
         """95 % intervals of the metrics of the last evaluations and predictions, such as "eval_accuracy": low, high.
 
-        They come from a bootstrap over the examples, see [`bootstrap`].
+        The intervals come from a bootstrap over the examples, see [`bootstrap`].
         """
         return {
             f"{prefix}_{name}": interval
@@ -408,7 +410,7 @@ class FineTuningTrainer(RunTrainer):
         labels = inputs.get(self.output.counted_labels)
         if loss is not None and labels is not None and self._losses is not None:
             count = (labels != IGNORE_INDEX).sum()
-            if labels.is_floating_point():  # -100 is a number
+            if labels.is_floating_point():  # -100 is a valid label
                 count = torch.full_like(count, labels[: inputs.get("num_sequences")].numel())
             self._losses.append(torch.stack([(loss * count).masked_fill(count == 0, 0), count]))
         number = inputs.get("num_sequences")  # None: the row is not filled
@@ -488,7 +490,7 @@ class FineTuningTrainer(RunTrainer):
             self.write_card()
 
     def _write_card(self, folder: str | None = None) -> None:
-        """Writes the card, with the scores of the model if it was scored. In training, it states the steps done."""
+        """Writes the card, with the model's scores if there are any. In training, the card states the steps done."""
         prepared, state = self.prepared, self.state
         metrics: dict[str, dict[str, float]] = {}
         if prepared.validation_set is not None:
@@ -511,12 +513,12 @@ class FineTuningTrainer(RunTrainer):
 
 
 def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:
-    """Without `compute_metrics`, Trainer keeps no logits. It never calls this, because it gets no labels."""
+    """Makes Trainer keep the logits. Trainer never calls this function, because there are no labels."""
     return {}
 
 
 def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
-    """Chooses the metric, and checks what a single run cannot do."""
+    """Chooses the metric, and refuses settings that a single run does not support."""
     if args.sweeps:
         raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
     choose_metric(prepared, args)
@@ -527,6 +529,6 @@ def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
 
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """[1, T, ...] -> [N, L, ...]."""
+    """Splits one packed row into padded sequences. *Shape:* (1, T, ...) -> (N, L, ...)"""
     parts = logits[0, : sum(lengths)].split(lengths)
     return nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=PADDING)

@@ -49,7 +49,8 @@ def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
     parts = [*layers[-number:], encoder.pooler] if encoder.pooler is not None else layers[-number:]
     for module in (module for part in parts for module in part.modules()):
         for parameter in module.parameters(recurse=False):
-            parameter._is_hf_initialized = False  # type: ignore[attr-defined]  # transformers protects loaded weights
+            # Otherwise, `_init_weights` skips loaded weights.
+            parameter._is_hf_initialized = False  # type: ignore[attr-defined]
         model._init_weights(module)
 
 
@@ -74,7 +75,7 @@ def list_frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[
 
 
 def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCallback]:
-    """Freezes the layers that the settings select. Returns the callback that unfreezes them, if they ask for it.
+    """Freezes the layers that the settings select. Returns the callback that unfreezes them later, if any.
 
     Raises:
         InputError: see [`list_frozen_parameters`].

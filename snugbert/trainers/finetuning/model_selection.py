@@ -56,7 +56,7 @@ class FewerEvaluations(TrainerCallback):
     """
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after it set what is due. The last evaluation stays, because it scores the model."""
+        """Called by Trainer after each epoch. Keeps the last evaluation, because it scores the final model."""
         every = math.ceil(state.num_train_epochs / MOST_EVALUATIONS)
         if round(state.epoch) % every and state.global_step < state.max_steps:
             control.should_evaluate = False
@@ -70,7 +70,7 @@ class EarlyStopping(EarlyStoppingCallback):
     ) -> None:
         """Called by Trainer after each evaluation. Of several datasets, only the first has the metric.
 
-        The base class would warn about the others.
+        The base class would warn about all other datasets.
         """
         if f"eval_{args.metric_for_best_model}" in metrics:
             super().on_evaluate(args, state, control, metrics, **kwargs)

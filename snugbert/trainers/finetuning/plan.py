@@ -28,7 +28,7 @@ from snugbert.trainers.run_settings import refuse_newer_version
 
 PLAN = "plan.json"  # in the output folder
 VERSION = "version of snugbert"  # in a plan
-BUDGET = ("--seeds", "--runs", "--winner_seeds")  # in a plan. They may grow
+BUDGET = ("--seeds", "--runs", "--winner_seeds")  # in a plan. These values may grow
 RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 
 
@@ -70,8 +70,8 @@ def digest_examples(prepared: PreparedTask) -> dict[str, str]:
 def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
-    More seeds and runs than before are allowed. Fewer are not: the best weights may come from a run that would be left
-    out.
+    More seeds and runs than before are allowed. Fewer are refused, because the best weights may come from a run that
+    would be left out.
 
     Args:
         plan: from [`make_plan`].
@@ -83,7 +83,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     """
     output_dir = Path(str(args.output_dir))
     file = output_dir / PLAN
-    # A plan alone was written by a command that failed before its first run.
+    # A folder with only a plan comes from a command that failed before its first run.
     begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
     if not begun or args.overwrite_output_dir:
         return False
@@ -94,7 +94,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     refuse_newer_version(file, before.pop(VERSION, None))
     if not all(before.get(name) is None or type(before[name]) is int for name in BUDGET):
         raise InputError(f"--output_dir: {file} is damaged. {remedy}")
-    # An earlier version may have stored fewer names. A plan always has one of the two that set the length.
+    # An earlier version may have stored fewer names. The two flags that set the length are always compared.
     compared = {*before, "--max_steps", "--num_train_epochs"} - set(BUDGET)
     changed = [name for name in plan if name in compared and plan[name] != before.get(name)]
     if changed:
@@ -106,8 +106,8 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
         if limit < limit_before:
             where, noun = (name, "seeds") if name == "--seeds" else ("--sweep", name.removeprefix("--"))
             raise InputError(
-                f"{where}: {output_dir} contains runs with {before[name] or 'unlimited'} {noun}. Use at least as "
-                f"many. {remedy}"
+                f"{where}: {noun} cannot decrease. The last command in {output_dir} used {noun}: "
+                f"{before[name] or 'unlimited'}. {remedy}"
             )
     return True
 
@@ -147,7 +147,7 @@ def _remove_runs(output_dir: Path) -> None:
 def _hide_folder(value: Any) -> Any:
     """Cuts an absolute path to its last part and a digest, because a plan may be published.
 
-    For a copy of a file in a store, machines with different folders for copies have the same digest.
+    Local copies of a file in a store have the same digest on all machines, even in different folders.
     """
     if not isinstance(value, str) or not os.path.isabs(value):
         return value

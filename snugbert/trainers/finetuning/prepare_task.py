@@ -22,6 +22,7 @@ from snugbert.checkpoints.loading import (
     remember_text_columns,
     remember_windows,
 )
+from snugbert.checkpoints.reading import HEADS_BY_CLASS
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
@@ -54,7 +55,7 @@ class Distillation:
         teacher: a digest of the teacher.
         soft_targets: the teacher's logits for the training examples. None: not computed yet.
         compare: measures teacher and student. Every process must call this. Returns a function that makes the rows of
-            a table from the results of a run. None: they are not compared.
+            a table from the results of a run. None: teacher and student are not compared.
     """
 
     teacher: str
@@ -147,7 +148,7 @@ def prepare_task(
     sources: Sources | None = None,
     checks_output_dir: bool = True,
 ) -> PreparedTask:
-    """Reads the data of a task and encodes them for a checkpoint. A run that trains is checked before that.
+    """Reads the data of a task and encodes them for a checkpoint. Before encoding, checks a run that trains.
 
     Args:
         task: the task. It does not change.
@@ -155,7 +156,7 @@ def prepare_task(
         args: the settings. Sets `learning_rate` unless the user chose one.
         teacher: the prepared task of a teacher, whose order of labels is used.
         sources: the data of each split. None: the arguments of the task select them.
-        checks_output_dir: whether to check the output folder of a run that trains now, or when training begins.
+        checks_output_dir: whether to check the output folder of a run that trains. If not, training checks it.
 
     Raises:
         InputError: an argument or the data cannot be used, the output folder contains another run, or settings changed
@@ -186,6 +187,8 @@ def prepare_task(
             check_early(model_args, args)
         remember_text_columns(config, task.text_columns(splits))
         forget_decisions(config)
+    elif given is None:  # a model in memory was checked above
+        _check_head(config, task.head, model_args)
     student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
     task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
@@ -210,6 +213,16 @@ def prepare_task(
         data=data,
         settings=collect_data_settings(task.args),
     )
+
+
+def _check_head(config: Any, head: str, model_args: FineTunedModelArguments) -> None:
+    """Refuses a model with the head of another task. Its weights are checked later, when they are loaded."""
+    class_name = (config.architectures or [""])[0]
+    if HEADS_BY_CLASS.get(class_name, head) != head:
+        raise InputError(
+            f"{model_args.model_name_or_path}: the architecture {class_name} has no head for this task. Choose a "
+            "model that was trained for this task, or fine-tune this model first."
+        )
 
 
 def name_model(
@@ -307,7 +320,7 @@ def read_finished_run(args: FineTuningArguments) -> RunResults | None:
     """Returns the results of a finished run that the command would resume. None if the run is not finished.
 
     So a job can always use the same command, even after its run is finished. Every process must call this. The first
-    process reads, because machines may share no disk.
+    process reads, because machines may not share a disk.
     """
     output_dir = Path(str(args.output_dir))
 

@@ -1,4 +1,4 @@
-"""What is recorded about a run: its settings, its results, and what must not change when it resumes."""
+"""Collects the facts of a run: its settings, its results, and the settings that must not change when it resumes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -109,7 +109,7 @@ def compared_settings(prepared: PreparedTask, args: FineTuningArguments) -> dict
 
 
 def digest_features(dataset: Dataset) -> str:
-    """Returns a digest of the numeric columns. It detects changed examples."""
+    """Returns a digest of the numeric columns, which changes if an example changes."""
     table = dataset.with_format("arrow")[:]
     digest = hashlib.sha256()
     for name in sorted(table.column_names):

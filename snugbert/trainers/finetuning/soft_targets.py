@@ -68,9 +68,9 @@ def distillation_loss(
     """Returns `weight` * soft + (1 - `weight`) * hard, summed over the items.
 
     Soft is the Kullback-Leibler divergence of the student's distribution from the teacher's, both at the temperature,
-    times its square, so that gradients keep their size (Hinton et al., 2015, section 2). With several labels per
-    example, each is a distribution of two. For regression, soft is the squared difference of the two numbers. Hard is
-    the usual loss of the gold labels, which is 0 for an item without a label.
+    times the temperature squared, so that gradients keep their size (Hinton et al., 2015, section 2). With several
+    labels per example, each label is a distribution of two outcomes. For regression, soft is the squared difference of
+    the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
 
     Args:
         student, teacher: logits. *Shape:* (I, C)

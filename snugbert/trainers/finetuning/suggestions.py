@@ -1,7 +1,8 @@
-"""Which settings a sweep tries, and which runs it stops early.
+"""Chooses the settings that a sweep tries, and the runs that it stops early.
 
-Optuna is asked for each setting and told its score. Trainer's own hook for Optuna, `hyperparameter_search`, does not
-fit: its trials share one output folder and one seed, and an interrupted search cannot resume.
+Optuna suggests each setting (`ask`) and gets its score (`tell`). Trainer's own hook for Optuna,
+`hyperparameter_search`, does not fit: its trials share one output folder and one seed, and an interrupted search
+cannot resume.
 """
 
 import itertools
@@ -25,9 +26,9 @@ class PrunedError(Exception):
 
 
 def draw_setting(search: SweepFile, seed: int, index: int) -> dict[str, Any] | None:
-    """Returns the setting `index` of a grid or of a random search. None: the grid has no more.
+    """Returns the setting `index` of a grid or of a random search. None: the grid has no more settings.
 
-    A random setting depends only on `seed` and `index`, so a resumed sweep draws the same.
+    A random setting depends only on `seed` and `index`, so a resumed sweep draws the same settings.
     """
     if search.method == "random":
         generator = np.random.default_rng([seed, index])
@@ -40,8 +41,8 @@ def draw_setting(search: SweepFile, seed: int, index: int) -> dict[str, Any] | N
 class Suggestions:
     """The settings of a sweep in order. The main process chooses them, and all processes get them.
 
-    A resumed sweep asks and tells the finished runs again. Optuna's samplers depend only on their seed and on what
-    they were told, so they suggest the same settings.
+    A resumed sweep replays `ask` and `tell` for the finished runs. Optuna's samplers depend only on their seed and on
+    earlier scores, so they suggest the same settings.
 
     Args:
         search: the file of the sweep.
@@ -52,10 +53,10 @@ class Suggestions:
         self._search, self._seed, self._is_main = search, args.seed, args.process_index == 0
         self._study = _make_study(search, args) if search.uses_optuna and self._is_main else None
         self._trial: Any = None  # of the last setting
-        self._reported = 0  # number of its evaluations that Optuna has
+        self._reported = 0  # number of the trial's evaluations that were reported to Optuna
 
     def ask(self, index: int) -> dict[str, Any] | None:
-        """Returns the setting `index`. Call it once for each index, in order, in every process. None: no more."""
+        """Returns the setting `index`. None: no more. Every process must call this once for each index, in order."""
         setting = None
         if self._is_main and not (self._search.size is not None and index >= self._search.size):
             settings = self._search.settings
@@ -74,7 +75,7 @@ class Suggestions:
         """Returns whether to stop a run with the last setting. Every process must call this.
 
         Args:
-            evaluations: its scores in training so far.
+            evaluations: the scores of the run in training so far.
         """
         bad = False
         if self._study is not None:
@@ -84,11 +85,11 @@ class Suggestions:
         return bad
 
     def tell(self, score: float, evaluations: Sequence[float]) -> None:
-        """Tells Optuna the result of the last setting.
+        """Sends the result of the last setting to Optuna.
 
         Args:
-            score: its score. NaN: it was stopped early, it failed, or the score is undefined.
-            evaluations: its scores in training.
+            score: the score of the run. NaN: the run was stopped early, it failed, or the score is undefined.
+            evaluations: the scores of the run in training.
         """
         if self._study is None:
             return
@@ -97,7 +98,7 @@ class Suggestions:
         self._report(evaluations)
         if np.isfinite(score):
             self._study.tell(self._trial, score)
-        else:  # TPE regards it as worse than all complete runs
+        else:  # TPE ranks pruned runs below all complete runs
             self._study.tell(self._trial, state=TrialState.PRUNED)
 
     def _report(self, evaluations: Sequence[float]) -> None:
@@ -107,7 +108,7 @@ class Suggestions:
 
 
 class StopBadRuns(TrainerCallback):
-    """Compares a run with earlier runs after each evaluation except the last, which would save nothing.
+    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing.
 
     Args:
         suggestions: the settings of the sweep.
@@ -142,10 +143,10 @@ def _make_study(search: SweepFile, args: FineTuningArguments) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
-    with warnings.catch_warnings():  # the file of the sweep asked for the sampler
+    with warnings.catch_warnings():  # the user chose the sampler in the sweep file
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=args.seed)
-    # Its defaults: the first five runs are never stopped.
+    # By default, MedianPruner never stops the first five runs.
     pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
     return optuna.create_study(
         sampler=sampler, pruner=pruner, direction="maximize" if args.greater_is_better else "minimize"
@@ -153,7 +154,7 @@ def _make_study(search: SweepFile, args: FineTuningArguments) -> Any:
 
 
 def _make_distribution(values: Choices | Span) -> "BaseDistribution":
-    """Choices are numbered. Their values may be of any type."""
+    """Returns the Optuna distribution of a flag. Choices are numbered, because their values may be of any type."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(values, Span):

@@ -110,7 +110,7 @@ def make_task_arguments(args: FineTuningArguments, name: str) -> FineTuningArgum
     task_args.run_name = f"{args.run_name or folder.resolve().parent.name}-{name}"
     task_args.hub_model_id = f"{args.hub_model_id or folder.resolve().parent.name}-{name}"
     # The folder was checked: an interrupted run in it belongs to this suite. A sweep checks its own folder.
-    # With --overwrite_output_dir, it is empty, except in a dry run.
+    # With --overwrite_output_dir, earlier runs were removed from the task's folder, except in a dry run.
     task_args.overwrite_output_dir = args.overwrite_output_dir or not args.sweeps
     task_args.resume_from_checkpoint = None if args.overwrite_output_dir else "true"
     return task_args

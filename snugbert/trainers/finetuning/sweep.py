@@ -67,7 +67,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 NAME = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # values that can be a part of a folder's name
 LONGEST_NAME = 200  # of a folder, without digest and seed. File systems allow 255 bytes
-MOST_REPEATS = 100  # suggestions in a row without a new setting, if only time limits a sweep
+MOST_REPEATS = 100  # If only time limits a sweep, it ends after this many suggestions in a row without a new setting.
 # Every table has columns for these flags.
 IN_COLUMNS = (BATCH_SIZE, "per_device_train_batch_size", "learning_rate", "num_train_epochs")
 
@@ -199,8 +199,8 @@ def _list_values(values: Choices | Span | None) -> Sequence[Any]:
 def _check_values(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Makes a trainer for each value, so that a value that does not fit ends the sweep before its first run.
 
-    One flag varies at a time, and the others keep their first value. The last trainer has the last value of all flags.
-    Of ranges, only both ends are tried. Values of `IN_COLUMNS` fit every model.
+    One flag varies at a time, and all other flags keep their first value. The last trainer has the last value of all
+    flags. Ranges are tried at both ends only. Values of `IN_COLUMNS` fit every model.
 
     Raises:
         InputError: see [`make_trainer`], or a value does not fit the optimizer or the schedule.
@@ -236,7 +236,7 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     """Returns the run of a setting and a seed.
 
     Args:
-        args: of the sweep.
+        args: the arguments of the sweep.
         examples: number of training examples.
         values: the values of the flags that vary.
         seed: the seed of the run.
@@ -296,7 +296,8 @@ def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int)
     if size % divisor:
         raise InputError(
             f"--sweep {args.sweep}: the batch size {size} is not divisible by the number of processes "
-            f"({args.world_size}) times --gradient_accumulation_steps ({accumulation_steps})."
+            f"({args.world_size}) times --gradient_accumulation_steps ({accumulation_steps}). Use a multiple of "
+            f"{divisor}."
         )
     return size // divisor
 
@@ -310,10 +311,10 @@ def _run_all(
     """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings.
 
     Args:
-        prepared, args: of the sweep.
-        run_once: see [`_run`]. In a dry run, it returns None for an unfinished run, and Optuna is not told its score.
-            If no run is finished, the last setting counts as the best setting. If only time limits the sweep, the loop
-            ends at the first unfinished setting.
+        prepared, args: the task and the arguments of the sweep.
+        run_once: see [`_run`]. In a dry run, it returns None for an unfinished run, and Optuna gets no score. If no
+            run is finished, the last setting counts as the best setting. If only time limits the sweep, the loop ends
+            at the first unfinished setting.
     """
     search = args.search
     assert search is not None and prepared.train_features is not None
@@ -324,7 +325,7 @@ def _run_all(
     total = "" if search.size is None else f" of {search.size * args.seeds + extra}"
     finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
     tried: list[dict[str, Any]] = []
-    setting: dict[str, Any] = {}  # the last one
+    setting: dict[str, Any] = {}  # the last setting
     repeats = 0
     while (values := suggestions.ask(len(tried))) is not None:
         runs = [plan_run(args, examples, values, args.seed + number) for number in range(args.seeds)]
@@ -347,8 +348,8 @@ def _run_all(
         tried.append(values)
         setting = runs[0].setting
         if (first := finished.get(runs[0].folder)) is not None:
-            # Only the score of the first seed, so that a sweep with more seeds than before tries the same settings.
-            # Only the main process needs the evaluations, and machines may share no disk.
+            # Optuna gets only the score of the first seed, so that a sweep with more seeds tries the same settings.
+            # Only the main process needs the evaluations, and machines may not share a disk.
             scores = first.evaluations(metric, set_name) if stopper and args.process_index == 0 else []
             suggestions.tell(first.score(metric, set_name), scores)
         elif search.size is None:
@@ -365,7 +366,7 @@ def _run_all(
 def _run(
     prepared: PreparedTask, args: FineTuningArguments, run: PlannedRun, title: str, callbacks: list[StopBadRuns]
 ) -> FinishedRun:
-    """Returns a run, and runs it unless it is finished. Then removes all weights except the best."""
+    """Returns the finished run. If `run` is not finished, runs it, and removes all weights except the best."""
     if (finished := run.read()) is not None:
         return finished
     logger.info("%s: %s", title, run.name)
@@ -386,7 +387,7 @@ def _run(
         logger.warning("%s: %s", run.name, error)
         failure = {"failure": f"{run.name}: {error}"}
     except torch.OutOfMemoryError:
-        # Other processes wait for this process. If no run has ended well, the memory may only be taken at the moment.
+        # Other processes wait for this process. If no run is complete yet, another program may be using the memory.
         if args.world_size > 1 or not any(each.is_complete for each in read_runs(Path(str(args.output_dir)))):
             raise
         logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
@@ -415,9 +416,9 @@ def _store(run: PlannedRun, failure: dict[str, Any], evaluations: list[float], s
 
 
 def _is_out_of_time(hours: float | None, runs: list[FinishedRun], needed: int) -> bool:
-    """Whether `needed` more runs would exceed the budget, if they take as long as earlier runs. The first run may.
+    """Whether `needed` more runs would exceed the budget, if they take as long as earlier runs.
 
-    The time of attempts that were interrupted does not count.
+    The first run may exceed the budget. The time of interrupted attempts does not count.
     """
     seconds = _list_seconds(runs)
     return hours is not None and len(runs) > 0 and sum(seconds) * (1 + needed / len(runs)) > 3600 * hours
@@ -491,7 +492,7 @@ def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
     """Copies the best run's small files to the output folder, then moves its weights there.
 
     Raises:
-        InputError: its weights are missing.
+        InputError: the weights of the best run are missing.
     """
     if not best.has_weights:
         raise InputError(

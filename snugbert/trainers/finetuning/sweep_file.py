@@ -2,7 +2,7 @@
 
     method: tpe         # grid, random, tpe, gp or qmc
     runs: 20            # settings to try
-    hours: 2            # the budget of time
+    hours: 2            # time budget
     prune: true         # stop runs that are worse than the median of earlier runs
     winner_seeds: 3     # runs of the best setting
     settings:
@@ -36,7 +36,7 @@ METHODS = ("grid", "random", *SAMPLERS)
 KEYS = ("method", "runs", "hours", "prune", "seeds", "winner_seeds", "min_steps", "settings")
 MOST_VALUES = 100_000  # in a range with a step
 BATCH_SIZE = "batch_size"  # over all processes and accumulation steps. Not a flag
-# Flags that cannot be combined: two set the batch size, and two the length of a run.
+# Flags that cannot be combined. The first pair sets the batch size, the second pair the length of a run.
 EXCLUSIVE = ({BATCH_SIZE, "per_device_train_batch_size"}, {"num_train_epochs", "max_steps"})
 # The flags that a sweep may vary: settings of the training that affect its result.
 VARIED = (
@@ -132,7 +132,7 @@ class SweepFile:
 
     @property
     def size(self) -> int | None:
-        """Maximum number of settings. None: the time limits it."""
+        """Maximum number of settings. None: only `hours` limits the sweep."""
         if self.method != "grid":
             return self.runs
         grid = math.prod(len(values.values) for values in self.settings.values() if isinstance(values, Choices))
@@ -168,11 +168,11 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
 
 
 def _refuse_repeated_keys(node: yaml.Node | None) -> None:
-    """Refuses a key that is given twice. YAML itself would take the last value."""
+    """Refuses a key that is given more than once. YAML itself would take the last value."""
     if isinstance(node, yaml.MappingNode):
         keys = [key.value for key, _ in node.value]
         if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"{repeated[0]} is given twice. Remove one of the two.")
+            raise InputError(f"{repeated[0]} is given more than once. Keep one value.")
         for _, value in node.value:
             _refuse_repeated_keys(value)
 
@@ -204,14 +204,14 @@ def _check(content: Any, name: str, args_class: type) -> SweepFile:
             defaults[flag] = _convert(flag, given, args_class)
     for names in EXCLUSIVE:
         if names <= content["settings"].keys():
-            raise InputError(f"{' and '.join(sorted(names))} cannot be combined. Remove one of the two settings.")
+            raise InputError(f"{' and '.join(sorted(names))} cannot be combined. Remove one of these settings.")
     budget = ("runs", "hours", "seeds", "winner_seeds")
     kept = {key: value for key, value in content.items() if key not in budget}
     options = {key: value for key, value in content.items() if key != "settings"}
     sweep = SweepFile(name if name in PRESETS else kept, settings, defaults, **options)
     if sweep.uses_optuna and not find_spec("optuna"):
         what = "prune" if method in ("grid", "random") else f"method {method}"
-        raise InputError(f"{what} needs another package. Run: pip install 'snugbert[optuna]'.")
+        raise InputError(f"{what} needs Optuna. Run: pip install 'snugbert[optuna]'.")
     return sweep
 
 
@@ -253,12 +253,12 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
 
 
 def _convert(flag: str, value: Any, args_class: type) -> Any:
-    """Reads a value as the command line reads it, and checks it. YAML reads 1e-5 as text."""
+    """Parses a value like the command line, and checks it. YAML reads 1e-5 as text."""
     if flag not in (*VARIED, BATCH_SIZE):
         hint = did_you_mean(str(flag), (*VARIED, BATCH_SIZE))
         raise InputError(f"settings: {flag} cannot vary.{hint} Set other flags on the command line.")
     name = "per_device_train_batch_size" if flag == BATCH_SIZE else flag
-    if value is None:  # a flag that is not given
+    if value is None:  # the flag is not set
         if not isinstance(None, get_type_hints(args_class)[name]):
             raise InputError(f"{flag}: null is not a value. Replace or remove it.")
         return None

@@ -34,7 +34,7 @@ class FinishedRun(NamedTuple):
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights are in the run's folder, or in the sweep's, where an earlier command moved them."""
+        """Whether the weights are in the run's folder, or were moved to the sweep's folder by an earlier command."""
         weights, output_dir = "model*.safetensors", self.folder.parents[1]
         if any(self.folder.glob(weights)):
             return True
@@ -65,14 +65,14 @@ def read_runs(output_dir: Path) -> list[FinishedRun]:
 
 
 def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
-    """Returns mean and standard deviation over seeds: the score of each setting, all metrics of the best setting.
+    """Returns means and standard deviations over seeds, of each setting's score and the best setting's metrics.
 
     Returns:
         `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
         its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
         set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of failed runs;
         `stopped`: the fields of each setting that was stopped early and its `scores` in training, if there are any.
-        The interval of one seed is the run's own, or None.
+        With one seed, `interval` is the interval of that run's score, or None.
     """
     set_name, metric = selection_metric(prepared, args)
     settings = []
@@ -102,7 +102,8 @@ def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineT
 def choose_setting(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
     """Returns the setting with the best mean over the seeds that every setting has. Empty: no run is complete.
 
-    A setting with a failed seed comes after all whose seeds are complete.
+    A setting with an incomplete run ranks below settings whose runs are all complete. A setting with an undefined
+    score ranks last.
     """
     set_name, metric = selection_metric(prepared, args)
     compared = [run for run in runs if run.seed < args.seed + args.seeds]
@@ -117,9 +118,9 @@ def choose_setting(runs: Sequence[FinishedRun], prepared: PreparedTask, args: Fi
 
 
 def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> FinishedRun:
-    """Returns the best run. If several are equal, returns the first of those whose weights were kept.
+    """Returns the best run. If several runs are equal, returns the first run with weights.
 
-    If no run is complete, returns any.
+    If no run is complete, returns any run.
     """
     set_name, metric = selection_metric(prepared, args)
     sign = 1 if args.greater_is_better else -1

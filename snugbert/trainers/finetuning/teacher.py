@@ -2,7 +2,7 @@
 
 The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. Each file contains the logits for `PART`
 examples, without padding. Its name is a digest of the teacher's weights and configuration, the examples and the
-precision. So a changed teacher or a changed example is noticed. A run that was killed computes only the missing files.
+precision. So a changed teacher or example gets a new file. After a kill, only the missing files are computed.
 """
 
 import logging
@@ -45,9 +45,9 @@ def compute_items(trainer: FineTuningTrainer, features: Dataset, teacher: str, c
 
 
 def compute_logits(trainer: FineTuningTrainer, features: Dataset, teacher: str, cache_dir: str | None) -> Logits:
-    """Returns the logits of the trainer's model for all features. Reads them from the cache if they are there.
+    """Returns the logits of the trainer's model for all features. Reads cached logits from the cache.
 
-    Every process must call this. The first process reads and writes the cache, because machines may share no disk.
+    Every process must call this. The first process reads and writes the cache, because machines may not share a disk.
 
     Args:
         trainer: a trainer with the teacher.
@@ -56,7 +56,7 @@ def compute_logits(trainer: FineTuningTrainer, features: Dataset, teacher: str, 
         cache_dir: the folder of the cache. Default: `HF_HOME`.
 
     Returns:
-        As [`FineTuningTrainer`] predicts.
+        The logits, in the form of [`FineTuningTrainer.predict`].
     """
 
     def keep(logits: Logits, part: Dataset) -> tuple[np.ndarray, ...]:

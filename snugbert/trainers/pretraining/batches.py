@@ -3,7 +3,7 @@
 A run has one phase or several, for example 90 % of the steps on short sequences and the rest on long ones (Devlin et
 al., 2018, appendix A.2). The examples of all phases are numbered consecutively. A step is a fixed range of these
 numbers, however many processes and accumulated batches share it. Order and randomness are functions of the seed and
-the number, so training can start at any step.
+the example number, so training can start at any step.
 """
 
 import copy
@@ -91,12 +91,12 @@ def check_dataset(dataset: object) -> None:
 def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args: PretrainingArguments) -> list[Phase]:
     """Divides the steps of a run among datasets of different sequence lengths.
 
-    A step has about the same number of tokens in every phase: the longer the examples, the fewer. The batch size
-    of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
+    A step has about the same number of tokens in every phase, so it has fewer examples if they are longer. The batch
+    size of the first phase is `per_device_train_batch_size` x `gradient_accumulation_steps` x processes.
 
     Args:
         datasets: one for each phase. If there are several, each needs a `max_seq_length`, like [`PretrainingDataset`].
-            Some may have no pairs.
+            Some datasets may have no sentence pairs.
         shares: share of the steps for each phase. They add up to 1.
         args: batch size and number of steps. If `max_steps` is not positive, `num_train_epochs` is the number of
             passes over the data.
@@ -109,7 +109,7 @@ def plan_phases(datasets: Sequence[SizedDataset], shares: Sequence[float], args:
         check_dataset(dataset)
     lengths = [getattr(dataset, "max_seq_length", None) for dataset in datasets]
     if len(lengths) > 1 and None in lengths:
-        raise InputError("phases: each of several datasets needs a `max_seq_length`, as a PretrainingDataset has.")
+        raise InputError("phases: each of several datasets needs a `max_seq_length`, like a PretrainingDataset.")
     batch_sizes = choose_batch_sizes(lengths, args)
     steps = args.max_steps
     if steps <= 0:
@@ -191,7 +191,7 @@ def _checksum(dataset: object) -> int:
 
 
 def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
-    """Returns a remark for each phase without pairs, if others have them. Otherwise empty texts."""
+    """Returns a text for each phase: a remark if only other phases have sentence pairs, otherwise an empty text."""
     has_pairs = any(phase.objective in PAIR_TASKS for phase in phases)
     return [", no sentence pairs" if has_pairs and phase.objective == "mlm" else "" for phase in phases]
 
@@ -211,7 +211,7 @@ def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float
 
 
 def find_first_example(phases: Sequence[Phase], step: int) -> int:
-    """Returns the number of the first example of `step`, counted over all epochs of its phase. All count from 0."""
+    """Returns the number of the first example of `step`, over all epochs of its phase. Both count from 0."""
     phase = find_phase(phases, step)
     first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
     return (step - first_step) * phase.batch_size
@@ -258,7 +258,7 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             self.process_index * self.accumulation_steps, (self.process_index + 1) * self.accumulation_steps
         )
         first_example = first_step = 0
-        # One more, because other processes can be a step behind.
+        # One step more, because other processes can be a step late.
         steps_ahead = -(-self.prefetched_batches // self.accumulation_steps) + 1
         for phase in self.phases:
             for step in range(max(self.first_step - first_step, 0), phase.steps):
@@ -279,8 +279,8 @@ class RunBatches(torch.utils.data.Dataset):
     """Makes the batches of a run from the example numbers that [`BatchSampler`] yields.
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
-    state of Python, NumPy or torch. It then draws the same numbers for the same batch, in any data worker and after
-    resuming.
+    state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
+    after resuming.
 
     Each batch contains its counts for the log under the key `COUNTS`, unless it has no labels.
 
@@ -352,14 +352,17 @@ def make_loader(
         multiprocessing_context=args.dataloader_multiprocessing_context,
         prefetch_factor=args.dataloader_prefetch_factor,
         worker_init_fn=worker_init_fn,
-        # Its own generator, so that the additional loader of a resumed run does not change dropout.
+        # The loader has its own generator, so that the additional loader of a resumed run does not change dropout.
         generator=torch.Generator().manual_seed(args.seed),
     )
 
 
 @contextmanager
 def seed_random_state(key: str) -> Iterator[None]:
-    """Seeds Python, NumPy and torch (on the CPU) with `key`, and restores their states: dropout uses torch's."""
+    """Seeds Python, NumPy and torch (on the CPU) with `key`, and restores their states after the block.
+
+    Otherwise, dropout would change, because it uses torch's state.
+    """
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little")
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

@@ -11,7 +11,7 @@ from its two neighbors:
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
   map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last head outputs zero.
-- With relative positions, the query of these heads is constant, and the keys of the distances decide.
+- With relative positions, the query of these heads is constant, and the keys of the distances determine the attention.
 - The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization". But in layer n, counted
   from 1, two heads already attend to the tokens n positions before and after.
 - The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
@@ -55,7 +55,7 @@ SHARPNESS = 5.0  # attention score of a head's target, minus the score of the to
 SCORE_SHARE = 0.375  # norm of the vector that both neighbors add to a hidden state, divided by the state's norm
 LINEAR, CLOSED = 3.0, -1.0  # GELU(x) is close to x around the first value, and close to 0 around the second
 CONSTANT_SHARE = 0.9  # norm of the constant part of a transformed hidden state, divided by the norm of the input
-SMALLEST_HEAD = 8  # dimensions. Fewer frequencies cannot tell the neighbors from tokens far away
+SMALLEST_HEAD = 8  # dimensions. With fewer frequencies, a head cannot distinguish neighbors from distant tokens
 
 
 # --- mutual information of neighbors ---------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def initialize_from_bigrams(
     of threads compute the same weights. [`share_weights`] makes them the same everywhere.
 
     Args:
-        model: a SnugBERT model with a masked token head, such as ELECTRA's generator. A discriminator that shares its
-            embeddings gets them, and keeps its other random weights.
+        model: a SnugBERT model with a masked token head, such as ELECTRA's generator. The discriminator shares the
+            generator's embeddings, and keeps its other random weights.
         corpus: the training text.
         tokenizer: its tokenizer.
         seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
@@ -227,7 +227,7 @@ def initialize_from_bigrams(
         _set_embeddings(model, tokenizer, first, rng)
         _set_projection(model.bert.embeddings_project, first)
         layers = model.bert.encoder.layer
-        for layer in layers:  # the sublayers output zero, except the first one
+        for layer in layers:  # all sublayers output zero, except the attention of the first layer
             layer.attention.output.dense.weight.zero_()
             layer.output.dense.weight.zero_()
         _set_heads(layers[0].attention, first, config)
@@ -239,8 +239,8 @@ def initialize_from_bigrams(
 
 
 def share_weights(model: torch.nn.Module, device: torch.device) -> None:
-    """Gives all processes the weights of the first, before sharding. Another machine may have rounded differently."""
-    wait_for_all()  # computing them takes long
+    """Sends the weights of the first process to all, before sharding. Other machines may have rounded differently."""
+    wait_for_all()  # computing the weights takes long
     for weights in model.parameters():
         weights.data.copy_(broadcast(weights.data.to(device)))
 
@@ -273,7 +273,7 @@ def check_bigram_config(config: SnugBertConfig) -> None:
 
 
 def _count_frequencies(config: SnugBertConfig) -> int:
-    """Returns the number of frequencies of the position embeddings. Each takes two dimensions."""
+    """Returns the number of frequencies of the position embeddings. Each frequency takes two dimensions."""
     is_projected = compute_embedding_size(config) != config.hidden_size
     return min(PROJECTED_FREQUENCIES if is_projected else FREQUENCIES, compute_head_size(config) // 2)
 
@@ -301,7 +301,7 @@ class _FirstLayer:
 
     embeddings: np.ndarray  # of words. *Shape:* (V, W)
     projection: np.ndarray  # from the embeddings of words to the layers, without scale. *Shape:* (W, K)
-    is_relative: bool  # whether the distances of tokens have embeddings, and not their positions
+    is_relative: bool  # whether the distances of tokens have embeddings, instead of their positions
     position_norm: float  # of the position embeddings
     radians: np.ndarray  # frequencies of the position embeddings
     amplitude: float  # of the position embeddings after LayerNorm
@@ -395,7 +395,7 @@ def _set_projection(project: Any, first: _FirstLayer) -> None:
 
 
 def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
-    """Sets the heads, alternately for the previous and the next token. Heads with the same target share the rank."""
+    """Sets the heads, alternately for the previous and the next token. Heads with the same target split the rank."""
     for head in range(config.num_attention_heads // 2 * 2):
         number, side = divmod(head, 2)
         rows, part = _head_rows(head, config), _head_rows(number, config)
@@ -413,9 +413,9 @@ def _head_rows(head: int, config: SnugBertConfig) -> slice:
 def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> None:
     """Sets queries and keys of a head, so that it attends to the token at an offset, such as -1, the previous token.
 
-    Their product is a sum of cos(radians * (distance - offset)), which is largest at this distance. Further dimensions
-    of the queries stay random. Their keys are zero. If both were zero, they would have no gradient. The distance of a
-    relative position is counted from the key to the query, and the query is a bias.
+    The product of query and key is a sum of cos(radians * (distance - offset)), which is largest at this offset. The
+    other query dimensions stay random and the other key dimensions are zero. If both were zero, neither would have a
+    gradient. With relative positions, distances are counted from the key to the query, and the query is a bias.
     """
     radians, n, head_size = first.radians, len(first.radians), rows.stop - rows.start
     contrast = first.amplitude**2 * float((1 - np.cos(radians)).sum())
@@ -434,7 +434,10 @@ def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> 
 
 
 def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
-    """Sets values and outputs of a head to `a` (K, R) and `b` (R, K). Values of further dimensions stay random."""
+    """Sets the value weights of a head to `a` (K, R) and its output weights to `b` (R, K).
+
+    Value weights of the head's other dimensions stay random.
+    """
     value, output = attention.self.value.weight, attention.output.dense.weight
     K, rank = a.shape
     dimensions = slice(rows.start, rows.start + rank)
@@ -454,7 +457,8 @@ def _set_transform(transform: Any, first: _FirstLayer) -> None:
     weight, bias, (W, K) = transform.dense.weight, transform.dense.bias, first.projection.shape
     E, H = weight.shape
     position_share = 0 if first.is_relative else POSITION_SHARE
-    mask = math.sqrt(H / (1 + position_share**2) / (1 + SCORE_SHARE**2))  # its value in the last layer
+    # The value of the [MASK] dimension in the last layer.
+    mask = math.sqrt(H / (1 + position_share**2) / (1 + SCORE_SHARE**2))
     constant = CONSTANT_SHARE * math.sqrt(E / (E - W - 1))
     weight.zero_()
     weight[:W, :K] = torch.from_numpy(first.projection * math.sqrt(E / H))

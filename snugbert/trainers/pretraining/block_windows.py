@@ -5,12 +5,12 @@ shuffled, and then the next window follows. So a run reads one window at a time,
 disk. A corpus of at most `window_blocks` blocks has one window, and the order of an epoch is a permutation of all
 examples.
 
-The order depends on the corpus, the seed and `window_blocks` alone. Local corpora have it, too. So a run gives the
-same weights with the corpus on its disk or in a bucket, whatever the size of the cache.
+The order depends on the corpus, the seed and `window_blocks` alone. Local corpora have the same order. So a run gives
+the same weights with the corpus on its disk or in a bucket, whatever the size of the cache.
 
-The number of examples of an epoch is known without reading the corpus: the first window is read, and the others have
-as many examples per token. A window with more examples leaves some out in this epoch, and a window with fewer repeats
-some. In other epochs, the windows have other blocks.
+The number of examples of an epoch comes from the first window alone: all windows get as many examples per token as the
+first. A window with more examples leaves some out in this epoch, and a window with fewer repeats some. In other
+epochs, the windows have other blocks.
 """
 
 import functools
@@ -26,7 +26,7 @@ WINDOW_BLOCKS = 128
 
 
 class Window(NamedTuple):
-    """A window of an epoch. Both count from 0."""
+    """A window of an epoch. Windows and epochs count from 0."""
 
     epoch: int
     number: int
@@ -73,7 +73,7 @@ class Windows:
         return Window(epoch, number), position - starts[number]
 
     def measure(self, window: Window, length: int) -> int:
-        """Returns the number of positions of a window, if an epoch has `length`."""
+        """Returns the number of positions of a window, if an epoch has `length` positions."""
         starts = self._find_starts(window.epoch, length)
         return starts[window.number + 1] - starts[window.number]
 
@@ -85,7 +85,7 @@ class Windows:
         """Returns what the order and the labels of a window depend on, apart from the seed."""
         return f"{window.epoch}" if self.per_epoch == 1 else f"{window.epoch} {window.number}"
 
-    # The windows of two epochs are in use at a time, where one follows the other.
+    # Between two epochs, windows of both are in use.
     @functools.lru_cache(maxsize=2)  # noqa: B019 (a run has few of these objects)
     def _shuffle(self, epoch: int) -> list[list[int]]:
         order = list(range(len(self.tokens)))

@@ -27,7 +27,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
 )
 
 CUT = "‖"
-SPACE_MARKS = ("Ġ", "▁")  # a token of byte-level BPE or SentencePiece that includes the space before it begins so
+SPACE_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece mark the space before a token with this first character
 NO_WORDS = (
     "the examples have no `continues_word`. Prepare the text with `store_words`. With another "
     "trainer, or with your own collator around this one, set remove_unused_columns=False."
@@ -58,8 +58,8 @@ class SnugBertDataCollatorForPretraining:
             share of a run, such as "0.3:0.15" in GPT-BERT (Charpentier and Samuel, 2024). [`PretrainingTrainer`] then
             changes it linearly with the steps. Evaluation and other trainers use the last rate.
         mask_replace_prob: share of the predicted tokens to replace with [MASK], 0.8 in the paper (A.1).
-        random_replace_prob: share of the predicted tokens to replace with a random token, 0.1 in the paper. The others
-            stay unchanged.
+        random_replace_prob: share of the predicted tokens to replace with a random token, 0.1 in the paper. All other
+            predicted tokens stay unchanged.
         whole_word_mask: short for `masking="words"`.
         replacement_keys: whether batches contain a random number for each masked token, from which ELECTRA's generator
             samples the token that replaces it.
@@ -126,7 +126,7 @@ class SnugBertDataCollatorForPretraining:
         Returns:
             `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q` and `label_indices`
             (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them;
-            `replacement_keys` (M,) if they are requested. Filled if `pad_to_multiple_of` is set.
+            `replacement_keys` (M,) if they are requested. With `pad_to_multiple_of`, the row is filled.
 
         Raises:
             InputError: words are needed, and the examples have no `continues_word`.
@@ -180,7 +180,7 @@ class SnugBertDataCollatorForPretraining:
         return np.asarray(example["continues_word"])
 
     def describe(self, example: dict[str, Any], objective: Objective, cuts: Sequence[Sequence[int]] = ()) -> str:
-        """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains it.
+        """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains the format.
 
         `cuts` are places to mark, from [`PretrainingDataset.find_cuts`].
         """
@@ -206,7 +206,7 @@ class SnugBertDataCollatorForPretraining:
     def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray, cuts: Sequence[int]) -> str:
         model = self.tokenizer.backend_tokenizer.model
         prefix = getattr(model, "continuing_subword_prefix", None)
-        # Byte-level BPE and SentencePiece mark the tokens that begin a word, WordPiece the others.
+        # Byte-level BPE and SentencePiece mark tokens that begin a word. WordPiece marks tokens that continue a word.
         marks_spaces = isinstance(model, (BPE, Unigram)) and not prefix
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         if "ByteLevel" in repr(self.tokenizer.backend_tokenizer.decoder):

@@ -39,8 +39,8 @@ def load_corpora(
 
     Args:
         data_args: where the text is.
-        do_train: whether the run trains. Otherwise the training text only gives the baseline its token frequencies.
-        do_eval: whether the run evaluates. Without validation files, it holds out some of the training text.
+        do_train: whether the run trains. Otherwise, the training text only gives the baseline its token frequencies.
+        do_eval: whether the run evaluates. Without validation files, the run holds out some of the training text.
         cache_dir: see [`prepare_in_cache`].
         tokenizer: the tokenizer.
         blocks_dir: folder for the blocks of a `--corpus` in a bucket.
@@ -172,7 +172,7 @@ def make_dataset(
     seed: int,
     objective: Objective | None = None,
 ) -> PretrainingDataset:
-    """Makes the examples of a corpus, and logs their number. By default, they have the objective of the run.
+    """Makes the examples of a corpus, and logs their number. By default, uses the objective of the run.
 
     Raises:
         InputError: the corpus yields no examples, or all pairs have the same label. The message starts with `name`.

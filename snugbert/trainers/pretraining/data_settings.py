@@ -28,7 +28,7 @@ def collect_example_settings(
     objectives = [phase.objective for phase in phases]
     settings: dict[str, Any] = {
         "text": _remove_folders(corpus.sources),
-        # The language of lines that are not split and the bits of words change no token.
+        # The language of lines that are not split, and the stored words, do not change tokens.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
         # A list only if phases differ, so that checkpoints written before `:mlm` existed can be resumed.
         "objective": objectives if len(set(objectives)) > 1 else data_args.dataset_objective,
@@ -40,17 +40,17 @@ def collect_example_settings(
         "lengths": [phase.max_seq_length for phase in phases],
         "batch": phases[0].batch_size,
     }
-    if len(phases) > 1:  # determines where a phase ends; a single phase may be extended
+    if len(phases) > 1:  # the steps determine where a phase ends. A single phase may be extended
         settings["steps"] = [phase.steps for phase in phases]
     if len(corpus.blocks) > data_args.window_blocks:  # otherwise the order does not depend on it
         settings["window_blocks"] = data_args.window_blocks
-    if data_args.masking == "spans":  # only then, so that runs from before this setting resume
+    if data_args.masking == "spans":  # only then, so that runs from before this setting can resume
         settings["masking"] = "spans"
     return settings
 
 
 def _remove_folders(sources: Mapping[str, str]) -> dict[str, str]:
-    """Makes the paths of earlier versions relative to their common folder, because checkpoints may be published."""
+    """Makes absolute paths (of earlier versions) relative to their common folder. Checkpoints may be published."""
     if all(name.startswith(DATASET) for name in sources):
         return {describe_dataset(name.removeprefix(DATASET)): digest for name, digest in sources.items()}
     absolute = set(filter(os.path.isabs, sources))

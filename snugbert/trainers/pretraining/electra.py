@@ -1,4 +1,4 @@
-"""ELECTRA pretraining (Clark et al., 2020): a generator replaces tokens, and a discriminator finds them.
+"""ELECTRA pretraining (Clark et al., 2020): a generator replaces tokens, and a discriminator detects replacements.
 
 The generator is a small masked language model. Each masked token is replaced by a token sampled from its prediction.
 The discriminator reads the result and predicts for every token whether it was replaced. Fine-tuning uses the
@@ -31,9 +31,9 @@ from snugbert.modeling_snugbert import (
 )
 from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WEIGHT
 
-# What ElectraForSequenceClassification computes, so that fine-tuned models convert to it.
+# The same heads as ElectraForSequenceClassification, so that fine-tuned models can be converted to it.
 ELECTRA_HEADS = {"classification_head": "dense", "pooler_act": "gelu", "prediction_act": "gelu"}
-# Random numbers that sampling computes at once. On a CPU they fit into its cache. On a GPU they take 128 MiB.
+# Random numbers that sampling computes at once. On a CPU, they fit into the cache. On a GPU, they take 128 MiB.
 NUMBERS_ON_CPU, NUMBERS_ON_GPU = 2**18, 2**24
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ElectraOutput(ModelOutput):
         loss: `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
         logits: the generator's logits of the masked tokens. *Shape:* (M, V)
         discriminator_logits: above 0 means replaced. *Shape:* (B, L)
-        is_replaced: 1 for replaced tokens, 0 for the others, -100 at padding. *Shape:* (B, L)
+        is_replaced: 1 for replaced tokens, 0 for other tokens, -100 at padding. *Shape:* (B, L)
         mlm_loss: the generator's masked token loss, detached, for logging. *Shape:* ()
         disc_loss: the discriminator's loss, detached, for logging. *Shape:* ()
     """
@@ -219,7 +219,7 @@ def find_generator(model_args: ModelArguments) -> Path | None:
     checkpoint = Path(name)
     if not checkpoint.is_dir():
         hub = {name: value for name, value in model_args.hub.items() if name != "trust_remote_code"}
-        try:  # the first pattern, because huggingface_hub warns if no file matches
+        try:  # with config.json, because huggingface_hub warns if no file matches
             files = ["config.json", f"{GENERATOR_FOLDER}/*"]
             checkpoint = Path(snapshot_download(name, allow_patterns=files, **hub))
         except (OSError, ValueError) as error:
@@ -247,9 +247,9 @@ def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
     Args:
         config: configuration of the discriminator.
         size: width of the generator, as a share of `config.hidden_size`. The number of attention heads is rounded, to
-            at least 2 (or 1 as in `config`), because `--bigram_init` needs a head for each neighbor. Their size is
-            rounded to a multiple of 8, because GPU kernels pad other sizes. The feed-forward size has the same ratio
-            to the width as in `config`.
+            at least 2 (or 1 as in `config`), because `--bigram_init` needs a head for each neighbor. The size of a
+            head is rounded to a multiple of 8, because GPU kernels pad other sizes. The feed-forward size has the same
+            ratio to the width as in `config`.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

@@ -44,10 +44,10 @@ from snugbert.trainers.pretraining.sentence_pairs import (
     swap_segments,
 )
 
-RECIPE_VERSION = 4  # part of a table's name; increase it with every change to the examples that a recipe makes
+RECIPE_VERSION = 4  # part of a table's name. Increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
 STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
-OPEN_WINDOWS = 2  # a batch may have examples of two
+OPEN_WINDOWS = 2  # a batch may have examples of two windows
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
 
@@ -60,8 +60,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
     longer epoch is cut, and a shorter epoch repeats some examples. A `Subset` or `ConcatDataset` of the dataset
     repeats the pairs and masks of the first epoch in every epoch.
 
-    The blocks of a corpus in a bucket are downloaded by [`prepare`], which the process of the trainer calls before its
-    data workers need them.
+    [`prepare`] downloads the blocks of a corpus in a bucket. The process of the trainer calls it before its data
+    workers need the blocks.
 
         corpus = snugbert.open_corpus("prepared", tokenizer)
         dataset = snugbert.PretrainingDataset(corpus, tokenizer, max_seq_length=128)
@@ -223,7 +223,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
         return self._tables[window]
 
     def find_unused(self, window: Window) -> list[int]:
-        """Returns the rows of the table that `window` does not use, because it has more examples than positions."""
+        """Returns the rows of the table that a run does not use, if the window has more examples than positions."""
         size, key = len(self.open_table(window)), f"{self.seed} {self.windows.make_key(window)}"
         return sorted(shuffle_position(at, size, key) for at in range(self.count_positions(window), size))
 
@@ -262,7 +262,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
 
         Args:
             first, last: numbers of examples, counted over all epochs.
-            prefetched: so many examples before `first` may not have been read by data workers yet.
+            prefetched: number of examples before `first` that data workers may not have read yet.
             end: the number of examples that the run reads.
 
         Raises:
@@ -289,7 +289,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             self._read_ahead = current
 
     def _check_windows(self, epochs: range, prefetched: int, batch_size: int) -> None:
-        """Checks that no window is so small that data workers would leave it behind before it can be removed."""
+        """Checks that a window contains the examples that data workers read ahead, and two batches more."""
         smallest = min(self.windows.measure_smallest(epoch, self._length) for epoch in epochs)
         if smallest < prefetched + 2 * batch_size:
             raise InputError(
@@ -303,10 +303,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
             self.corpus.blocks.end_download()
 
     def _reserve_cache(self, first: Window) -> None:
-        """Divides the cache of a corpus in a bucket: room for the windows in use, and pinned blocks."""
+        """Divides the cache of a corpus in a bucket between the windows in use and pinned blocks."""
         blocks = self.corpus.blocks
         if isinstance(blocks, CachedBlocks):
-            # Most examples are full. Each document may add one that is not.
+            # Most examples are full. Each document may add a shorter one.
             rows = 1.25 * self.corpus.counts.tokens / self.max_seq_length + self.corpus.counts.documents
             # The blocks of two windows, and the tables of the first, the previous and the current window.
             sizes = np.sort(2 * blocks.sizes + 3 * EXAMPLE.itemsize * rows)
@@ -332,7 +332,9 @@ class PretrainingDataset(torch.utils.data.Dataset):
         except OSError as error:
             is_full = error.errno in NO_SPACE
             remedy = (
-                f" Each takes {EXAMPLE.itemsize} bytes. Free some space, or choose another folder." if is_full else ""
+                f" Each example takes {EXAMPLE.itemsize} bytes. Free some space, or choose another folder."
+                if is_full
+                else ""
             )
             raise OSError(
                 f"{self.epochs_dir}: cannot store the examples of epoch {window.epoch} ({error.strerror}).{remedy}"
@@ -341,7 +343,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
     def _map_blocks(self, window: Window) -> None:
         """Maps the blocks of a window, so that they stay readable after a cache removes them. Unmaps older windows.
 
-        The process that opened the corpus downloads missing blocks, and verifies all of them.
+        The process that opened the corpus downloads missing blocks, and verifies all blocks.
         """
         blocks, numbers = self.corpus.blocks, self.windows.list_blocks(window)
         if not isinstance(blocks, Blocks):
@@ -353,7 +355,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
             blocks[number]
 
     def _remove_old_tables(self, name: str, window: Window) -> None:
-        """Removes tables that no process needs in `window`. If the lock is ignored, others may remove them, too."""
+        """Removes tables that no process needs in `window`. If the lock is ignored, several processes may do this."""
         # The first window gives the length of all epochs. Other workers may still need the window before this one. A
         # table that a process has mapped stays readable, and a missing table is made again.
         for old in self.epochs_dir.glob(f"{name}-*-*.examples"):
@@ -372,7 +374,8 @@ class PretrainingDataset(torch.utils.data.Dataset):
         with replacing(file, unfinished):
             with unfinished.open("wb") as stream:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, window.epoch)
-                blocks = self.windows.list_blocks(window)  # training waits until the processes have started
+                blocks = self.windows.list_blocks(window)
+                # No more processes than blocks, because training waits until all processes have started.
                 for rows in map_in_order(encode_block, iter(blocks), min(len(blocks), joblib.cpu_count())):
                     stream.write(rows)
                 if not stream.tell():

@@ -47,7 +47,7 @@ class DistillationOutput(ModelOutput):
     Attributes:
         loss: 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
         logits: the student's logits of the masked tokens. *Shape:* (M, V)
-        seq_relationship_logits: the student's logits of sentence pairs; None without pairs. *Shape:* (N, 2)
+        seq_relationship_logits: the student's logits of sentence pairs. None without pairs. *Shape:* (N, 2)
         mlm_loss, nsp_loss: the student's losses on the text, detached, for logging. *Shape:* ()
         soft_loss, cos_loss: the losses on the teacher's outputs, detached, for logging. *Shape:* ()
     """
@@ -73,9 +73,10 @@ def distill(
     Args:
         student: a model with a masked token head, in training mode. It may be wrapped for several processes.
         teacher: a masked language model, in evaluation mode.
-        inputs: a packed or padded batch with `labels`, and for a student with pairs `next_sentence_label`.
-        denominators: numbers of masked tokens, of tokens without padding, and with pairs of sequences in the global
-            batch: `num_items_in_batch`, `num_tokens_in_batch`, `num_sequences_in_batch`. *Shape:* () each
+        inputs: a packed or padded batch with `labels` and, if the student learns from sentence pairs,
+            `next_sentence_label`.
+        denominators: counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
+            padding) and, with sentence pairs, `num_sequences_in_batch`. *Shape:* () each
         with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
             compute the last layer for all tokens, and not only for masked tokens.
     """
@@ -125,9 +126,8 @@ def sum_soft_losses(
 ) -> torch.Tensor:
     """Adds up the Kullback-Leibler divergences of the student's predictions from the teacher's, in nats.
 
-    Its gradient is the gradient of cross entropy with soft targets, but the sum is 0 if both models agree. It is
-    multiplied by the square of the temperature, so that its size does not depend on the temperature (Hinton et al.,
-    2015, section 2).
+    The sum has the gradient of cross entropy with soft targets, but is 0 if both models agree. It is multiplied by the
+    square of the temperature, so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
 
     Args:
         logits, teacher_logits: *Shape:* (M, V)
@@ -234,7 +234,7 @@ def load_student(
         InputError: as in [`load_model`] and [`choose_student_layers`].
     """
     source_config = copy.deepcopy(teacher_config)
-    source_config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+    source_config.architectures = []  # an ELECTRA class would select ELECTRA's head
     for name in DROPOUTS:
         setattr(source_config, name, getattr(config, name))
     source = load_model(auto_class, model_args.as_teacher(), source_config)
@@ -244,6 +244,6 @@ def load_student(
 
 
 def list_student_layers(model_args: PretrainingModelArguments, num_layers: int) -> list[int]:
-    """Returns which of the teacher's layers the student starts from. They count from 0."""
+    """Returns which of the teacher's layers the student starts from. Layers count from 0."""
     assert model_args.num_student_layers is not None
     return choose_student_layers(num_layers, model_args.num_student_layers, model_args.student_layers)

@@ -38,7 +38,7 @@ def mask_tokens(
             is exact unless no word is short enough. If no word fits at all, one word is chosen anyway. *Shape:*
             (tokens,)
         spans: whether to choose spans of whole words, see [`choose_spans`]. All tokens of a span are replaced in the
-            same way, but each random token is drawn by itself. Needs `continues_word`.
+            same way, but each random token is drawn separately. Needs `continues_word`.
 
     Returns:
         The masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:* (tokens,)
@@ -89,8 +89,8 @@ def choose_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses random spans of whole words that do not overlap.
 
-    The number of words is drawn for each span. Its first word is drawn among the words at which so many free words
-    begin. The last spans are cut to the number of tokens that is left.
+    For each span, the number of words is drawn, and then a start with this many free words in a row. The last spans
+    are cut to the remaining number of tokens.
 
     Args:
         token_indices: indices of the tokens that may be chosen, ascending. No span crosses a gap. *Shape:* (n,)
@@ -128,7 +128,7 @@ def choose_spans(
 
 
 def _find_words(token_indices: np.ndarray, continues_word: np.ndarray) -> np.ndarray:
-    """Returns the places in `token_indices` where words begin, and its length. *Shape:* (words + 1,)"""
+    """Returns the places in `token_indices` where words begin, and the end. *Shape:* (words + 1,)"""
     starts_word = np.ones(len(token_indices) + 1, dtype=bool)  # includes the end of the last word
     # Truncation can cut the start of a word. The rest, after a special token, counts as a word.
     starts_word[1:-1] = ~continues_word[token_indices[1:]] | (token_indices[1:] != token_indices[:-1] + 1)

@@ -70,7 +70,7 @@ class BatchedMuon(torch.optim.Muon):
     """Muon that updates matrices of one shape together. It has the arguments and the state of `torch.optim.Muon`.
 
     On a GPU, torch's Muon launches some 20 small kernels per matrix. Tall matrices are not transposed to join wide
-    ones: BERT-base has 12 of each, and 7 fill a batch.
+    matrices: BERT-base has 12 of each, and 7 fill a batch.
 
     Args:
         matrices: as in `torch.optim.Muon`.
@@ -208,7 +208,7 @@ def _lamb(
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:
-        raise InputError("--optim lamb needs another package. Run: pip install 'snugbert[lamb]'.") from error
+        raise InputError("--optim lamb needs pytorch_optimizer. Run: pip install 'snugbert[lamb]'.") from error
     groups: list[dict[str, Any]] = [
         {"params": [named[name] for name in named if name in decayed]},
         # "adam": no trust ratio
@@ -223,10 +223,10 @@ def _lamb(
 
 
 def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
-    """Arguments for transformers' `get_wsd_schedule`, with a default length of the decay.
+    """Returns the arguments of transformers' `get_wsd_schedule`, with a default length of the decay.
 
     Args:
-        kwargs: `--lr_scheduler_kwargs`. A `num_decay_steps` below 1 is a share of all steps; the default is 0.1.
+        kwargs: `--lr_scheduler_kwargs`. A `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
         warmup_steps: steps of warmup.
         num_training_steps: steps of the run.
 

@@ -6,11 +6,11 @@ on machines that do not train:
     snugbert prepare --tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared --shard 1/4
     snugbert pretrain --corpus prepared ...
 
-Text and corpus may be in a bucket, such as s3://bucket/prepared. This verifies all parts:
+Text and corpus may be in a bucket, such as s3://bucket/prepared. This command verifies all parts:
 
     snugbert prepare --check --output_dir prepared --shard 1/4
 
-It also lists and cleans the cache:
+These commands list and clean the cache:
 
     snugbert prepare --list
     snugbert prepare --clean all
@@ -57,13 +57,13 @@ def run_preparation(
             list_cache(cache_folder(tokenizer_args.cache_dir))
         return
     if output_args.output_dir is None:
-        raise InputError("--output_dir is missing. Name a folder for the prepared corpus.")
+        raise InputError("--output_dir is missing. Pass a folder for the prepared corpus.")
     output = CorpusFolder(output_args.output_dir)
     if output_args.check:
         check_parts(output, output_args.num_shards)
         return
     if tokenizer_args.tokenizer_name is None:
-        raise InputError("--tokenizer_name is missing. Name a tokenizer folder or a tokenizer on the Hub.")
+        raise InputError("--tokenizer_name is missing. Pass a tokenizer folder or a tokenizer on the Hub.")
     tokenizer = load_tokenizer(tokenizer_args)
     check_ids(tokenizer, tokenizer_args.tokenizer_name)
     text_args.language = choose_language(

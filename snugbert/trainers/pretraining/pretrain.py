@@ -129,7 +129,7 @@ def _check_arguments(model_args: PretrainingModelArguments, data_args: Pretraini
     if not data_args.bigram_init:
         return
     if model_args.teacher_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of the two flags.")
+        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of these flags.")
     if model_args.model_name_or_path is not None:
         raise InputError("--bigram_init cannot be combined with --model_name_or_path. Use --config_name instead.")
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
@@ -221,7 +221,7 @@ def _train_and_evaluate(
         logger.info("teacher: %s parameters, not trained", f"{teacher.num_parameters():,}")
     initial_weights = _collect_initial_weights(model_args, data_args, teacher)
     checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir) if do_train else None
-    if checkpoint is not None:  # now, before text is prepared; the trainer compares again
+    if checkpoint is not None:  # now, before text is prepared. The trainer compares again
         check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
@@ -279,7 +279,7 @@ def _collect_initial_weights(
         "--teacher_name_or_path": None if teacher is None else f"weights {hash_model(teacher)}",
     }
     if teacher is not None and model_args.num_student_layers is not None:
-        # The weights of the teacher count, not its name.
+        # The teacher's weights are compared, not its name.
         initial_weights["--model_name_or_path"] = "layers of the teacher"
         initial_weights["--student_layers"] = list_student_layers(model_args, teacher.config.num_hidden_layers)
     if data_args.objective == "electra":
@@ -295,7 +295,7 @@ def _load_model(
     teacher_config: SnugBertConfig | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
-    """Loads the model. Before training, checks the free space and the training arguments with it."""
+    """Loads the model. If the run trains, checks the free space and the training arguments with this model."""
     set_seed(training_args.seed)
     model: PreTrainedModel
     if data_args.objective == "electra":
@@ -305,7 +305,7 @@ def _load_model(
             *(f"{each.num_parameters():,}" for each in (model, model.discriminator, model.generator)),
         )
     else:
-        config.architectures = []  # would choose ELECTRA's head for a checkpoint that has it
+        config.architectures = []  # an ELECTRA class would select ELECTRA's head
         auto_class = AutoModelForMaskedLM if data_args.objective == "mlm" else AutoModelForPreTraining
         if teacher_config is not None and model_args.num_student_layers is not None:
             model = load_student(auto_class, model_args, config, teacher_config)
@@ -313,10 +313,10 @@ def _load_model(
             model = load_model(auto_class, model_args, config)
         logger.info("model: %s parameters", f"{model.num_parameters():,}")
     if training_args.do_train:
-        # ELECTRA's two files both have the shared embeddings.
+        # Both files of ELECTRA contain the shared embeddings.
         models = (model.discriminator, model.generator) if isinstance(model, ElectraPair) else (model,)
         check_disk_space(training_args, [parameter for each in models for parameter in each.parameters()])
-        # An optimizer and a schedule without data, so that invalid arguments fail before long work.
+        # Creates an optimizer and a schedule without data, so that invalid arguments fail before long work.
         args = copy.copy(training_args)
         args.push_to_hub, args.eval_strategy = False, IntervalStrategy.NO
         args.output_dir = tempfile.gettempdir()  # Trainer creates the folder
@@ -387,7 +387,7 @@ def _prepare_data(
 
 def _train(trainer: PretrainingTrainer, checkpoint: str | None) -> float:
     """Trains, and saves the model, the metrics and the state. Returns the seconds of training."""
-    trainer.checks_output_dir = False  # done, before the text was prepared
+    trainer.checks_output_dir = False  # the folder was checked before the text was prepared
     metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
@@ -424,4 +424,4 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: di
             print(f"{name:<12}{output_dir / file}")
     if trained:
         flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
-        print(f"\nNext, fine-tune it on texts with labels:\n  {format_command('glue', flags)}")
+        print(f"\nNext, fine-tune the model on texts with labels:\n  {format_command('glue', flags)}")

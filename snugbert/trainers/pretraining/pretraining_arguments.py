@@ -42,7 +42,7 @@ PAIR_LABELS: dict[Objective, tuple[str, str]] = {
 }
 
 # Shares of the predicted tokens to replace with [MASK] and with a random token: Devlin et al. (2018), appendix A.1,
-# and ELECTRA's original release. The others stay unchanged.
+# and ELECTRA's original release. All other predicted tokens stay unchanged.
 BERT_MASKS, ELECTRA_MASKS = (0.8, 0.1), (0.85, 0.0)
 MASKINGS = ("tokens", "words", "spans")  # the values of `--masking`
 MASK_RATE = Range(0, 1, open_below=True)
@@ -109,7 +109,7 @@ class PretrainingArguments(DeviceArguments):
 
     @property
     def examples_seed(self) -> int:
-        """Seed of the examples and their order: `data_seed`, or `seed` if that is not set."""
+        """Seed of the examples and their order: `data_seed` if it is set, otherwise `seed`."""
         return self.seed if self.data_seed is None else self.data_seed
 
 
@@ -128,7 +128,7 @@ class PretrainingModelArguments(StudentArguments):
             if self.config_name is not None:
                 raise InputError(
                     "--config_name cannot be combined with --teacher_name_or_path. The student starts from trained "
-                    "weights: --num_student_layers or --model_name_or_path."
+                    "weights: pass --num_student_layers or --model_name_or_path."
                 )
             if (self.num_student_layers is None) == (self.model_name_or_path is None):
                 raise InputError(
@@ -170,7 +170,7 @@ class PretrainingDataArguments(PreparationArguments):
         default=WINDOW_BLOCKS,
         metadata={
             "advanced": True,
-            "help": "Blocks of 4.2 million tokens to shuffle together. Larger corpora are read window by window.",
+            "help": "Blocks (4.2 million tokens each) to shuffle together. Larger corpora are read window by window.",
         },
     )
     validation_file: list[str] = field(
@@ -274,10 +274,10 @@ def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
     """Returns what to mask, from `--masking` and its short form.
 
     Raises:
-        InputError: the name is unknown, or both are given and cannot be combined.
+        InputError: the name is unknown, or the two flags cannot be combined.
     """
     if whole_word_mask and masking not in (None, "words"):
-        raise InputError(f"--masking {masking} and --whole_word_mask cannot be combined. Remove one of the two flags.")
+        raise InputError(f"--masking {masking} and --whole_word_mask cannot be combined. Remove one of these flags.")
     chosen = masking or ("words" if whole_word_mask else "tokens")
     if chosen not in MASKINGS:
         raise InputError(explain_choice("--masking", chosen, MASKINGS))

@@ -1,4 +1,4 @@
-"""`--dry_run` of `snugbert pretrain`: the plan of a run, and its time from the first steps of each phase."""
+"""`--dry_run` of `snugbert pretrain`: prints the plan of a run, and times the first steps of each phase."""
 
 import tempfile
 import time
@@ -76,7 +76,7 @@ def run_dry_pretraining(
 
 
 def _time_evaluation(trainer: PretrainingTrainer) -> float:
-    """Returns the seconds of an evaluation, from a sample of the examples."""
+    """Returns the seconds of an evaluation, estimated from a sample of the examples."""
     dataset: Any = trainer.eval_dataset
     if dataset is None:
         return 0.0

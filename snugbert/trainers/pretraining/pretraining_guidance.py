@@ -1,6 +1,6 @@
 """What a run logs besides its metrics: the recipe that fits, what to expect, and how much of the text an epoch shows.
 
-It also warns once if the run stays near the frequency baseline.
+A run that stays near the frequency baseline also gets one warning.
 """
 
 import logging
@@ -18,8 +18,8 @@ from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
 logger = logging.getLogger(__name__)
 
 SMALL_RECIPE, GPU_RECIPE = "examples/pretrain_small_corpus.yaml", "examples/pretrain_small_corpus_1_gpu.yaml"
-# Settings of the small recipe as flags of `snugbert pretrain`, because the package has no examples. Settings of
-# evaluation, device and checkpoints are left out, and so are settings that equal a default.
+# Settings of the small recipe as flags of `snugbert pretrain`, because the package does not contain the recipe's file.
+# Settings of evaluation, device and checkpoints are left out, and so are settings that equal a default.
 SMALL_RECIPE_FLAGS = {
     "config_overrides": "hidden_dropout_prob=0,attention_probs_dropout_prob=0",
     "bigram_init": "true",
@@ -39,14 +39,15 @@ SUGGESTED_SIZE = "mini"  # the size of the recipe, which other commands suggest
 # more than 1.9.
 EXPECTED_GAIN, EXPECTED_AFTER = 1.5, 2_000_000
 LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that needs two tokens per word
-# Weights in the matrices of the layers of small, and of 12 layers of width 384. They do not depend on the vocabulary.
+# Number of weights in the matrices of all layers: of size `small`, and of 12 layers of width 384. Embeddings do not
+# count.
 LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
-# After training on 9.3 million English words, one seed each: "Ten million words" in docs/explanation.
+# Scores after training on 9.3 million English words, with one seed each. See "Ten million words" in docs/explanation.
 SCORES = {
     SMALL_RECIPE: "mini scored 60.7 % on BLiMP after 1.5 passes and 63.6 % after 8",
     GPU_RECIPE: "12 layers of width 384 scored 65.6 % on BLiMP after 8 passes",
 }
-SMALLEST_VOCABULARY = 1_000  # with few tokens, such as letters, the baseline itself is low
+SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
@@ -58,7 +59,7 @@ def find_recipe(config: PreTrainedConfig) -> str | None:
 
 
 def list_unmeasured(config: PreTrainedConfig, corpus_tokens: float = 0) -> list[str]:
-    """Lists in what a run differs from the measured runs: small models, words or pieces, not too much text."""
+    """Lists how a run differs from the measured runs: a larger model, a smaller vocabulary or a larger text."""
     reasons = []
     if find_recipe(config) is None:
         reasons.append("a model larger than 12 layers of width 384")
@@ -90,7 +91,7 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
             "text and many steps."
         )
     recipe = find_recipe(config)
-    assert recipe is not None  # or the size would be one of the reasons
+    assert recipe is not None  # otherwise, the size of the model would be one of the reasons
     expected = f"an MLM gain of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens"
     tokens = round(passes * corpus_tokens)
     shorter = "" if tokens >= EXPECTED_AFTER else f" This run has only {tokens:,}, so expect less."
@@ -104,7 +105,7 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
     """Warns once if a run is closer to the frequency baseline than expected.
 
     Args:
-        state: state of the run. The last line of its log is new.
+        state: state of the run, just after a line was appended to `log_history`.
         config: configuration of the model.
     """
     lines = [line for line in state.log_history if "mlm_gain" in line]

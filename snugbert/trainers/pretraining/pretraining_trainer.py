@@ -69,7 +69,7 @@ from snugbert.trainers.run_trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
-DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step; each batch carries them
+DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step. Each batch contains them
 
 _peak_flops = functools.cache(peak_flops)  # measured once per process
 
@@ -77,7 +77,7 @@ _peak_flops = functools.cache(peak_flops)  # measured once per process
 class PretrainingTrainer(RunTrainer):
     """Trainer for [`SnugBertForPreTraining`] and [`SnugBertForMaskedLM`].
 
-    `snugbert pretrain --objective electra` also uses it, with an internal model that contains generator and
+    `snugbert pretrain --objective electra` also uses this class, with an internal model that contains generator and
     discriminator.
 
     Like `Trainer`, it works on any map-style dataset of features. The data collator must return `labels`, and for
@@ -87,12 +87,12 @@ class PretrainingTrainer(RunTrainer):
 
     - All losses are exact for the same examples and masks: a batch of 32 equals 8 accumulated batches of 4, and one
       process equals two. A collator that masks at random may draw different masks if the batches are split
-      differently. Our collator on a [`PretrainingDataset`] draws the same.
+      differently. Our collator on a [`PretrainingDataset`] draws the same masks.
     - The examples of a step depend only on `data_seed` (or `seed`) and the step. So a run can resume at any step.
     - Every step has a full batch, which may cross the end of an epoch. `num_train_epochs` is rounded to whole steps.
     - Log lines report losses, accuracies and speed. `metrics.jsonl` in the output folder also contains tokens and
-      padding. `training.png` is drawn with every checkpoint and at the end, when the model card, `README.md`, is
-      written.
+      padding. `training.png` is drawn with every checkpoint and at the end. The model card, `README.md`, is written at
+      the end.
     - An output folder with another run is refused, unless `overwrite_output_dir` is set.
     - On SIGTERM and SIGINT (Ctrl-C), training writes a checkpoint and ends. A loss or gradient norm that is not finite
       is an error. See [`StopSignal`].
@@ -182,7 +182,7 @@ class PretrainingTrainer(RunTrainer):
         """
         if self.checks_output_dir and not resume_from_checkpoint:
             resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
-        self.checks_output_dir = False  # from now on, the run in it is this one
+        self.checks_output_dir = False  # from now on, the folder contains this run
         try:
             output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
@@ -206,8 +206,8 @@ class PretrainingTrainer(RunTrainer):
         """Draws `training.png`, writes the model card, and sends the plot to `report_to`.
 
         Args:
-            metrics: metrics on the validation text, without a prefix. Default: of the last evaluation. If the best
-                model was loaded, of the evaluation at its step.
+            metrics: metrics on the validation text, without a prefix. Default: the last evaluation. If the best model
+                was loaded: the evaluation at its step.
             baselines: metrics of trivial predictions.
         """
         if self.args.should_save:
@@ -216,7 +216,7 @@ class PretrainingTrainer(RunTrainer):
                 self._write_card(metrics, baselines)
             except InputError:
                 raise
-            except Exception as error:  # a model of another library; its training is done
+            except Exception as error:  # a model of another library, whose training is complete
                 logger.warning("the model card was not written (%s: %s)", type(error).__name__, error)
         self.reports.send([Path(self.args.output_dir or "") / TRAINING_PLOT])
 
@@ -227,7 +227,7 @@ class PretrainingTrainer(RunTrainer):
         write_run_card(self, metrics, baselines or {}, *self.command_arguments)
 
     def _last_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the last evaluation up to the model's step. Empty before the first."""
+        """Returns the metrics of the last evaluation up to the model's step. Empty before the first evaluation."""
         done = [line for line in self.state.log_history if line["step"] <= self.model_step]
         lines = [line for line in done if any(name.startswith("eval_") for name in line)]
         return {name.removeprefix("eval_"): value for name, value in lines[-1].items()} if lines else {}
@@ -384,7 +384,7 @@ class PretrainingTrainer(RunTrainer):
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
         """Returns the batches of this process, from the first step of this call, with their counts for the log.
 
-        accelerate must not split them.
+        accelerate must not split these batches.
         """
         if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
@@ -427,7 +427,7 @@ class PretrainingTrainer(RunTrainer):
             if "labels" not in batch:
                 raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
             self.training_log.add_batch(batch[COUNTS])
-        # The counts travel with the batch. The data loader pins its memory, so that the copy does not wait.
+        # The counts are part of the batch. The data loader pins its memory, so copying does not wait.
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
         # Integers, so that the sums are exact.
         in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
@@ -450,7 +450,7 @@ class PretrainingTrainer(RunTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
-        """The loss of the model, divided by the counts of the whole batch. Also updates the log."""
+        """Returns the loss of the model, divided by the counts of the whole batch. Also updates the log."""
         denominators: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
         denominators |= {name: inputs[name] for name in DENOMINATORS if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in DENOMINATORS}
@@ -468,7 +468,7 @@ class PretrainingTrainer(RunTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: Batch) -> int:
-        """Zero. Trainer's estimate omits attention and heads, so the log counts FLOPs itself."""
+        """Returns 0. Trainer's estimate omits attention and heads, so the log counts FLOPs itself."""
         return 0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

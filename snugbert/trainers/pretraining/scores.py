@@ -67,7 +67,7 @@ def get_mlm_logits(outputs: ModelOutput) -> torch.Tensor:
 
 
 def _score(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Loss, whether the prediction is correct, and whether there is a label. *Shape:* (labels, 3)"""
+    """Returns loss, whether the prediction is correct, and whether there is a label. *Shape:* (labels, 3)"""
     loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="none")
     return torch.stack([loss, (logits.argmax(-1) == labels).float(), (labels != IGNORE_INDEX).float()], dim=-1)
 
@@ -166,9 +166,9 @@ def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset
     """Adds `mlm_gain` to the metrics of an evaluation: how much lower its loss is than [`frequency_loss`].
 
     Args:
-        metrics: of an evaluation. Names begin with a prefix.
+        metrics: the metrics of an evaluation. Names begin with a prefix.
         train_counts: count of each token in the training text. None: unknown, and nothing is added.
-        dataset: the evaluation set. Only for a [`PretrainingDataset`], something is added.
+        dataset: the evaluation set. Unless it is a [`PretrainingDataset`], nothing is added.
     """
     if train_counts is None or (counts := count_dataset(dataset)) is None:
         return

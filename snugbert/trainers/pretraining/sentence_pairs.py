@@ -5,9 +5,9 @@
 - Sentence order (ALBERT: Lan et al., 2019, section 3.1): two consecutive spans, swapped in half of the pairs.
 - Full sentences (RoBERTa: Liu et al., 2019, section 4.2): no pairs. Sentences fill each example.
 
-Each recipe shows nearly every token in every epoch. `create_pretraining_data.py` of the original release drops what
-exceeds a pair, and shows the text of short documents many times. Its second segments also reveal the label. Here,
-random pairs exchange their second segments, so neither the text nor the lengths of segments reveal it.
+Each recipe shows nearly every token in every epoch. `create_pretraining_data.py` of the original release drops tokens
+that exceed a pair, and shows the text of short documents many times. Its second segments also reveal the label. Here,
+random pairs exchange their second segments, so neither the text nor the lengths of segments reveal the label.
 
 Over-long sentences are split first. The sentence splitter does not split inside quotation marks, so an unbalanced mark
 can make a "sentence" of thousands of tokens. Cuts depend only on token ids, so one prepared corpus serves every
@@ -92,8 +92,8 @@ def _rank_place(context: int, after: int) -> int:
     """Returns the rank of the place between two tokens.
 
     Args:
-        context: the kind of the token before the place. If that may close something, plus `NUM_KINDS` times the kind
-            of the token before it.
+        context: the kind of the token before the place. If this token may be a closing mark, plus `NUM_KINDS` times
+            the kind of the token before the mark.
         after: the kind of the token after the place.
     """
     mark, before = divmod(context, NUM_KINDS)
@@ -163,7 +163,9 @@ def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.nda
 
 PAIR_SPECIAL_TOKENS = 3  # [CLS] first [SEP] second [SEP]
 SHORTEST_TARGET = 2  # minimum tokens of a short pair, as in the original release
-SHORTEST_SEGMENT = 4  # tokens; the end of a sentence needs some context to be useful
+# A pair is split between sentences only if both segments have at least this many tokens (with `whole_sentences`, one).
+# A shorter end of a sentence lacks context.
+SHORTEST_SEGMENT = 4
 
 # An example in 21 bytes: block, offset in its tokens and length of the first span; the same of the second span, or 0;
 # and the label: 0 if the second span follows the first, 1 if it is random or precedes it. A block has fewer than 2^32
@@ -200,7 +202,7 @@ def cut_pairs(
 
     Sentences are gathered up to a target length, at least two, and split at a random sentence. A sentence that
     exceeds the maximum is cut between words, and its rest starts the next pair. The last pair of a document would be
-    short. It repeats sentences of the pair before it until it is full. Sentences longer than a pair are split first,
+    short, so it repeats sentences of the previous pair until it is full. Sentences longer than a pair are split first,
     see [`split_long_sentences`]. A document of one sentence is split between words, and a document of one token makes
     no pair.
 
@@ -214,8 +216,8 @@ def cut_pairs(
         max_seq_length: tokens of the longest pair, special tokens included.
         short_seq_prob: share of the pairs with a random shorter target, so that the model also sees short sequences.
         rng: the source of all random choices.
-        objective: `"nsp"`, or `"sop"`, which ends pairs with the last sentence that fits. If its pairs ended within
-            sentences but were split between two, the ends of swapped segments would reveal the label.
+        objective: `"nsp"`, or `"sop"`, which ends pairs with the last sentence that fits. If such pairs ended within
+            sentences but were split between sentences, the ends of swapped segments would reveal the label.
 
     Returns:
         Rows whose second segment follows the first, with label 0. *Shape:* (pairs,), [`EXAMPLE`]
@@ -269,12 +271,15 @@ class _Cutter:
         """Returns where the last pair begins, so that it is full: at a sentence if two sentences fit."""
         earliest = offsets[-1] - self.longest
         sentence = bisect_left(offsets, earliest)
-        if 0 < sentence == len(offsets) - 2:  # only one fits: add the end of the sentence before it
+        if 0 < sentence == len(offsets) - 2:  # only one sentence fits: add the end of the previous sentence
             return min(start, _find_place(self.ranks, range(earliest, offsets[-1] - 1)))
         return min(start, offsets[sentence])
 
     def _find_end(self, start: int, offsets: list[int], following: int, target: int) -> int:
-        """Returns the end of the sentence that reaches the target and completes two, or of what fits."""
+        """Returns the end of the pair: after the sentence that reaches `target` and completes two sentences.
+
+        If that does not fit, the pair ends earlier.
+        """
         last = len(offsets) - 1
         second = following + 1 if offsets[following - 1] == start else following + 2  # two whole sentences
         end = offsets[min(bisect_left(offsets, start + target, min(second, last)), last)]
@@ -286,7 +291,7 @@ class _Cutter:
         return _find_place(self.ranks, range(start + self.longest, start + self.longest // 2, -1))
 
     def _find_middle(self, start: int, end: int, offsets: list[int], following: int) -> int:
-        """Returns a random boundary between sentences, or if there is none, the best place in the middle half."""
+        """Returns a random boundary between sentences. If there is none, returns the best place in the middle half."""
         boundaries = offsets[following : bisect_left(offsets, end, following)]
         shortest = 1 if self.whole_sentences else SHORTEST_SEGMENT
         boundaries = [place for place in boundaries if shortest <= place - start <= end - start - shortest]
@@ -306,12 +311,13 @@ def _find_place(ranks: bytes, places: range) -> int:
 def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
     """Makes half of the pairs random: they exchange their second segments. Changes `table`.
 
-    Segments of similar length change places, never within a document. A segment that ends within a sentence is
+    Segments of similar length are exchanged, never within a document. A segment that ends within a sentence is
     shortened or extended to fill its new pair. So nearly every token is still shown once, and both labels have the
     same segments and the same lengths.
 
-    If one document has more than half of the random pairs, some of them copy the second segment of another document,
-    and their own is not shown in this epoch. If there is no other document, they stay as they are, with label 0.
+    If one document has more than half of the random pairs, some of these pairs copy the second segment of another
+    document, and their own second segments are not shown in this epoch. Without another document, such pairs stay
+    unchanged, with label 0.
 
     Args:
         table: from [`cut_pairs`]. `label` becomes 1 for random pairs.
@@ -368,7 +374,7 @@ def _is_in_sentence(block: Block, offsets: np.ndarray) -> np.ndarray:
 
 
 def _match_rows(lengths: np.ndarray, ends: _Ends, random_rows: list[int], rng: random.Random) -> np.ndarray:
-    """Returns the row that each row gets its second segment from: for a random pair, one of another document."""
+    """Returns the row that each row gets its second segment from: for a random pair, a row of another document."""
     sources = np.arange(len(lengths))
     document_of = ends.documents.tolist()
     order = (ends.ends_in_sentence.astype(np.int64) << 16 | lengths).tolist()

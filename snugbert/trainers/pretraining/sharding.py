@@ -32,7 +32,7 @@ from snugbert.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # in the first process; the others get nothing
+GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)  # only the first process gets the state
 
 
 class Sharding:
@@ -40,11 +40,11 @@ class Sharding:
 
     A run can resume under DDP, under FSDP2 or in one process. On a CPU, with the same kind and number of processes,
     the result is bit-identical. On a GPU, data, order, masks and dropout are the same, but some kernels add up in an
-    order that differs from run to run ("Resuming on a GPU" in the documentation). With another kind or number, the
-    result agrees within rounding, except for dropout: every process has its own random state.
+    order that differs from run to run ("Resuming on a GPU" in the documentation). With another kind or number of
+    processes, the result agrees within rounding, except for dropout: every process has its own random state.
 
     Args:
-        trainer: the trainer that has this object.
+        trainer: the trainer that uses this object.
     """
 
     def __init__(self, trainer: Any):
@@ -53,8 +53,8 @@ class Sharding:
     @property
     def is_active(self) -> bool:
         """Whether the trainer's model is sharded."""
-        # Any module, because ELECTRA's two models are saved one by one. The types of the parameters do not show it:
-        # parameters outside the layers stay whole after an evaluation.
+        # Any module, because ELECTRA's two models are saved one by one. The types of the parameters are no criterion,
+        # because parameters outside the layers stay whole after an evaluation.
         trainer = self.trainer
         return trainer.is_fsdp_enabled and any(isinstance(module, FSDPModule) for module in trainer.model.modules())
 
@@ -99,7 +99,7 @@ class Sharding:
     def gather_model(self) -> PreTrainedModel:
         """Returns the trainer's model with complete weights in the first process, without weights in others.
 
-        The class is the one that the model had before it was sharded. Every process must call this.
+        The result has the class of the model before sharding. Every process must call this.
         """
         sharded = self.trainer.model
         weights: Any = get_model_state_dict(sharded, options=GATHERED)
@@ -123,7 +123,8 @@ class Sharding:
     def save_optimizer(self, folder: str) -> None:
         """Writes the optimizer state by parameter name, and the schedule, into a checkpoint."""
         trainer = self.trainer
-        optimizer = trainer.optimizer.optimizer  # torch initializes it with a step. accelerate's wrapper would skip it
+        # torch initializes the optimizer's state with a step, which accelerate's wrapper would skip.
+        optimizer = trainer.optimizer.optimizer
         state = get_optimizer_state_dict(trainer.model, optimizer, options=GATHERED)
         if trainer.args.should_save:
             torch.save({"optimizer": type(optimizer).__name__, **state}, Path(folder) / "optimizer.pt")
@@ -154,7 +155,7 @@ def _list_stateless(state: dict[str, Any]) -> list[str]:
     """Returns the names of the parameters that have no state yet, because they never got a gradient.
 
     Args:
-        state: of an optimizer, by parameter name. Only the first process needs it.
+        state: the state of an optimizer, by parameter name. Only the first process needs the state.
     """
     names = [name for group in state.get("param_groups", []) for name in group["params"]]
     stateless = [[name for name in names if name not in state["state"]]]
@@ -164,7 +165,7 @@ def _list_stateless(state: dict[str, Any]) -> list[str]:
 
 @contextmanager
 def _without_gradient(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
-    """Makes torch neither expect nor make an optimizer state of some parameters in the block."""
+    """In the block, torch neither expects nor creates an optimizer state for the parameters `names`."""
     parameters = [each for each in map(model.get_parameter, names) if each.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)

@@ -9,8 +9,8 @@ Model FLOPs utilization (MFU: Chowdhery et al., 2022, "PaLM", appendix B) is
 
 Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation. The rate is not from a datasheet. It is
 measured on the same accelerator, in the precision of training, when the run starts. At 100 % the device would do
-nothing but large matrix products. Runs on a CPU report no MFU, because other programs use its cores, too: the rate at
-the start says little about the rest of the run.
+nothing but large matrix products. Runs on a CPU report no MFU. Other programs may use the CPU, too, so the rate at the
+start may not hold for the whole run.
 
 Shapes: N sequences of T tokens in total.
 """
@@ -61,7 +61,7 @@ def count_batch(
     generator: PreTrainedConfig | None = None,
     teacher: PreTrainedConfig | None = None,
 ) -> torch.Tensor:
-    """Counts what the log needs of a batch. Data workers call this function, so it takes no time of training.
+    """Counts what the log needs of a batch. Data workers call this function, so it does not slow down training.
 
     Args:
         batch: packed or padded, on the CPU, see [`count_sequence_tokens`].
@@ -88,7 +88,7 @@ class TrainingLog:
 
     Args:
         device: device of this process.
-        is_main_process: whether this process keeps the sums over all processes once they are collected.
+        is_main_process: whether this process keeps the sums of all processes after they are collected.
         reduce: adds up a tensor over all processes.
 
     Attributes:
@@ -128,7 +128,7 @@ class TrainingLog:
         self._steps += 1
 
     def count_pair_step(self) -> None:
-        """Counts that the step has sentence pairs. Other steps do not count in `nsp_loss`."""
+        """Counts a step with sentence pairs. Other steps do not count in `nsp_loss`."""
         self._pair_steps += 1
 
     def exclude_time(self, seconds: float) -> None:
@@ -141,7 +141,7 @@ class TrainingLog:
         self._data_sums += counts.numpy()
 
     def add_outputs(self, outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Adds the losses and correct predictions of a batch. The losses are its share of the losses of the step."""
+        """Adds the losses and correct predictions of a batch. Each loss is the batch's share of the step's loss."""
         with torch.no_grad():
             labels = inputs["labels"].flatten()
             is_labeled = labels != IGNORE_INDEX
@@ -179,8 +179,8 @@ class TrainingLog:
             `disc_accuracy` over all tokens, and `replaced`, the share of tokens that the generator replaced; with a
             teacher `soft_loss` and `cos_loss`, not yet multiplied by their weights; with a `frequency_loss`,
             `mlm_gain` = `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the
-            share of padding in padded batches, or the share that packing saves; with `peak_flops`, `mfu`, the share of
-            it that the model's FLOPs take.
+            share of padding in padded batches, or the share that packing saves; with `peak_flops`, `mfu`, the model's
+            FLOPs per second divided by `peak_flops`.
         """
         sums, seconds = self._collect(), self._elapsed_seconds()
         steps, pair_steps = self._steps, self._pair_steps
@@ -242,13 +242,13 @@ class TrainingLog:
         self._model_sums.copy_(self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS]))
         self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS], dtype=np.float64)
         self._steps = int(state["steps"])
-        self._pair_steps = int(state.get("pair_steps", self._steps))  # before `:mlm`, all steps had pairs or none
+        self._pair_steps = int(state.get("pair_steps", self._steps))  # before `:mlm`, all steps or none had pairs
         self._seconds = float(state["seconds"])
         self._window_start = None
         self._totals = {name: float(state["totals"].get(name, 0.0)) for name in self._totals}
 
     def _collect(self) -> dict[str, float]:
-        """Adds up the sums over all processes. Afterwards the main process holds them, and the others hold zeros."""
+        """Adds up the sums over all processes. Afterwards, the main process holds them. Other processes hold zeros."""
         sums = self._reduce(torch.cat([self._model_sums, self._model_sums.new_tensor(self._data_sums)]))
         kept = sums if self._is_main_process else torch.zeros_like(sums)
         model_sums, data_sums = kept.split([len(MODEL_SUMS), len(DATA_SUMS)])
@@ -383,7 +383,7 @@ def discriminator_flops(config: PreTrainedConfig, lengths: torch.Tensor) -> torc
     """FLOPs of a forward pass of ELECTRA's discriminator, whose head reads all tokens.
 
     Args:
-        config: its configuration.
+        config: configuration of the discriminator.
         lengths: number of tokens in each sequence. *Shape:* (N,)
 
     Returns:

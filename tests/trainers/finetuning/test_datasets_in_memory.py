@@ -65,7 +65,7 @@ def test_a_trainer_equals_the_command(trained, dev, workshop, tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "run/eval_predictions.jsonl").read_text().splitlines()]
     answers = predictor.predict(dev)
     assert [answer["predicted_label"] for answer in answers] == [row["predicted_label"] for row in rows]
-    with pytest.raises(InputError, match=r"^row 2: no text in column 'sentence'\.$"):
+    with pytest.raises(InputError, match=r"^row 2: no text in column 'sentence'\. Fix"):
         predictor.predict([{"sentence": "good"}, {"sentence": None}])
 
 

@@ -185,7 +185,7 @@ def test_an_interrupted_search_equals_an_uninterrupted_one(tmp_path, monkeypatch
     assert "nothing to do, the sweep is finished" in capsys.readouterr().out
     best = max((tmp_path / "b/runs").glob("*_seed-43")).name
     assert list_left(tmp_path / "b", **content | {"winner_seeds": 3}) == [best.replace("_seed-43", "_seed-44")]
-    with pytest.raises(InputError, match=r"--sweep: .* contains runs with 13 runs\. Use at least as many\."):
+    with pytest.raises(InputError, match=r"--sweep: runs cannot decrease\. .* used runs: 13\."):
         run_search(tmp_path / "b", **content | {"runs": 9})
     with pytest.raises(InputError, match=r"contains a run with different --sweep\."):
         run_search(tmp_path / "b", {**RATES, "batch_size": [12]}, **content)

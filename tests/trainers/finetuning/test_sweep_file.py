@@ -66,7 +66,7 @@ def test_flags_replace_single_values_only(tmp_path):
         ("--max_steps", "3", "num_train_epochs"),
         ("--per_device_train_batch_size", "32", "batch_size"),
     ):
-        with pytest.raises(InputError, match=rf"^--\w+: --sweep {file} sets {varied}\. Remove one of the two\.$"):
+        with pytest.raises(InputError, match=rf"^--\w+: --sweep {file} sets {varied}\. Remove --\w+ or --sweep\.$"):
             read_command("--sweep", str(file), flag, value)
     file.write_text("settings: {max_steps: 7}")
     args = read_command("--sweep", str(file), "--num_train_epochs", "1")
@@ -79,7 +79,7 @@ def test_flags_replace_single_values_only(tmp_path):
     [
         ("settings: {learning_rat: [1]}", "learning_rat cannot vary. Did you mean learning_rate"),
         ("settings: {max_seq_length: [64]}", "max_seq_length cannot vary. Set other flags on the command line"),
-        ("settings: {learning_rate: [1e-4], learning_rate: [1e-5]}", "learning_rate is given twice. Remove one"),
+        ("settings: {learning_rate: [1e-4], learning_rate: [1e-5]}", "learning_rate is given more than once. Keep"),
         ("settings: {learning_rate: [null, 1e-5]}", "learning_rate: null is not a value. Replace or remove it."),
         ("settings: {weight_decay: {low: , high: 1, step: 0.5}}", "weight_decay: null is not a value."),
         ("settings: {weight_decay: {low: 0, high: 1, step: .nan}}", "weight_decay: .* and step above 0"),
@@ -124,5 +124,5 @@ def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"unknown value 'papr'. Did you mean paper\? .* or pass a YAML file\."):
         arguments(tmp_path, sweep="papr")
     monkeypatch.setattr("snugbert.trainers.finetuning.sweep_file.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"prune needs another package. Run: pip install 'snugbert\[optuna\]'"):
+    with pytest.raises(InputError, match=r"prune needs Optuna. Run: pip install 'snugbert\[optuna\]'"):
         arguments(tmp_path, sweep=str(tmp_path / "search.yaml"))
