@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,13 @@ def read_state(checkpoint: str | Path) -> TrainerState:
     """
     file = Path(checkpoint) / TRAINER_STATE_NAME
     try:
-        return TrainerState(**read_json(file))
-    except TypeError as error:  # unknown names
+        state = TrainerState(**read_json(file))
+        for field in fields(TrainerState):
+            if isinstance(field.default, int | float) and not isinstance(getattr(state, field.name), int | float):
+                raise TypeError(field.name)
+    except TypeError as error:  # unknown names, or values that are not numbers
         raise InputError(f"{file} is damaged, or was not written by Trainer.") from error
+    return state
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:

@@ -131,3 +131,10 @@ def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, 
     make_trainer(tmp_path, **RUN | {"seed": 1}).train(resume_from_checkpoint=str(file.parent))
     warned = f"{file.parent} contains no settings. Cannot check whether settings changed." in caplog.text
     assert warned == (saved == {})
+
+
+@pytest.mark.parametrize("damage", [{"total_flos": {}}, {"global_step": "1"}, {"unknown": 1}])
+def test_a_damaged_state_is_refused(tmp_path, damage):
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 1} | damage))
+    with pytest.raises(InputError, match=r"trainer_state\.json is damaged, or was not written by Trainer"):
+        read_settings(str(tmp_path))
