@@ -331,7 +331,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError
 
-    from snugbert.errors import InputError, RunStopped
+    from snugbert.errors import InputError, RunStopped, join_lines
     from snugbert.staging import show_urls
 
     try:
@@ -346,7 +346,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
-        message = " ".join(str(error).split())  # Hub errors have several lines
+        message = join_lines(error)  # Hub errors have several lines
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             message = "a disk is full. Free some space, and run the same command again."
         return _fail(program, show_urls(message))

@@ -8,7 +8,7 @@ these weights, on the same text and in the same order:
 
 - `mlm`: masked tokens and next sentences, without the teacher
 - `distilled`: DistilBERT's losses in addition
-- `mlm-equal-flops`: `mlm` with more steps, so that its FLOPs equal those of `distilled`
+- `mlm-equal-flops`: `mlm` with more steps, so that it takes as many FLOPs as `distilled`
 
 The settings come from benchmarks/ladder/muon.yaml and were tuned without a teacher. Only the initial weights differ.
 Everything runs on the CPU, by default in float32.

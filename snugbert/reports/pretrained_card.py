@@ -103,7 +103,7 @@ def write_pretraining_card(
 
 
 def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> list[EvalResult]:
-    """Returns metrics on the validation text in the Hub's format. For ELECTRA, only those of the discriminator."""
+    """Returns metrics on the validation text in the Hub's format. For ELECTRA, returns the discriminator's metrics."""
     is_electra = "disc_accuracy" in metrics
     return [
         eval_result(
