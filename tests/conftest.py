@@ -13,6 +13,7 @@ import forked
 import pytest
 from bucket import Bucket, serve_folder, use_address
 from fault_proxy import FaultProxy, proxy_faults
+from matplotlib.figure import Figure
 
 # No test may contact the Hub or write to the user's cache. Set before transformers is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -23,6 +24,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[1]
+SAVEFIG = Figure.savefig
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
     "trainers/test_store_runs.py",
@@ -72,11 +74,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Excludes imported modules from garbage collection, which Trainer requests after every run (0.3 s each).
+    """Saves time in all tests, and in the processes that they fork.
 
-    Disables torch's compilation trace, which slows compilation and export down. torch writes it if its logger has a
-    handler, and pytest adds one to each logger that does not propagate.
+    - Imported modules are excluded from garbage collection, which Trainer requests after every run (0.3 s each).
+    - torch's compilation trace is disabled, which slows compilation and export down. torch writes it if its logger has
+      a handler, and pytest adds one to each logger that does not propagate.
+    - Plots are drawn but not rendered, which takes a second each. See [`pictures`].
     """
+    Figure.savefig = lambda figure, file, **options: Path(file).touch()
     trace = logging.getLogger("torch.__trace")
     trace.propagate = True
     trace.handlers.clear()
@@ -112,15 +117,9 @@ def _sigint() -> Iterator[None]:
 
 
 @pytest.fixture
-def pictures() -> None:
-    """Requested by tests that read the pixels of plots."""
-
-
-@pytest.fixture(autouse=True)
-def _rendering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws plots without rendering them, which takes a second each, unless the test requests `pictures`."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, file, **options: Path(file).touch())
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renders plots. Requested by tests that read their pixels."""
+    monkeypatch.setattr(Figure, "savefig", SAVEFIG)
 
 
 @pytest.fixture(scope="session")

@@ -101,14 +101,16 @@ def check_light_installation() -> None:
 
 
 def check_training() -> None:
-    """Runs text -> vocabulary -> pretraining -> fine-tuning -> stock BERT, for a few steps each."""
+    """Runs text -> vocabulary -> pretraining in two processes -> fine-tuning -> stock BERT, for a few steps each."""
     texts = [text for text in pydoc_data.topics.topics.values() if len(text) > 1000]
     Path("text.txt").write_text("\n\n".join(texts), encoding="utf-8")
     rows = [(line, name[0] < "i") for name, text in pydoc_data.topics.topics.items() for line in text.splitlines()[:4]]
     with open("labels.csv", "w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("sentence", "label"), *((text, int(label)) for text, label in rows if text)])
     run("vocabulary --train_file text.txt --vocab_size 2000 --output_dir tokenizer")
-    run(f"pretrain --tokenizer_name tokenizer --train_file text.txt --output_dir pretrained {SMALL}")
+    pretrain = f"pretrain --tokenizer_name tokenizer --train_file text.txt --output_dir pretrained {SMALL}"
+    printed = run(f"launch --multi_gpu --num_processes 2 -m snugbert {pretrain}", program="accelerate")
+    assert printed.count("4 steps of 64 examples") == 1, printed
     run(
         "glue --model_name_or_path pretrained --train_file labels.csv --validation_file labels.csv "
         f"--output_dir classifier {SMALL.replace('--config_name tiny', '')}"
@@ -118,12 +120,12 @@ def check_training() -> None:
     assert {"training.png", "README.md", "model.safetensors"} <= {path.name for path in Path("pretrained").iterdir()}
 
 
-def run(command: str, status: int = 0) -> str:
-    """Runs `snugbert`, checks its exit status, and returns its output."""
-    snugbert = Path(sys.executable).with_name("snugbert")
-    process = subprocess.run([snugbert, *command.split()], capture_output=True, text=True)
+def run(command: str, status: int = 0, program: str = "snugbert") -> str:
+    """Runs a program of this environment, checks its exit status, and returns its output."""
+    path = Path(sys.executable).with_name(program)
+    process = subprocess.run([path, *command.split()], capture_output=True, text=True)
     assert process.returncode == status, process.stdout + process.stderr
-    print(f"snugbert {command}", flush=True)
+    print(f"{program} {command}", flush=True)
     return process.stdout + process.stderr
 
 

@@ -98,14 +98,6 @@ def test_what_has_no_message_gets_a_sentence(error, status, message, monkeypatch
     assert capsys.readouterr().err.startswith(f"snugbert pretrain: error: {message}")
 
 
-@pytest.mark.slow
-def test_a_process_imports_the_models_after_the_arguments(tmp_path):
-    """The package is then complete: its functions run."""
-    command = [sys.executable, "-m", "snugbert_cli", "prepare", "--list", "--cache_dir", str(tmp_path)]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert process.stdout.startswith("prepared texts: 0")
-
-
 def test_a_flag_of_help_never_runs_a_command(tmp_path, monkeypatch, capsys):
     """It would run as if peft were not installed."""
     (tmp_path / "--help").write_text("list: true\n")

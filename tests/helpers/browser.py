@@ -109,7 +109,10 @@ class Visitor:
         )
         field = next(field for field in fields if field.is_displayed())
         field.send_keys(Keys.CONTROL, "a")
-        field.send_keys(text or Keys.DELETE)
+        if text:  # pasted, because the page handles each typed character
+            self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
+        else:
+            field.send_keys(Keys.DELETE)
 
     def slide(self, label: str, steps: int) -> None:
         self.all(f"input[aria-label='range slider for {label}']")[0].send_keys(Keys.ARROW_RIGHT * steps)

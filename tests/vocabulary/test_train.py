@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from textwrap import dedent
 
 import pyarrow
 import pyarrow.parquet
@@ -93,13 +94,17 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 
 @pytest.mark.slow
 def test_two_processes_write_identical_files(tmp_path: Path):
-    """The library alone fails this, because the order of a hash map breaks its ties (huggingface/tokenizers#1794)."""
+    """The library alone fails this, because the order of a hash map breaks its ties (huggingface/tokenizers#1794).
+
+    The new process has parsed the arguments before it imports the models. The package is then complete.
+    """
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(" ".join(many_ties().elements()), encoding="utf-8")
 
     def runs(folder: Path) -> list[list[str]]:
+        given = ["vocabulary", "--train_file", str(corpus)]
         return [
-            ["--train_file", str(corpus), "--vocab_size", size, *more, "--output_dir", str(folder / name)]
+            [*given, "--vocab_size", size, *more, "--output_dir", str(folder / name)]
             for kind, size in (("wordpiece", "150"), ("bpe", "150"), ("byte-bpe", "350"))
             for name, size, more in (
                 (kind, size, ["--model", kind]),
@@ -107,12 +112,17 @@ def test_two_processes_write_identical_files(tmp_path: Path):
             )
         ]
 
-    loop = "[run_command('vocabulary', arguments) for arguments in json.loads(sys.argv[1])]"
-    code = f"import json, sys; from snugbert_cli import run_command; {loop}"
+    code = """
+        import json, sys
+        from snugbert_cli import main
+        for sys.argv[1:] in json.loads(sys.argv[1]):
+            assert main() == 0
+    """
     environment = os.environ | {"PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
-    there = subprocess.Popen([sys.executable, "-c", code, json.dumps(runs(tmp_path / "there"))], env=environment)
+    command = [sys.executable, "-c", dedent(code), json.dumps(runs(tmp_path / "there"))]
+    there = subprocess.Popen(command, env=environment)
     for arguments in runs(tmp_path / "here"):
-        run_command("vocabulary", arguments)
+        assert snugbert_command(arguments) == 0
     assert there.wait(timeout=120) == 0
     files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
     assert {path.name for path in files} >= set(FILES)
