@@ -36,7 +36,6 @@ test-benchmarks: .venv/installed-dev  ## every script in benchmarks/ on little d
 	$(BIN)/$(PYTEST) -m long tests/repository/test_notebook.py tests/benchmarks
 
 test-stock: .venv/installed-dev  ## transformers' own tests of BERT, on stock BERT and on SnugBERT
-	$(BIN)/$(LOCKED) constraints.txt --group stock-suite
 	$(BIN)/python tests/stock_suite.py $(STOCK_SUITE)
 
 test-serve: .venv/installed-dev .venv-serve/installed  ## exported models in servers, in an environment of their own
@@ -100,7 +99,7 @@ endef
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/$(LOCKED) constraints.txt $(DEV) --group minicons --group reporters --group docs
+	$(BIN)/$(LOCKED) constraints.txt $(DEV) --group minicons --group reporters --group docs --group stock-suite
 	touch $@
 
 .venv-lowest/installed: pyproject.toml constraints.txt constraints-lowest.txt

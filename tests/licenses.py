@@ -1,8 +1,8 @@
-"""The licenses of all packages in constraints.txt: `python tests/licenses.py` writes the table DEPENDENCIES.md.
+"""The licenses of all packages in the lock files: `python tests/licenses.py` writes the table DEPENDENCIES.md.
 
 `make release-check` runs `python tests/licenses.py --check`, which compares the table with the installed packages.
-Rows of packages that are not installed, such as those for Windows, and of packages with unclear metadata are kept.
-Write new ones of these by hand, as the package's license file says.
+Rows of packages that are not installed, such as those for Windows or of `.venv-serve`, and of packages with unclear
+metadata are kept. Write new ones of these by hand, as the package's license file says.
 """
 
 import re
@@ -17,16 +17,17 @@ TABLE = ROOT / "DEPENDENCIES.md"
 HEAD = """# Dependencies
 
 SnugBERT is tested with these packages, and contains none of them. Most are needed only for an extra or for
-development. `constraints.txt` has their versions. The NVIDIA libraries come with PyPI's torch for Linux, and not with
-torch's CPU wheels.
+development. The lock files (`constraints*.txt`) have their versions. The NVIDIA libraries come with PyPI's torch for
+Linux, and not with torch's CPU wheels.
 
 | package | license |
 | --- | --- |
 """
 # An Apache-2.0 package may depend on packages with these. BSD is the old classifier, which does not name the clauses.
+# Only moocore has the LGPL, and only `.venv-serve` has moocore.
 ALLOWED = set(
-    "0BSD Apache-2.0 BSD BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC LLVM-exception "
-    "LicenseRef-NVIDIA-Proprietary LicenseRef-Public-Domain MIT MIT-0 MIT-CMU MPL-2.0 PSF-2.0 Zlib".split()
+    "0BSD Apache-2.0 BSD BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC LGPL-2.1-or-later "
+    "LLVM-exception LicenseRef-NVIDIA-Proprietary LicenseRef-Public-Domain MIT MIT-0 MIT-CMU MPL-2.0 PSF-2.0 Zlib".split()
 )
 CLASSIFIERS = {
     "Apache Software License": "Apache-2.0",
@@ -39,9 +40,9 @@ CLASSIFIERS = {
 
 
 def list_locked() -> set[str]:
-    """Returns the names of the packages in constraints.txt."""
-    lock = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    return set(re.findall(r"^([\w.-]+)==", lock, re.MULTILINE))
+    """Returns the names of the packages in the lock files."""
+    locks = "".join(file.read_text(encoding="utf-8") for file in ROOT.glob("constraints*.txt"))
+    return set(re.findall(r"^([\w.-]+)==", locks, re.MULTILINE))
 
 
 def read_table() -> dict[str, str]:
