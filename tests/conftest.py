@@ -118,7 +118,7 @@ def _sigint() -> Iterator[None]:
 
 @pytest.fixture
 def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renders plots. Requested by tests that read their pixels."""
+    """Renders plots in this process. Requested by tests that read their pixels."""
     monkeypatch.setattr(Figure, "savefig", SAVEFIG)
 
 

@@ -24,9 +24,8 @@ Linux, and not with torch's CPU wheels.
 | --- | --- |
 """
 # An Apache-2.0 package may depend on packages with these. BSD is the old classifier, which does not name the clauses.
-# Only moocore has the LGPL, and only `.venv-serve` has moocore.
 ALLOWED = set(
-    "0BSD Apache-2.0 BSD BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC LGPL-2.1-or-later LLVM-exception "
+    "0BSD Apache-2.0 BSD BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python ISC LLVM-exception "
     "LicenseRef-NVIDIA-Proprietary LicenseRef-Public-Domain MIT MIT-0 MIT-CMU MPL-2.0 PSF-2.0 Zlib".split()
 )
 CLASSIFIERS = {

@@ -123,7 +123,7 @@ def check_training() -> None:
 def run(command: str, status: int = 0, program: str = "snugbert") -> str:
     """Runs a program of this environment, checks its exit status, and returns its output."""
     path = Path(sys.executable).with_name(program)
-    process = subprocess.run([path, *command.split()], capture_output=True, text=True)
+    process = subprocess.run([path, *command.split()], capture_output=True, text=True, timeout=600)
     assert process.returncode == status, process.stdout + process.stderr
     print(f"{program} {command}", flush=True)
     return process.stdout + process.stderr

@@ -86,7 +86,7 @@ def make_batches(
     Args:
         texts: the texts.
         tokenizer: the model's tokenizer.
-        head: the model's head. Multiple choice gets the next two texts as choices.
+        head: the model's head. Multiple choice gets the next three texts as choices.
         names: the inputs to include.
         max_length: longer inputs are truncated to this many tokens.
         size: number of texts in a batch.
@@ -97,7 +97,7 @@ def make_batches(
 
     features: list[dict[str, list[Any]]] = []
     for index, text in enumerate(texts):
-        after = [texts[(index + step) % len(texts)] for step in (1, 2)]
+        after = [texts[(index + step) % len(texts)] for step in (1, 2, 3)]
         if head == "ForMultipleChoice":
             choices = [encode(text, choice) for choice in after]
             features.append({name: [choice[name] for choice in choices] for name in choices[0]})

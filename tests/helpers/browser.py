@@ -109,10 +109,10 @@ class Visitor:
         )
         field = next(field for field in fields if field.is_displayed())
         field.send_keys(Keys.CONTROL, "a")
-        if text:  # pasted, because the page handles each typed character
+        if text and "\n" not in text:  # at once, because the page handles each typed character
             self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
         else:
-            field.send_keys(Keys.DELETE)
+            field.send_keys(text or Keys.DELETE)
 
     def slide(self, label: str, steps: int) -> None:
         self.all(f"input[aria-label='range slider for {label}']")[0].send_keys(Keys.ARROW_RIGHT * steps)

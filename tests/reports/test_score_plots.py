@@ -16,6 +16,7 @@ from snugbert.reports.score_plots import (
     draw_entity_scores,
     draw_f1_by_answer_length,
     draw_learning_curve,
+    draw_reliability,
     draw_thresholds,
 )
 
@@ -23,16 +24,21 @@ pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
 
 
 @pytest.fixture
-def plot(tmp_path, monkeypatch):
-    """Returns a function that draws a plot and returns its figure. All text must be inside the figure and legible."""
-    figures = []
-    save = Figure.savefig
+def figures(monkeypatch) -> list[Figure]:
+    """The figures that are saved."""
+    figures, save = [], Figure.savefig
 
     def recorded(figure, *args, **kwargs):
         figures.append(figure)
         save(figure, *args, **kwargs)
 
     monkeypatch.setattr(Figure, "savefig", recorded)
+    return figures
+
+
+@pytest.fixture
+def plot(tmp_path, figures):
+    """Returns a function that draws a plot and returns its figure. All text must be inside the figure and legible."""
 
     def draw(function, *args):
         file = tmp_path / "plot.png"
@@ -209,6 +215,15 @@ def test_learning_curve(plot):
     assert words(error.get_legend().get_texts()) == ["validation, final model 2.5000", "baseline 3.0000"]
     for final in ({}, {"step": 30, "pearson": math.nan}):
         assert len(plot(draw_learning_curve, training + end, "pearson", 1, final, None).axes) == 1
+
+
+def test_reliability(tmp_path, figures):
+    before = np.array([0.5, 0.75]), np.array([0.25, 0.75]), np.array([10, 30])
+    after = np.array([0.25, 0.75]), np.array([0.25, 0.75]), np.array([10, 30])
+    draw_reliability({"before": before, "after": after}, tmp_path / "plot.png")
+    assert min(Image.open(tmp_path / "plot.png").size) > 500
+    errors = [f"{name}, expected calibration error {error}" for name, error in (("before", "6.2%"), ("after", "0.0%"))]
+    assert words(figures[0].legends[0].get_texts()) == ["perfectly calibrated", *errors]
 
 
 def test_no_plot_without_data(tmp_path):

@@ -115,7 +115,8 @@ def test_two_processes_write_identical_files(tmp_path: Path):
     code = """
         import json, sys
         from snugbert_cli import main
-        for sys.argv[1:] in json.loads(sys.argv[1]):
+        for arguments in json.loads(sys.argv[1]):
+            sys.argv[1:] = arguments
             assert main() == 0
     """
     environment = os.environ | {"PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "3"}
