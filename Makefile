@@ -12,7 +12,7 @@ DEV = 'snugbert$(EXTRAS)' --group dev
 # By file, because models that a file's fixtures train stay in one process.
 PYTEST = pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 # Every command and every required package, in less than half of the time.
-FAST = -m "not slow"
+FAST = -m "not slow and not long"
 
 .PHONY: demo test test-fast test-lowest test-newest test-benchmarks test-serve test-stock check docs notebook
 .PHONY: release-check lock clean
