@@ -77,9 +77,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Saves time in all tests, and in the processes that they fork.
 
     - Imported modules are excluded from garbage collection, which Trainer requests after every run (0.3 s each).
-    - torch's compilation trace is disabled, which slows compilation and export down. torch writes it if its logger has
-      a handler, and pytest adds one to each logger that does not propagate.
-    - Plots are drawn but not rendered, which takes a second each. See [`pictures`].
+    - torch's compilation trace, which slows compilation and export down, is disabled. torch writes the trace if its
+      logger has a handler, and pytest adds a handler to each logger that does not propagate.
+    - Plots are drawn but not rendered. Rendering takes a second per plot. See [`pictures`].
     """
     Figure.savefig = lambda figure, file, **options: Path(file).touch()
     trace = logging.getLogger("torch.__trace")

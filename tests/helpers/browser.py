@@ -109,7 +109,7 @@ class Visitor:
         )
         field = next(field for field in fields if field.is_displayed())
         field.send_keys(Keys.CONTROL, "a")
-        if text and "\n" not in text:  # at once, because the page handles each typed character
+        if text and "\n" not in text:  # all at once, because the page handles each typed character
             self.browser.execute_cdp_cmd("Input.insertText", {"text": text})
         else:
             field.send_keys(text or Keys.DELETE)

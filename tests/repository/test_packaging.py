@@ -58,7 +58,7 @@ def test_the_lock_allows_what_is_required():
 def test_every_dependency_has_a_license_that_allows_to_depend_on_it():
     table = read_table()
     assert table.keys() == list_locked(), f"Run python tests/licenses.py, and complete {TABLE.name} by hand."
-    # Only the environment of the servers has it.
+    # Only the environment of the servers has moocore.
     assert find_refused(table) == {"moocore": "LGPL-2.1-or-later"}
 
 

@@ -96,7 +96,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 def test_two_processes_write_identical_files(tmp_path: Path):
     """The library alone fails this, because the order of a hash map breaks its ties (huggingface/tokenizers#1794).
 
-    The new process has parsed the arguments before it imports the models. The package is then complete.
+    The new process parses the arguments before it imports the models. Afterwards, the package must be complete.
     """
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(" ".join(many_ties().elements()), encoding="utf-8")
