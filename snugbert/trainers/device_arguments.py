@@ -40,7 +40,7 @@ class DeviceArguments(TrainingArguments):
     `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts.
 
     Raises:
-        InputError: a reporter in `report_to` is unknown or not installed.
+        InputError: a reporter in `report_to` is unknown or not installed, or `fsdp` is set.
     """
 
     # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
@@ -100,6 +100,11 @@ class DeviceArguments(TrainingArguments):
         reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
         for mistake in filter(None, map(explain_reporter, reporters)):
             raise InputError(mistake)
+        if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
+            raise InputError(
+                "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB and activations."
+            )
+        self.fsdp = None
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
             launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
             self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"

@@ -364,15 +364,9 @@ class RunTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
-        with self._writing_model(output_dir):
-            super().save_model(output_dir, _internal_call)
-
-    @contextmanager
-    def _writing_model(self, output_dir: str | None) -> Iterator[None]:
-        """Corrects permissions of the model files that the block writes, and removes `training_args.bin`."""
         folder = Path(output_dir or self.args.output_dir or "")
         with nullcontext() if self.checkpoints.is_writing else writing(folder, RESUME):
-            yield
+            super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             # This file is a pickle of all arguments, which contain local paths.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
@@ -414,11 +408,10 @@ class RunTrainer(Trainer):
         # After a signal, the model keeps its weights. Trainer has no hook for this.
         if self.interrupted:
             return
-        # Machines may not share a disk, so one process reads the weights and sends them. Under FSDP2, `load_weights`
-        # sends them.
-        if self.args.process_index == 0 or self.is_fsdp_enabled:
+        # Machines may not share a disk, so one process reads the weights and sends them.
+        if self.args.process_index == 0:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-        if self.args.world_size > 1 and not self.is_fsdp_enabled:
+        if self.args.world_size > 1:
             wait_for_all()
             for tensor in self.model.state_dict().values():
                 dist.broadcast(tensor, 0)
@@ -427,14 +420,10 @@ class RunTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         # Checks what was loaded, and changes the schedule. Trainer has no later hook before the first step.
         with resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
-            self.load_optimizer(checkpoint)
+            super()._load_optimizer_and_scheduler(checkpoint)
             check_optimizer(self.optimizer)
             if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
                 self.run_settings.report_change(change)
-
-    def load_optimizer(self, checkpoint: str | None) -> None:
-        """Loads the optimizer and the schedule of a checkpoint with Trainer's method."""
-        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # Called within the first step, where Trainer has no hook. A postponed evaluation has changed the random state.

@@ -125,7 +125,7 @@ def test_the_model_of_model_init_compiles(tmp_path):
 
 @pytest.mark.slow
 def test_a_compiled_run_with_checkpointing_equals_an_eager_run(tmp_path):
-    """With reentrant checkpointing. The other kind is below, under FSDP2."""
+    """With reentrant checkpointing. The other kind is below, under DDP."""
     graphs, options = {}, {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}
     for name, compiled in (("eager", {}), ("compiled", COMPILED)):
         graphs[name] = train(tmp_path / name, evaluates=False, **options, **compiled)
@@ -163,9 +163,9 @@ def test_a_compiled_student_equals_an_eager_one(tmp_path):
 
 @pytest.mark.slow
 def test_two_compiled_processes_equal_one_eager_process(tmp_path):
-    """Under DDP, and under FSDP2 with checkpointing. All parts that a GPU compiles."""
+    """With and without checkpointing. All parts that a GPU compiles."""
     train(tmp_path / "one", evaluates=False)
-    runs = {"ddp": TRACED, "fsdp": TRACED | {CHECKPOINTING: True, "fsdp": True}}
+    runs = {"ddp": TRACED, "checkpointing": TRACED | {CHECKPOINTING: True}}
     process = forked.run(
         train_all_on_gpus,
         {str(tmp_path / name): SMALL_BATCHES | options for name, options in runs.items()},

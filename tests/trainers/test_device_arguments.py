@@ -115,6 +115,14 @@ def test_data_workers_and_copies_on_a_gpu(arguments_class, cores, processes, giv
     ).accelerator_config.non_blocking
 
 
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_fsdp_is_refused(arguments_class, tmp_path):
+    for fsdp in (True, "true", "full_shard"):
+        with pytest.raises(InputError, match="Remove the flag: under DDP"):
+            arguments_class(str(tmp_path), fsdp=fsdp, use_cpu=True)
+    assert arguments_class(str(tmp_path), fsdp="false", use_cpu=True).fsdp is None
+
+
 def test_the_log_names_the_precision_and_how_to_change_it(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     for flags, name in (({}, "float32"), ({"bf16": True}, "bfloat16")):

@@ -239,7 +239,7 @@ def initialize_from_bigrams(
 
 
 def share_weights(model: torch.nn.Module, device: torch.device) -> None:
-    """Sends the weights of the first process to all, before sharding. Other machines may have rounded differently."""
+    """Sends the weights of the first process to all. Other machines may have rounded differently."""
     wait_for_all()  # computing the weights takes long
     for weights in model.parameters():
         weights.data.copy_(broadcast(weights.data.to(device)))

@@ -82,7 +82,7 @@ def find_corpus(dataset: Any) -> Corpus | None:
 
 
 def _find_head(model: Any) -> str:
-    """Returns the key of the model's head in `HEADS`. FSDP2 and compilation prefix the name of the class."""
+    """Returns the key of the model's head in `HEADS`. Compilation prefixes the name of the class."""
     if isinstance(model, ElectraPair):
         return "ForReplacedTokenDetection"
     return "ForMaskedLM" if type(model).__name__.endswith("ForMaskedLM") else "ForPreTraining"

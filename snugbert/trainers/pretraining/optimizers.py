@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import TrainingArguments
 
 from snugbert.errors import InputError
@@ -57,7 +56,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Performs a step of both optimizers."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        # Loading a checkpoint and FSDP2 replace the groups and the state of this optimizer. Pass them on every time.
+        # Loading a checkpoint replaces the groups and the state of this optimizer. Pass them on every time.
         self.muon.param_groups = [group for group in self.param_groups if "momentum" in group]
         self.adamw.param_groups = [group for group in self.param_groups if "betas" in group]
         for part in (self.muon, self.adamw):
@@ -110,11 +109,7 @@ class BatchedMuon(torch.optim.Muon):
         if group["nesterov"]:
             updates = torch.stack(gradients).lerp_(updates, group["momentum"])
         whole = updates.to(self.dtype)
-        if isinstance(whole, DTensor):  # FSDP2 shards the rows
-            whole = whole.full_tensor()
         whole = orthogonalize(whole, group["ns_coefficients"], group["ns_steps"], group["eps"]).to(updates.dtype)
-        if isinstance(updates, DTensor):  # each process has computed all rows, and keeps its own
-            whole = distribute_tensor(whole, updates.device_mesh, updates.placements, src_data_rank=None)
         rows, columns = parameters[0].shape
         if group["adjust_lr_fn"] == "match_rms_adamw":
             scale = 0.2 * math.sqrt(max(rows, columns))  # Liu et al. (2025), section 2.2
@@ -158,7 +153,7 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
         decayed: names of the parameters with weight decay: all except biases and LayerNorm.
 
     Raises:
-        InputError: the library for LAMB is missing, LAMB is combined with FSDP, or an option is invalid.
+        InputError: the library for LAMB is missing, or an option is invalid.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     common = {
@@ -171,7 +166,7 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
         options = _options(args.optim_args)
         if args.optim == "muon":
             return _muon(named, set(decayed), common | {"bf16": args.bf16}, options)
-        return _lamb(named, set(decayed), common, options, sharded=bool(args.fsdp))
+        return _lamb(named, set(decayed), common, options)
     except (TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -196,15 +191,9 @@ def _muon(
 
 
 def _lamb(
-    named: dict[str, nn.Parameter],
-    decayed: set[str],
-    common: dict[str, Any],
-    options: dict[str, Any],
-    sharded: bool,
+    named: dict[str, nn.Parameter], decayed: set[str], common: dict[str, Any], options: dict[str, Any]
 ) -> torch.optim.Optimizer:
     """LAMB with its authors' settings for BERT (You et al., 2019; `lamb_optimizer.py` in google-research/albert)."""
-    if sharded:  # its in-place operations on norms do not work on torch's sharded tensors
-        raise InputError("--optim lamb does not support --fsdp. Remove --fsdp. BERT-large fits on one GPU.")
     try:
         from pytorch_optimizer import Lamb
     except ImportError as error:

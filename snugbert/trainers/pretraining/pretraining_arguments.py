@@ -96,8 +96,6 @@ class PretrainingArguments(DeviceArguments):
         for name in ("label_smoothing_factor", "auto_find_batch_size", "deepspeed"):
             if getattr(self, name):
                 raise InputError(f"--{name} is not supported in pretraining. Remove the flag.")
-        if str(self.fsdp).lower() in ("true", "false"):  # words in a YAML file; `--fsdp` alone is True
-            self.fsdp = str(self.fsdp).lower() == "true"  # type: ignore[assignment]
         if self.disable_tqdm is None:
             self.disable_tqdm = not is_terminal()
         optim = self.optim

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,6 @@ from snugbert.trainers.pretraining.scores import (
     frequency_loss,
     sum_per_sequence,
 )
-from snugbert.trainers.pretraining.sharding import Sharding
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
 from snugbert.trainers.processes import use_one_gpu
 from snugbert.trainers.run_trainer import RunTrainer
@@ -146,9 +145,8 @@ class PretrainingTrainer(RunTrainer):
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
         self.phases = list(phases)
-        # The teacher is not a submodule, so DDP, FSDP, torch.compile, the optimizer and checkpoints ignore it.
+        # The teacher is not a submodule, so DDP, torch.compile, the optimizer and checkpoints ignore it.
         self.teacher = teacher
-        self.sharding = Sharding(self)
         args = as_one_epoch(args, self.phases)
         lacks_pairs = any(phase.objective == "mlm" for phase in self.phases)
         if lacks_pairs and isinstance(kwargs.get("model"), SnugBertForPreTraining):
@@ -270,29 +268,17 @@ class PretrainingTrainer(RunTrainer):
         self._first_step = state.global_step
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Extends Trainer's method: the generator of an [`ElectraPair`] is saved in a subfolder of the discriminator.
-
-        Saves complete weights, even under FSDP2.
-        """
+        """Extends Trainer's method: saves the generator of an [`ElectraPair`] in a subfolder of the discriminator."""
         for part, model in self._list_models():
             folder = str(Path(output_dir or self.args.output_dir or "") / part)
             with self._as_model(model):
-                if not self.sharding.is_active:
-                    super().save_model(folder, _internal_call or bool(part))
-                    continue
-                with self._writing_model(folder), self._as_model(self.sharding.gather_model()):
-                    if self.args.should_save:
-                        self._save(folder)
+                super().save_model(folder, _internal_call or bool(part))
 
     def load_weights(self, checkpoint: str) -> None:
         """Loads the weights of each model that `save_model` writes."""
         for part, model in self._list_models():
-            folder = str(Path(checkpoint) / part)
             with self._as_model(model):
-                if self.sharding.is_active:
-                    self.sharding.load_weights(folder)
-                else:
-                    super().load_weights(folder)
+                super().load_weights(str(Path(checkpoint) / part))
 
     def _list_models(self) -> list[tuple[str, Any]]:
         """Returns the models that are saved one by one, with their folders in the output folder."""
@@ -316,31 +302,6 @@ class PretrainingTrainer(RunTrainer):
         record = self.training_log.state_dict() | {"data_settings": self.data_settings}
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
         self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        # FSDP2 groups parameters while it wraps the model. Trainer has no hook around the wrapping.
-        with self.sharding.grouping():
-            return super()._prepare_for_training(*args, **kwargs)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # Trainer's format depends on the number of processes, and Trainer has no hook to replace the format.
-        self.sharding.save_optimizer(output_dir)
-
-    def load_optimizer(self, checkpoint: str | None) -> None:
-        """Loads the optimizer from a format that is the same for all numbers of processes."""
-        if checkpoint is not None:
-            self.sharding.load_optimizer(checkpoint)
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Extends the base class: `--fsdp` also works on CPUs."""
-        super().create_accelerator_and_postprocess()
-        self.sharding.enable_on_cpus()
-
-    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
-        """Autocast around the model under FSDP2. Otherwise, accelerate has added it to the model's `forward`."""
-        if self.sharding.is_active:
-            return self.accelerator.autocast()
-        return super().autocast_smart_context_manager(cache_enabled)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: also creates LAMB and Muon."""

@@ -269,10 +269,10 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim,
         torch.load(tmp_path / folder / "checkpoint-12/optimizer.pt", weights_only=True)
         for folder in ("straight", "resumed")
     ]
-    assert states[0]["state"].keys() == dict(straight.model.named_parameters()).keys()
-    for name, state in states[0]["state"].items():
+    assert len(states[0]["state"]) == len([*straight.model.parameters()])
+    for number, state in states[0]["state"].items():
         for key, value in state.items():
-            assert torch.equal(states[1]["state"][name][key], value), (name, key)
+            assert torch.equal(states[1]["state"][number][key], value), (number, key)
 
 
 @pytest.mark.parametrize("optim", ["lamb", "muon"])
@@ -288,10 +288,6 @@ def test_invalid_optimizers_are_errors(tmp_path, monkeypatch):
         PretrainingArguments(str(tmp_path), optim="nonsense", use_cpu=True)
     with pytest.raises(InputError, match=r"momentu=0.9: .*unexpected keyword argument"):
         make_trainer(tmp_path, max_steps=1, optim="muon", optim_args="momentu=0.9").create_optimizer()
-    trainer = make_trainer(tmp_path, max_steps=1, optim="lamb")
-    trainer.args.fsdp = True
-    with pytest.raises(InputError, match="Remove --fsdp"):
-        trainer.create_optimizer()
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(InputError, match=r"pip install 'snugbert\[lamb\]'"):
         make_trainer(tmp_path, max_steps=1, optim="lamb").create_optimizer()
