@@ -261,5 +261,5 @@ def _read_fields(module: str, name: str) -> dict[str, bool]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             annotation, is_positional = ast.unparse(node.annotation), "'positional': True" in ast.unparse(node)
             if "ClassVar" not in annotation and not node.target.id.startswith("_") and not is_positional:
-                flags[f"--{node.target.id}"] = annotation.startswith(("list", "Names"))
+                flags[f"--{node.target.id}"] = annotation.startswith("list")
     return flags

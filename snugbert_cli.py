@@ -84,7 +84,6 @@ COMMANDS = {
             "checkpoints.model_arguments.TokenizerArguments",
             "data.data_arguments.PreparationArguments",
             "data.data_arguments.OutputArguments",
-            "data.data_arguments.CacheArguments",
         ),
         function="trainers.pretraining.prepare.run_preparation",
         opens=("train_file", "output_dir"),

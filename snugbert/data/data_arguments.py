@@ -14,7 +14,6 @@ from snugbert.ranges import check_ranges
 OnBadText = Literal["error", "skip", "replace"]
 Deduplication = Literal["documents", "lines"]
 CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
-Names = list[str]  # `list` is a field of CacheArguments
 
 
 @dataclass(kw_only=True)
@@ -125,14 +124,3 @@ def parse_shard(shard: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InputError(f"--shard {shard!r} must be i/n with i from 1 to n, such as 1/4.")
     return int(match[1]), int(match[2])
-
-
-@dataclass(kw_only=True)
-class CacheArguments:
-    """Arguments that list or clean the cache of prepared text."""
-
-    clean: Names = field(
-        default_factory=list,
-        metadata={"help": "Remove prepared text from the cache, then stop: names from --list, or all."},
-    )
-    list: bool = field(default=False, metadata={"help": "List the prepared text in the cache, then stop."})

@@ -10,7 +10,7 @@ import yaml
 
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import parse_arguments
-from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
+from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert_cli import COMMANDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,8 +49,8 @@ def test_each_shard_is_started_once(tmp_path, jobs):
     for command, variables in (jobs[0], jobs[6], jobs[-1]):
         name, *arguments = read_command(tmp_path, command, variables)
         assert name == "prepare"
-        types = (TokenizerArguments, PreparationArguments, OutputArguments, CacheArguments)
-        _, text, output, _ = parse_arguments(types, arguments, "snugbert prepare", "", opens=COMMANDS["prepare"].opens)
+        types = (TokenizerArguments, PreparationArguments, OutputArguments)
+        _, text, output = parse_arguments(types, arguments, "snugbert prepare", "", opens=COMMANDS["prepare"].opens)
         assert text.train_file == ["s3://bucket/text/*.txt.gz"] and text.preprocessing_num_workers == 16
         assert output.output_dir == "s3://bucket/prepared"
         shards.append((output.shard_number, output.num_shards))

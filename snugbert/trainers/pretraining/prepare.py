@@ -9,11 +9,6 @@ on machines that do not train:
 Text and corpus may be in a bucket, such as s3://bucket/prepared. This command verifies all parts:
 
     snugbert prepare --check --output_dir prepared --shard 1/4
-
-These commands list and clean the cache:
-
-    snugbert prepare --list
-    snugbert prepare --clean all
 """
 
 import sys
@@ -23,11 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.checkpoints.loading import check_ids, load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import changed_flags, format_command
-from snugbert.data.cache import cache_folder, clean_cache, list_cache
 from snugbert.data.corpus import open_corpus
 from snugbert.data.corpus_check import check_parts
 from snugbert.data.corpus_folder import CorpusFolder
-from snugbert.data.data_arguments import CacheArguments, OutputArguments, PreparationArguments
+from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
 from snugbert.data.preparation import find_missing_parts, plan_parts, prepare_parts
 from snugbert.errors import InputError
@@ -35,27 +29,13 @@ from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
 
 def run_preparation(
-    tokenizer_args: TokenizerArguments,
-    text_args: PreparationArguments,
-    output_args: OutputArguments,
-    cache_args: CacheArguments,
+    tokenizer_args: TokenizerArguments, text_args: PreparationArguments, output_args: OutputArguments
 ) -> None:
-    """Tokenizes a shard of the text, verifies a corpus, or lists or cleans the cache.
+    """Tokenizes a shard of the text, or verifies a corpus.
 
     Raises:
-        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`], [`check_parts`] and
-            [`clean_cache`].
+        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`check_parts`].
     """
-    if cache_args.clean or cache_args.list:
-        if text_args.train_file or text_args.dataset_name or output_args.output_dir:
-            raise InputError(
-                "--clean and --list only manage the cache. Remove --train_file, --dataset_name and --output_dir."
-            )
-        if cache_args.clean:
-            clean_cache(cache_folder(tokenizer_args.cache_dir), cache_args.clean)
-        if cache_args.list:
-            list_cache(cache_folder(tokenizer_args.cache_dir))
-        return
     if output_args.output_dir is None:
         raise InputError("--output_dir is missing. Pass a folder for the prepared corpus.")
     output = CorpusFolder(output_args.output_dir)

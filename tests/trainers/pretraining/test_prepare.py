@@ -76,15 +76,6 @@ def test_wrong_arguments_are_a_clear_error(tmp_path, tokenizer, monkeypatch, cap
     assert not list(Path(".").glob("out/part-*.arrow"))
 
 
-def test_listing_and_cleaning_take_no_text(tmp_path, capsys):
-    text = str(tmp_path / "text.txt")
-    Path(text).touch()
-    assert snugbert_command(["prepare", "--tokenizer_name", "tok", "--train_file", text]) == 2
-    assert "--output_dir" in capsys.readouterr().err
-    assert snugbert_command(["prepare", "--train_file", text, "--clean", "all"]) == 2
-    assert "--clean and --list only manage the cache" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "content"), [("empty.txt", b""), ("blank.txt", b"\n \n\x01\n"), ("null.jsonl", b'{"text": null}\n')]
 )
