@@ -31,7 +31,9 @@ SIZE = "--config_name tiny --config_overrides hidden_dropout_prob=0,attention_pr
 RECIPE = Path(__file__).with_name("pretrain_small_corpus.yaml")
 # Half a million tokens is little text, even for the recipe. So there are many steps, each of 32 short pairs.
 PRETRAINING = "--max_steps 3500 --per_device_train_batch_size 32 --max_seq_length 64 --phases 64:100%"
-FINE_TUNING = "--num_train_epochs 16 --per_device_train_batch_size 16 --learning_rate 1e-3 --max_seq_length 64"
+FINE_TUNING = "--per_device_train_batch_size 16 --learning_rate 1e-3 --max_seq_length 64"
+# Of the numbers tried, these have the best validation accuracy. Random weights have learned little after 5 epochs.
+EPOCHS, EPOCHS_FROM_SCRATCH = 5, 16
 
 
 def main(folder: Path) -> None:
@@ -56,14 +58,14 @@ def main(folder: Path) -> None:
     task = f"--train_file {folder}/task/train.csv --validation_file {folder}/task/validation.csv"
     headline("Fine-tuning: which package is this docstring from?")
     snugbert(
-        f"glue --model_name_or_path {folder}/pretrained {task} {FINE_TUNING} --save_strategy no "
-        f"--output_dir {folder}/classifier"
+        f"glue --model_name_or_path {folder}/pretrained {task} {FINE_TUNING} --num_train_epochs {EPOCHS} "
+        f"--save_strategy no --output_dir {folder}/classifier"
     )
 
     headline("The same task without pretraining")
     snugbert(
-        f"glue --tokenizer_name {folder}/tokenizer {SIZE} {task} {FINE_TUNING} --save_strategy no "
-        f"--output_dir {folder}/classifier-from-scratch"
+        f"glue --tokenizer_name {folder}/tokenizer {SIZE} {task} {FINE_TUNING} "
+        f"--num_train_epochs {EPOCHS_FROM_SCRATCH} --save_strategy no --output_dir {folder}/classifier-from-scratch"
     )
 
     headline("The models with transformers' Auto classes")

@@ -13,6 +13,7 @@ Item = TypeVar("Item")
 # Seconds between two lines of a log file. After the shortest pause, another line is written if another 10 % is done.
 # After the longest pause, it is written in any case.
 SHORTEST_PAUSE, LONGEST_PAUSE = 60, 600
+FEWEST_TIMED = 10  # steps, rows or bytes, before the remaining time is estimated
 ITEMS_AT_ONCE = 1000  # items that [`Progress.follow`] counts at once
 
 
@@ -76,9 +77,9 @@ class Progress:
         counts = [f"{number:,} {noun}" for noun, number in self.counts.items()]
         if not self._total:
             return f"{self._name}: {', '.join(counts) or self._format(self.done)}"
-        left = estimate_seconds_left(self._start, self._done_before, self.done, self._total)
+        left = describe_time_left(self._start, self._done_before, self.done, self._total)
         share = f"{self._percentage} % of {self._format(self._total)}"
-        return f"{self._name}: {', '.join([share, *counts, format_duration(left)])} left"
+        return f"{self._name}: {', '.join([share, *counts])}{left}"
 
     def _format(self, amount: int) -> str:
         return format_bytes(amount) if self._unit == "bytes" else f"{amount:,} {self._unit}"
@@ -109,8 +110,8 @@ def print_line(line: str) -> None:
     sys.stderr.flush()
 
 
-def estimate_seconds_left(start: float, done_before: int, done: int, total: int) -> float:
-    """Returns the seconds until all work is done.
+def describe_time_left(start: float, done_before: int, done: int, total: int) -> str:
+    """Returns the time until all work is done, such as ", 45 s left". Empty before [`FEWEST_TIMED`] of it is done.
 
     Args:
         start: when this work started, from `time.monotonic`.
@@ -118,7 +119,10 @@ def estimate_seconds_left(start: float, done_before: int, done: int, total: int)
         done: how much is done now.
         total: the whole work.
     """
-    return (time.monotonic() - start) * (total - done) / max(done - done_before, 1)
+    timed = done - done_before
+    if timed < FEWEST_TIMED:
+        return ""
+    return f", {format_duration((time.monotonic() - start) * (total - done) / timed)} left"
 
 
 def format_duration(seconds: float) -> str:

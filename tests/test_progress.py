@@ -41,6 +41,12 @@ def test_earlier_work_counts_for_the_percentage_but_not_for_the_speed(clock, cap
     clock[0] = 100
     shown.move_to(800)
     assert capsys.readouterr().err == "predicting: 80 % of 1,000 rows, 3 min 20 s left\n"
+    few = Progress("predicting", 20, "rows", done=5)
+    for done in (14, 15):  # no estimate before 10 rows
+        clock[0] += 700
+        few.move_to(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["predicting: 70 % of 20 rows", "predicting: 75 % of 20 rows, 11 min 40 s left"]
 
 
 def test_work_of_unknown_size_is_counted(clock, capsys):

@@ -13,6 +13,7 @@ The index of a part stores the offsets of its blocks, see `corpus_index.py`. So 
 is read and verified when it is first used.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,6 +40,10 @@ from snugbert.files import hash_json
 from snugbert.remote_files import join, list_files
 from snugbert.remote_requests import ask_together, hide_credentials, is_url
 from snugbert.staging import work_folder
+
+logger = logging.getLogger(__name__)
+
+MANY_UNKNOWN = 0.05  # from this share of [UNK] on, a warning says what to do
 
 
 @dataclass(eq=False, repr=False)
@@ -104,6 +109,23 @@ class Corpus:
 
 def _find_language(settings: dict[str, Any]) -> str | None:
     return settings.get("language") or settings.get("lines_language")
+
+
+def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Warns if many tokens of a corpus are [UNK]. The message begins with `name`.
+
+    Raises:
+        InputError: all tokens are special tokens, so no token can be masked.
+    """
+    counts, unknown = corpus.counts.token_ids, tokenizer.unk_token
+    special = {index: counts[index] for index in tokenizer.all_special_ids if index < len(counts)}
+    remedy = "Use another tokenizer, or train one on this text with `snugbert vocabulary`."
+    if sum(special.values()) == counts.sum():
+        raise InputError(f"{name}: every token is {unknown}, so no token can be masked. {remedy}")
+    share = special.get(tokenizer.unk_token_id, 0) / counts.sum()
+    if share >= MANY_UNKNOWN:
+        problem = f"{share:.0%} of the tokens are {unknown}, text that the vocabulary cannot represent"
+        logger.warning("%s: %s. %s", name, problem, remedy)
 
 
 def read_corpus_language(folder: str | Path) -> str | None:

@@ -2,7 +2,7 @@
 
 `part-00000-of-00003.index` is a safetensors file next to `part-00000-of-00003.arrow`. With it, opening a corpus and
 planning a run reads no text, and a machine can fetch single blocks from a bucket. In a bucket, a part is complete if
-its index is there. A part from an older version has no index. On a disk, such a part is read once to make its index.
+its index is there. On a disk, a part without an index is read once to make it.
 """
 
 import hashlib

@@ -222,12 +222,13 @@ def _split_rows(
             problem = f"no column {text_column!r}. Columns: {', '.join(row)}. Set --text_column_name."
             log.leave_out(source, f"row {number}", problem)
             continue
-        if text is not None and not isinstance(text, str):
-            problem = f"expected text in column {text_column!r}, found {type(text).__name__}."
+        if not isinstance(text, str):
+            found = "null" if text is None else type(text).__name__
+            problem = f"expected text in column {text_column!r}, found {found}."
             log.leave_out(source, f"row {number}", problem)
             continue
         # JSON can hold half of a surrogate pair, which is not a character.
-        text = (text or "").encode("utf-8", "ignore").decode("utf-8")
+        text = text.encode("utf-8", "ignore").decode("utf-8")
         document = [stripped for line in text.splitlines() if (stripped := line.strip())]
         if document:
             yield document

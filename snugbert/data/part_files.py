@@ -5,7 +5,7 @@ A part is an Arrow stream of blocks. Its schema's metadata records its origin. [
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -26,10 +26,7 @@ _TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32(
 TYPES = [[text, *words] for text in _TEXT_TYPES for words in ([], [pa.list_(pa.bool_())])]
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
 NO_INDEX = "has no index"  # a state of a part in a bucket. On a disk, its index is made from the part
-INDEX_ADVICE = (
-    "If the upload was interrupted, run `snugbert prepare` again. If an earlier version made the corpus, copy it to a "
-    "disk, run `snugbert prepare --check --output_dir FOLDER` there, and copy the .index files back."
-)
+INDEX_ADVICE = "If the upload was interrupted, run `snugbert prepare` again."
 
 
 def part_name(number: int, num_parts: int) -> str:
@@ -98,16 +95,15 @@ class Source(TypedDict):
 
     Attributes:
         name: the path of the file, relative to the common folder of all text files of the corpus, or `dataset` and the
-            name of the dataset. Corpora of earlier versions have the absolute path.
+            name of the dataset.
         digest: changes when the text changes.
         identity: a digest of device, inode, size and times of the file, or of its URL, size and version. While it
-            stays the same, the file is not read again. Empty: unknown. Only earlier versions stored the identity in
-            the corpus, as numbers.
+            stays the same, the file is not read again. Empty: unknown. The corpus does not store it.
     """
 
     name: str
     digest: str
-    identity: NotRequired[str | Sequence[int]]
+    identity: NotRequired[str]
 
 
 class Origin(TypedDict):

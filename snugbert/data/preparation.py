@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.corpus import Corpus, check_unknown_tokens, open_corpus
 from snugbert.data.corpus_folder import IDENTITIES, CorpusFolder, measure_header
 from snugbert.data.corpus_index import index_name, make_index, write_index
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
@@ -66,7 +66,7 @@ from snugbert.data.tokenizing import (
 from snugbert.errors import InputError, format_count
 from snugbert.files import hash_json, lock_file, write_atomically
 from snugbert.progress import Progress
-from snugbert.remote_files import find_entry
+from snugbert.remote_files import find_entry, hide_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -325,8 +325,8 @@ def prepare_corpus(
 
     Raises:
         InputError: the language is not a code, or contradicts the tokenizer's; a file does not exist, cannot be read,
-            or changes while it is read; the text is empty; `folder` holds a corpus with a different text, tokenizer or
-            settings; the disk is full; or a worker process was killed.
+            or changes while it is read; the text is empty; all tokens are [UNK]; `folder` holds a corpus with a
+            different text, tokenizer or settings; the disk is full; or a worker process was killed.
     """
     if language is not None:
         check_language(language)
@@ -346,7 +346,9 @@ def prepare_corpus(
         replace=overwrite_output_dir,
         show_progress=show_progress,
     )
-    return open_corpus(folder, tokenizer)
+    corpus = open_corpus(folder, tokenizer)
+    check_unknown_tokens(corpus, tokenizer, hide_credentials(str(folder)))
+    return corpus
 
 
 def prepare_parts(
@@ -454,18 +456,13 @@ def _read_identities(file: Path) -> list[Source]:
     """Returns what `describe_sources` returned when a part was made. Empty if it is unknown.
 
     A file next to the part stores it, because identities differ from machine to machine and only save reading the text
-    again. Earlier versions stored them in the part.
+    again.
     """
     try:
         recorded = json.loads(file.with_suffix(IDENTITIES).read_text(encoding="utf-8"))
         return [{name: str(source[name]) for name in ("name", "digest", "identity")} for source in recorded]  # type: ignore[misc]
     except (OSError, ValueError, TypeError, LookupError):
-        pass
-    try:
-        sources = read_origin(file)["sources"]
-    except InputError:
         return []
-    return [{**source, "identity": hash_json(source["identity"])} for source in sources if "identity" in source]
 
 
 def _find_foreign_parts(folder: Path, parts: Sequence[Part], settings: dict[str, Any]) -> list[Path]:
@@ -488,7 +485,7 @@ def _is_of_same_division(file: Path, parts: Sequence[Part]) -> bool:
 def _is_of_same_files(part: Part, known: Sequence[Source], file: Path) -> bool:
     """Whether a part was made from the same files, even if their text has changed, or from copies of these files."""
     names = [source["name"] for source in known]
-    if names == part.places:  # a dataset, or a part of an earlier version
+    if names == part.places:  # a dataset
         return True
     recorded = _read_identities(file)
     is_same_place = [source["name"] for source in recorded] == [*map(hash_json, part.places)]

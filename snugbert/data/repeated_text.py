@@ -1,4 +1,4 @@
-"""Repeated text: counts copies of earlier lines and documents, and leaves them out on request.
+"""Repeated text: counts copies of earlier lines and documents, and leaves them out on request. Also counts HTML.
 
 Two lines are copies if they are equal without surrounding space. Two documents are copies if they have the same lines
 in the same order. Lines and documents are compared by 64-bit hashes. Among 15 million lines, two different lines have
@@ -6,6 +6,7 @@ the same hash with a probability of 6e-6.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from snugbert.data.data_arguments import Deduplication
+from snugbert.errors import format_count
 from snugbert.files import write_atomically
 from snugbert.remote_files import is_url, join, open_file
 
@@ -27,6 +29,8 @@ LISTED, LISTED_CHARACTERS = 3, 60  # how many frequent lines are listed, and whe
 # the held-out loss with 10 % of copies equaled the loss without copies. With 50 and 90 %, the loss was higher
 # (benchmarks/repeated_text.py). In books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
+# An HTML tag, comment or entity.
+HTML = re.compile(r"<(?:/?[a-zA-Z]|!--)[^<>]*>|&(?:[a-zA-Z]{2,}[0-9]*|#[0-9]+|#[xX][0-9a-fA-F]+);")
 
 NumberedDocument = tuple[int, list[str]]
 
@@ -55,6 +59,8 @@ class RepeatedText:
         characters, copied_characters: number of characters of all lines, and of the lines that are copies.
         left_out: "lines" or "documents" if the corpus does not contain the copies.
         is_complete: whether all of the text was counted.
+        html_lines: number of lines with an HTML tag or entity.
+        html_example: the first tag or entity. Empty if there is none.
     """
 
     lines: Copies
@@ -63,6 +69,8 @@ class RepeatedText:
     copied_characters: int
     left_out: Deduplication | None
     is_complete: bool
+    html_lines: int
+    html_example: str
 
     def __str__(self) -> str:
         lines, documents = self.lines, self.documents
@@ -76,6 +84,8 @@ class RepeatedText:
                 text += f". Most frequent {noun}: {listed}"
         if not self.is_complete:
             text += f". Only the text up to {MOST_COUNTED:,} different lines was counted"
+        if self.html_lines:
+            text += f". {format_count(self.html_lines, 'line')} with HTML tags or entities ({self.html_example!r})"
         return text + (f". Copies of {self.left_out} are left out" if self.left_out else "")
 
     @property
@@ -223,6 +233,7 @@ class RepeatCounter:
         self._lines, self._documents = CopyCounter(), CopyCounter()
         self._characters = self._copied_characters = 0
         self._is_complete = True
+        self._html_lines, self._html_example = 0, ""
 
     def follow(self, documents: Iterable[NumberedDocument]) -> Iterator[NumberedDocument]:
         """Yields numbered documents, without the copies to leave out. Reads [`CHUNK_CHARACTERS`] ahead."""
@@ -246,6 +257,8 @@ class RepeatCounter:
             copied_characters=self._copied_characters,
             left_out=self.deduplicate,
             is_complete=self._is_complete,
+            html_lines=self._html_lines,
+            html_example=self._html_example,
         )
 
     def _count(self, chunk: list[NumberedDocument]) -> list[NumberedDocument]:
@@ -253,6 +266,7 @@ class RepeatCounter:
             self._is_complete = False
             return chunk
         lines = list(chain.from_iterable(document for _, document in chunk))
+        self._count_html(lines)
         # Python caches the hash of each string, so hashing the document afterwards costs little.
         line_hashes = np.fromiter(map(hash, lines), np.int64, len(lines))
         document_hashes = np.fromiter((hash(tuple(document)) for _, document in chunk), np.int64, len(chunk))
@@ -268,6 +282,13 @@ class RepeatCounter:
             kept = [(number, [line for line in document if not next(copied)]) for number, document in chunk]
             return [(number, document) for number, document in kept if document]
         return chunk
+
+    def _count_html(self, lines: list[str]) -> None:
+        # Looking for the two characters first is much faster.
+        found = [match for line in lines if ("<" in line or "&" in line) and (match := HTML.search(line))]
+        self._html_lines += len(found)
+        if found and not self._html_example:
+            self._html_example = _shorten(found[0][0])
 
 
 def _shorten(text: str) -> str:

@@ -135,10 +135,10 @@ class ReadingLog:
         try:
             if b"\0" not in text:
                 return text.decode(encoding)
-            reason = "contains NUL bytes, perhaps UTF-16"
+            reason, likely = "contains NUL bytes, perhaps UTF-16", "UTF-16"
         except UnicodeDecodeError as error:
-            reason = error.reason
-        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8."
+            reason, likely = error.reason, "WINDOWS-1252"
+        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8, for example with iconv -f {likely} -t UTF-8."
         self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1

@@ -20,12 +20,10 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from snugbert.errors import RunStopped, format_count
 from snugbert.progress import format_bytes, format_duration
-from snugbert.trainers.log_lines import LogLines
+from snugbert.trainers.log_lines import LogLines, count_warmup
 from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.run_trainer import RunTrainer
 
-# The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs.
-WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
 TIMED_STEPS = 24
 LONGEST_SECONDS = 30.0  # of timed steps
 FEWEST_STEPS = 2  # timed, even if they take longer
@@ -86,7 +84,7 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
     """
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
-    watch = Stopwatch(WARMUP_ON_CPU if trainer.args.device.type == "cpu" else WARMUP_ON_GPU)
+    watch = Stopwatch(count_warmup(trainer.args))
     trainer.add_callback(watch)
     trainer.stop_signal.writes_checkpoint = False
     for callback in (LogLines, EarlyStoppingCallback):

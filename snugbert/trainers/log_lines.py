@@ -8,8 +8,10 @@ from typing import Any
 from tqdm import tqdm
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 
-from snugbert.progress import Rhythm, estimate_seconds_left, format_duration, print_line
+from snugbert.progress import FEWEST_TIMED, Rhythm, describe_time_left, print_line
 
+# The first steps allocate memory. On a GPU, they also compile the model and record CUDA graphs. They are not timed.
+WARMUP_ON_CPU, WARMUP_ON_GPU = 2, 8
 # Metrics that log lines omit. Log files contain them.
 NOT_PRINTED = (
     "epoch",
@@ -66,6 +68,7 @@ class LogLines(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
         self._start, self._first_step = time.monotonic(), state.global_step
+        self._timed_from = state.global_step + count_warmup(args)
         self._rhythm = Rhythm(_percentage(state))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -77,9 +80,12 @@ class LogLines(TrainerCallback):
                 print_line(line)
         prints_time = args.disable_tqdm and state.is_world_process_zero and state.global_step < state.max_steps
         percentage = _percentage(state)
-        if prints_time and (is_first or self._rhythm.is_due(percentage)):
-            left = estimate_seconds_left(self._start, self._first_step, state.global_step, state.max_steps)
-            print_line(f"training: {percentage} % of {state.max_steps:,} steps, {format_duration(left)} left")
+        if state.global_step == self._timed_from:
+            self._start = time.monotonic()
+        is_first_estimate = state.global_step == self._timed_from + FEWEST_TIMED
+        if prints_time and (is_first_estimate or self._rhythm.is_due(percentage)):
+            left = describe_time_left(self._start, self._timed_from, state.global_step, state.max_steps)
+            print_line(f"training: {percentage} % of {state.max_steps:,} steps{left}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         """Called by Trainer with the metrics. A summary follows the run, so the run's totals are not printed."""
@@ -91,20 +97,36 @@ class LogLines(TrainerCallback):
             self.last_line = line
 
 
+def count_warmup(args: Any) -> int:
+    """Returns the number of steps at the start of a run that estimates of its time leave out."""
+    return WARMUP_ON_CPU if args.device.type == "cpu" else WARMUP_ON_GPU
+
+
 def _percentage(state: TrainerState) -> int:
     return 100 * state.global_step // max(state.max_steps, 1)
 
 
 class ProgressBar(ProgressCallback):
-    """The progress bar of transformers without its log lines. In a resumed run, only the new steps count as speed."""
+    """The progress bar of transformers without its log lines. In a resumed run, only the new steps count as speed.
+
+    The bar shows no remaining time before [`LogLines`] prints one.
+    """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
         self.current_step = state.global_step
         if state.is_world_process_zero:
-            self.training_bar = tqdm(
+            self.training_bar = bar = tqdm(
                 desc="training", total=state.max_steps, initial=state.global_step, unit=" steps", dynamic_ncols=True
             )
+            bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step."""
+        if self.training_bar is not None:
+            if state.global_step >= self.training_bar.initial + count_warmup(args) + FEWEST_TIMED:
+                self.training_bar.bar_format = None
+            super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         """Prints nothing, because [`LogLines`] prints the metrics."""

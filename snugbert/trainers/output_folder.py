@@ -1,6 +1,7 @@
 """The output folder of a run: its files, the checkpoint to resume from, removing an earlier run, and free space."""
 
 import logging
+import math
 import re
 import shutil
 from collections.abc import Iterable
@@ -199,7 +200,7 @@ def list_run_files(output_dir: Path) -> list[Path]:
     return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
-def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
+def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter], steps: float = math.inf) -> None:
     """Compares the free space with the size of the checkpoints, and warns if they will not all fit.
 
     Files of an earlier run in the output folder count as free, because the run replaces them. Every process must call
@@ -208,14 +209,15 @@ def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]
     Args:
         args: the arguments of the run.
         parameters: the parameters of each file with weights. Two files can share parameters.
+        steps: number of steps of the run, unless `args` has it. Infinite: unknown.
 
     Raises:
         InputError: in all processes: not even one checkpoint fits.
     """
-    raise_together(lambda: _compare_with_free_space(args, parameters))
+    raise_together(lambda: _compare_with_free_space(args, parameters, steps))
 
 
-def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
+def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Parameter], steps: float) -> None:
     output_dir = Path(args.output_dir or "").absolute()
     folder = next(parent for parent in (output_dir, *output_dir.parents) if parent.is_dir())
     disk = shutil.disk_usage(folder)
@@ -238,17 +240,30 @@ def _compare_with_free_space(args: TrainingArguments, parameters: Iterable[nn.Pa
             f"--output_dir: {folder} has {format_bytes(free)} free, but {what} {format_bytes(needed)}. Free some "
             "space, or choose another folder."
         )
-    # A new checkpoint is written before an old one is removed. The model follows at the end.
-    kept = max(args.save_total_limit or 1, 1)
-    total = (kept + 1) * checkpoint + weights
+    checkpoints = _count_checkpoints(args, args.max_steps if args.max_steps > 0 else steps)
+    total = checkpoints * checkpoint + weights  # the model follows at the end
     if free < total:
         logger.warning(
             "%s has %s free. The run needs up to %s for %d checkpoints and the model (--save_total_limit).",
             folder,
             format_bytes(free),
             format_bytes(total),
-            kept + 1,
+            checkpoints,
         )
+
+
+def _count_checkpoints(args: TrainingArguments, steps: float) -> int:
+    """Returns the most checkpoints that a run of `steps` steps has at once. If this is unknown, returns 2."""
+    most = math.inf
+    if args.save_strategy == "steps":
+        most = 1 / args.save_steps if args.save_steps < 1 else steps / args.save_steps
+    elif args.save_strategy == "epoch" and args.max_steps <= 0:
+        most = args.num_train_epochs
+    if args.save_total_limit is not None and args.save_total_limit > 0:  # otherwise, all are kept
+        keeps_best = args.metric_for_best_model is not None and args.eval_strategy != "no"
+        # A new checkpoint is written before an old one is removed. The last and the best always stay.
+        most = min(most, 1 + max(args.save_total_limit, 1 + keeps_best))
+    return 2 if math.isinf(most) else math.ceil(most)
 
 
 def _count_bytes(path: Path) -> int:

@@ -61,8 +61,8 @@ def test_the_shards_of_missing_and_damaged_parts_are_named(tmp_path, tokenizer, 
     )
 
 
-def test_a_corpus_of_an_earlier_version_in_a_bucket_needs_its_index(tmp_path, tokenizer, bucket, capsys):
-    """It is made on a disk, by the command in the message."""
+def test_a_corpus_in_a_bucket_needs_its_index(tmp_path, tokenizer, bucket, capsys):
+    """On a disk, --check makes it."""
     for number in range(2):
         (tmp_path / f"{number}.txt").write_text(f"Text {number} of some words.\n\nAnd more of it.\n")
     local, copy = tmp_path / "corpus", bucket.folder / "corpus"
@@ -78,9 +78,8 @@ def test_a_corpus_of_an_earlier_version_in_a_bucket_needs_its_index(tmp_path, to
     printed, error = capsys.readouterr()
     assert f"{bucket.url}/corpus/{parts[0].name} has no index.\n" in printed
     assert "2 parts without index. If the upload was interrupted, run" in error
-    with pytest.raises(InputError, match="has no index") as caught:
+    with pytest.raises(InputError, match="has no index"):
         open_corpus(f"{bucket.url}/corpus", tokenizer)
-    assert "`snugbert prepare --check --output_dir FOLDER`" in str(caught.value)
     assert snugbert_command([*check, str(local)]) == 0
     for file in local.glob("*.index"):
         (copy / file.name).write_bytes(file.read_bytes())

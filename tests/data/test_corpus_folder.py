@@ -72,33 +72,6 @@ def test_the_same_text_gives_the_same_bytes_everywhere(tmp_path, tokenizer, buck
         prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[1]), 3), tokenizer)
 
 
-def test_parts_of_the_previous_version_are_reused(tmp_path, tokenizer, monkeypatch):
-    """They have absolute names and identities. An unchanged text is not read again."""
-    write_text(tmp_path / "text")
-    pattern = f"{tmp_path}/text/**/*.txt"
-    describe_origin = preparation.Part.describe_origin
-
-    def describe_as_before(part, sources, settings):
-        stats = [os.stat(place) for place in part.places]
-        identities = [[s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns] for s in stats]
-        named = zip(sources, part.places, identities, strict=True)
-        absolute = [source | {"name": place, "identity": identity} for source, place, identity in named]
-        return {"settings": settings, "sources": absolute}
-
-    monkeypatch.setattr(preparation.Part, "describe_origin", describe_as_before)
-    old = prepare(tmp_path / "corpus", tokenizer, pattern)
-    for file in (tmp_path / "corpus").glob("*.identities"):
-        file.unlink()
-    monkeypatch.setattr(preparation.Part, "describe_origin", describe_origin)
-    before = read_parts(tmp_path / "corpus")
-    assert str(tmp_path).encode() in before["part-00000-of-00001.arrow"]
-    monkeypatch.setattr(preparation, "_hash_text", None)
-    assert prepare(tmp_path / "corpus", tokenizer, pattern).digest == old.digest
-    assert read_parts(tmp_path / "corpus") == before
-    monkeypatch.undo()
-    assert prepare(tmp_path / "new", tokenizer, pattern).digest == old.digest
-
-
 def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bucket, monkeypatch):
     file = bucket.folder / "text.txt"
     file.write_text("A text of some words.\n" * 3)

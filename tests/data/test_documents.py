@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from snugbert.data.documents import find_files, name_files, read_documents, read_lines
+from snugbert.data.data_arguments import TextArguments
+from snugbert.data.documents import find_files, name_files, read_dataset_documents, read_documents, read_lines
 from snugbert.data.text_lines import ReadingLog, RemoteText
 from snugbert.errors import InputError
 
@@ -71,9 +72,11 @@ def test_each_file_is_found_once(tmp_path):
 def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path):
     file = tmp_path / "text.jsonl"
     lines = [b'{"text": "fine"}', b'{"text": "b\xffd"}', b'{"text": "cut', b"[1]", b'{"body": "x"}', b'{"text": 5}']
+    lines += [b'{"text": null}']
     file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
     problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
     problems += ["row 5: no column 'text'. Columns: body", "row 6: expected text in column 'text', found int."]
+    problems += ["row 7: expected text in column 'text', found null."]
     with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
         list(read_documents([file], log=ReadingLog("error")))
     log = ReadingLog("skip")
@@ -96,6 +99,24 @@ def test_parquet_text_that_is_not_utf_8_is_refused(tmp_path, on_bad_text):
     pa.parquet.write_table(pa.table({"text": strings}), tmp_path / "text.parquet")
     with pytest.raises(InputError, match=r"text\.parquet, after row 0: not UTF-8 \(invalid start byte\)\. Convert"):
         list(read_documents([tmp_path / "text.parquet"], log=ReadingLog(on_bad_text)))
+
+
+def test_null_is_bad_text_in_parquet_and_in_datasets(tmp_path):
+    """Empty texts are only empty documents."""
+    data = datasets.Dataset.from_dict({"text": ["one", None, "", "two"]})
+    (tmp_path / "data").mkdir()
+    data.to_parquet(tmp_path / "data/text.parquet")
+    text = TextArguments(dataset_name=str(tmp_path / "data"))
+    for read in (
+        lambda log: read_documents([tmp_path / "data/text.parquet"], log=log),
+        lambda log: read_dataset_documents(text, log),
+    ):
+        with pytest.raises(
+            InputError, match=r", row 2: expected text in column 'text', found null\. To continue, set"
+        ):
+            list(read(ReadingLog("error")))
+        log = ReadingLog("skip")
+        assert list(read(log)) == [["one"], ["two"]] and log.left_out == 1
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path):

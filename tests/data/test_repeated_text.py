@@ -159,6 +159,15 @@ def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer, monkey
     assert report == prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
 
 
+def test_lines_with_html_are_counted():
+    html = ["a <b>bold</b> word", "Tom &amp; Jerry &#8217;", "a<br/>b", "&#x27;", '<a href="x">', "<!-- no -->"]
+    text = ["a < b > c", "AT&T; R & D;", "<3", "x &lt", "5 <= 6 and 7 >= 3"]
+    counter = RepeatCounter()
+    list(counter.follow(enumerate([[*text, *html], text])))
+    report = counter.summarize()
+    assert report.html_lines == 6 and str(report).endswith(". 6 lines with HTML tags or entities ('<b>')")
+
+
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
     monkeypatch.setattr(repeated_text, "MOST_COUNTED", 50)
     for what in (None, "lines"):

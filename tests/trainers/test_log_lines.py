@@ -5,6 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import TrainerControl, TrainerState
 
 from snugbert import progress
@@ -55,10 +56,10 @@ def clock(monkeypatch):
 def take_steps(callback, clock, first, last, *, seconds=10, bar=False, logs=(), main=True):
     """Resumes a run of 1,000 steps at step `first`, up to step `last`. Trainer logs after the steps `logs`."""
     state = TrainerState(global_step=first, max_steps=1000, is_world_process_zero=main)
-    args, control = SimpleNamespace(disable_tqdm=not bar), TrainerControl()
+    args, control = SimpleNamespace(disable_tqdm=not bar, device=torch.device("cpu")), TrainerControl()
     callback.on_train_begin(args, state, control)
     while state.global_step < last:
-        clock[0] += seconds
+        clock[0] += 300 if state.global_step == first else seconds  # the first step is slow
         state.global_step += 1
         control.should_log = state.global_step in logs
         callback.on_step_end(args, state, control)
@@ -71,11 +72,10 @@ def test_a_log_file_gets_a_line_at_once_and_then_every_ten_percent(clock, capsys
     callback = LogLines(lambda: reads.append(1) or 6.5)
     take_steps(callback, clock, 0, 300)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["step    1/1000  loss 6.5000", "training: 0 % of 1,000 steps, 2 h 46 min left"]
-    # After 10 minutes, and each time that another 10 minutes passed. 10 % take longer.
-    assert lines[2:] == [
+    # After 10 steps that are not the first, after 10 minutes, and after each further 10 minutes. 10 % take longer.
+    assert lines == ["step    1/1000  loss 6.5000"] + [
         f"training: {step // 10} % of 1,000 steps, {format_duration(10 * (1000 - step))} left"
-        for step in (60, 120, 180, 240, 300)
+        for step in (12, 31, 91, 151, 211, 271)
     ]
     assert len(reads) == 1  # the host waits for the device only once
 
@@ -87,7 +87,7 @@ def test_the_remaining_time_of_a_resumed_run_counts_its_own_steps(clock, capsys,
     assert sorted(capsys.readouterr().err.splitlines()) == sorted(
         [
             f"step  501/1000  loss {loss:.4f}",
-            "training: 50 % of 1,000 steps, 16 min 38 s left",
+            "training: 51 % of 1,000 steps, 16 min 16 s left",
             "training: 60 % of 1,000 steps, 13 min 20 s left",
             "training: 70 % of 1,000 steps, 10 min 0 s left",
             "training: 80 % of 1,000 steps, 6 min 40 s left",
@@ -106,14 +106,18 @@ def test_other_processes_print_nothing(clock, capsys):
 def test_the_bar_survives_lines_and_counts_only_new_steps(clock, capsys, monkeypatch):
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # no thread
     state = TrainerState(global_step=500, max_steps=1000)
-    args, control, bar = SimpleNamespace(disable_tqdm=False), TrainerControl(), ProgressBar()
+    args, control = SimpleNamespace(disable_tqdm=False, device=torch.device("cpu")), TrainerControl()
+    bar = ProgressBar()
     bar.on_train_begin(args, state, control)
     assert bar.training_bar.format_dict["initial"] == 500
     take_steps(LogLines(lambda: 6.5), clock, 500, 502, bar=True)
     LogHandler().handle(logging.makeLogRecord({"msg": "a warning"}))
     state.global_step = 501
     bar.on_step_end(args, state, control)
-    assert bar.training_bar.n == 501
+    assert bar.training_bar.n == 501 and "remaining" not in bar.training_bar.bar_format
+    state.global_step = 512
+    bar.on_step_end(args, state, control)
+    assert bar.training_bar.n == 512 and bar.training_bar.bar_format is None  # tqdm's own, with the remaining time
     bar.on_train_end(args, state, control)
     # A line first clears the bar. Afterwards the bar is drawn again.
     screen = [part for part in re.split(r"[\r\n]+", capsys.readouterr().err) if part.strip()]

@@ -338,6 +338,17 @@ def check_space(folder, monkeypatch, free, **settings):
         ({"save_only_model": True}, WEIGHTS, 5 * WEIGHTS),
         ({"optim": "adafactor"}, WEIGHTS, 5 * WEIGHTS),
         ({"save_strategy": "no"}, WEIGHTS, WEIGHTS),
+        # All are kept: after steps 500, 1,000, 1,500 and 1,700.
+        ({"save_total_limit": 0, "max_steps": 1700}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": 0, "save_strategy": "epoch"}, CHECKPOINT, 3 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": None, "save_steps": 0.1}, CHECKPOINT, 10 * CHECKPOINT + WEIGHTS),
+        ({"max_steps": 900}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),  # no more are written
+        # The last, the best and a new one.
+        (
+            {"save_total_limit": 1, "metric_for_best_model": "loss", "eval_strategy": "steps"},
+            CHECKPOINT,
+            3 * CHECKPOINT + WEIGHTS,
+        ),
     ],
 )
 def test_little_space_is_a_warning_and_less_than_a_checkpoint_an_error(

@@ -53,7 +53,7 @@ def test_the_summary_names_the_result_and_the_next_command(tmp_path: Path, text_
 
 def test_bad_text_is_counted_and_the_next_command_has_the_same_flags(tmp_path: Path, capsys):
     rows = tmp_path / "rows.jsonl"
-    rows.write_bytes(b'{"body": "two words"}\n{"body": "b\xffd"}\n{"body": 5}\n')
+    rows.write_bytes(b'{"body": "two words"}\n{"body": "b\xffd"}\n{"body": null}\n')
     arguments = ("--train_file", rows, "--text_column_name", "body", "--on_bad_text")
     with pytest.raises(
         InputError, match=r"rows.jsonl, line 2: not UTF-8 .* To continue, set --on_bad_text skip or replace\."
@@ -67,6 +67,16 @@ def test_bad_text_is_counted_and_the_next_command_has_the_same_flags(tmp_path: P
     rows.write_bytes(b'{"body": 5}\n')
     with pytest.raises(InputError, match=r"rows.jsonl: the text is empty. --on_bad_text skip: 1 bad line left out."):
         train(tmp_path / "other", *arguments, "skip")
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [("--language tr --do_lower_case", True), ("--language az-latn --do_lower_case", True), ("--language tr", False)],
+)
+def test_lowercasing_a_dotless_i_is_noted(flags, warns, tmp_path: Path, text_file: Path, capsys):
+    train(tmp_path / "tok", "--train_file", text_file, *flags.split())
+    warning = ". I becomes i, which is a different letter in this language. To change this: --no_do_lower_case or"
+    assert (warning in capsys.readouterr().out) == warns
 
 
 def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file: Path):

@@ -17,7 +17,6 @@ from snugbert.trainers.checkpoint_files import step_of
 from snugbert.trainers.dry_run import (
     EVALUATED_BATCHES,
     TIMED_STEPS,
-    WARMUP_ON_GPU,
     as_dry_run,
     as_steps,
     describe_peak,
@@ -33,6 +32,7 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.model_selection import MOST_EVALUATIONS
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finished_run
 from snugbert.trainers.finetuning.run_facts import compared_settings
+from snugbert.trainers.log_lines import WARMUP_ON_GPU
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 
 
@@ -66,10 +66,10 @@ def run_dry_fine_tuning(
         rows, training, watches = _describe_data(prepared, trainer), 0.0, []
         evaluations = {each.name: 1 for each in prepared.evaluation_sets}
         if trains:
-            check_disk_space(first, trainer.model.parameters())  # type: ignore[arg-type]
             trainer.run_settings.command_settings = compared_settings(prepared, first)
             trainer.compare_settings(checkpoint)
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
+            check_disk_space(first, trainer.model.parameters(), steps)  # type: ignore[arg-type]
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             during = _count_evaluations(trainer.args, steps)
             if prepared.validation_set is not None:

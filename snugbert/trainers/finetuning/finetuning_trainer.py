@@ -180,7 +180,9 @@ class FineTuningTrainer(RunTrainer):
             resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
         self.checks_output_dir = False  # from now on, the folder contains this run
         if not self.state.global_step:
-            check_disk_space(self.args, self.model.parameters())
+            batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+            steps = self.args.num_train_epochs * len(self.train_dataset) / batch  # type: ignore[arg-type]
+            check_disk_space(self.args, self.model.parameters(), steps)
             if not resume_from_checkpoint:
                 self._clear_output_dir()
         # Earlier training, or an earlier run of a sweep, may have chosen thresholds and a temperature.

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.cache import prepare_in_cache
-from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.data.corpus import Corpus, check_unknown_tokens, open_corpus
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
 from snugbert.data.part_files import DATASET
@@ -67,7 +67,7 @@ def load_corpora(
             text, tokenizer, language, cache_dir, num_workers, store_words=masks_words, **documents
         )
         logger.info("%s: %s (%s)", name, corpus, folder)
-        _check_corpus(corpus, name, objective)
+        _check_corpus(corpus, tokenizer, name, objective)
         return corpus
 
     train = validation = None
@@ -87,7 +87,7 @@ def load_corpora(
                 "--overwrite_output_dir."
             )
         logger.info("training text: %s", train)
-        _check_corpus(train, "training text", train_objective)
+        _check_corpus(train, tokenizer, "training text", train_objective)
     elif hold_out:
         percentage, deduplicate = data_args.validation_split_percentage, data_args.deduplicate
 
@@ -139,10 +139,11 @@ def _check_files(data_args: PretrainingDataArguments) -> None:
             raise InputError(f"--{flag}: {error}") from error
 
 
-def _check_corpus(corpus: Corpus, name: str, objective: Objective) -> None:
+def _check_corpus(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str, objective: Objective) -> None:
     documents = corpus.num_documents
     if documents == 0:
         raise InputError(f"{name}: no documents.")
+    check_unknown_tokens(corpus, tokenizer, name)
     if objective != "nsp":
         return
     if documents == 1:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.checkpoints.loading import check_ids, load_tokenizer
 from snugbert.checkpoints.model_arguments import TokenizerArguments
 from snugbert.command_line import changed_flags, format_command
-from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus import check_unknown_tokens, open_corpus
 from snugbert.data.corpus_check import check_parts
 from snugbert.data.corpus_folder import CorpusFolder
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
@@ -82,6 +82,7 @@ def _print_next_command(
 ) -> None:
     corpus = open_corpus(output.url or output.folder, tokenizer)
     print(f"{output}: {corpus}")
+    check_unknown_tokens(corpus, tokenizer, str(output))
     flags = {
         "tokenizer_name": tokenizer_args.tokenizer_name,
         **changed_flags(tokenizer_args, ("cache_dir", "model_revision", "trust_remote_code")),

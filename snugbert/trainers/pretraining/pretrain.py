@@ -54,7 +54,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingModelArguments,
 )
 from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretraining
-from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
+from snugbert.trainers.pretraining.pretraining_guidance import describe_shortfall, log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.processes import raise_together, set_up
@@ -226,7 +226,8 @@ def _train_and_evaluate(
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
-    if model_args.model_name_or_path is None and data_args.objective != "electra":
+    is_new_bert = model_args.model_name_or_path is None and data_args.objective != "electra"
+    if is_new_bert:
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
@@ -251,6 +252,8 @@ def _train_and_evaluate(
     trainer = make_trainer(args=training_args, phases=data.phases)
     trainer.run_settings.command_settings = initial_weights
     trainer.command_arguments = model_args, data_args
+    if do_train and training_args.max_steps <= 0 and not (training_args.save_total_limit or 0) > 0:
+        check_disk_space(trainer.args, model.parameters())  # all checkpoints are kept, and now their number is known
     seconds = _train(trainer, checkpoint) if do_train else 0.0
     metrics, baselines = _evaluate(trainer, data)
     if training_args.local_process_index == 0:
@@ -263,6 +266,9 @@ def _train_and_evaluate(
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {format_duration(seconds)}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data_args.dataset_objective))}")
+        advised = config if is_new_bert and teacher is None and not data_args.bigram_init else None
+        if do_train and (shortfall := describe_shortfall(metrics, trainer.state.log_history, advised)):
+            print(f"\n{shortfall}")
         _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()

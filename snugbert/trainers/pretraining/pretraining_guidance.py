@@ -4,7 +4,7 @@ A run that stays near the frequency baseline also gets one warning.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
@@ -48,6 +48,7 @@ SCORES = {
     GPU_RECIPE: "12 layers of width 384 scored 65.6 % on BLiMP after 8 passes",
 }
 SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
+SMALLEST_GAIN = 0.1  # nats. A run that gains less has learned little but the frequencies of the tokens
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
@@ -126,6 +127,26 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
             find_recipe(config),
             EXPECTED_GAIN,
         )
+
+
+def describe_shortfall(
+    metrics: Mapping[str, float], log_history: Sequence[Mapping[str, float]], config: PreTrainedConfig | None
+) -> str:
+    """Returns a sentence if a run ends at the frequency baseline, and what to try. Empty if it beats the baseline.
+
+    Args:
+        metrics: the metrics on the validation text. Empty: the last log line of training counts.
+        log_history: `trainer.state.log_history`.
+        config: configuration of a model that may need a recipe. None: the run follows one, or no recipe fits.
+    """
+    gain = next((line["mlm_gain"] for line in (metrics, *reversed(log_history)) if "mlm_gain" in line), SMALLEST_GAIN)
+    if gain >= SMALLEST_GAIN:
+        return ""
+    recipe = "" if config is None or list_unmeasured(config) else f"with the recipe {find_recipe(config)}, or "
+    return (
+        f"The model predicts masked tokens {'hardly' if gain > 0 else 'no'} better than their frequency does (MLM "
+        f"gain {gain:.2f} nats). Train {recipe}for more steps."
+    )
 
 
 def log_coverage(phases: Sequence[Phase], step: int) -> None:

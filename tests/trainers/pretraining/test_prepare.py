@@ -1,5 +1,6 @@
 """`snugbert prepare`: shards, mismatches and wrong arguments."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import snugbert
 from snugbert.command_line import format_command
 from snugbert.data.corpus import open_corpus
 from snugbert.errors import InputError
+from snugbert.trainers.pretraining.corpora import load_corpora
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE_FLAGS
 from snugbert_cli import main as snugbert_command
 
@@ -77,7 +80,7 @@ def test_wrong_arguments_are_a_clear_error(tmp_path, tokenizer, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("empty.txt", b""), ("blank.txt", b"\n \n\x01\n"), ("null.jsonl", b'{"text": null}\n')]
+    ("name", "content"), [("empty.txt", b""), ("blank.txt", b"\n \n\x01\n"), ("empty.jsonl", b'{"text": ""}\n')]
 )
 def test_empty_text_is_refused_and_leaves_no_corpus(tmp_path, tokenizer, monkeypatch, capsys, name, content):
     monkeypatch.chdir(tmp_path)
@@ -99,13 +102,11 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tokenizer.save_pretrained("tok")
     Path("text.txt").write_bytes(b"A text.\nBad \xff text.\n\nThe end.\n")
-    Path("rows.jsonl").write_bytes(b'{"text": "A row."}\n{"text": 5}\n{}\n')
+    Path("rows.jsonl").write_bytes(b'{"text": "A row."}\n{"text": null}\n{}\n')
     arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "text.txt", "rows.jsonl", "--output_dir"]
     assert snugbert_command([*arguments, "out"]) == 2
-    assert (
-        "text.txt, line 2: not UTF-8 (invalid start byte). Convert the file to UTF-8. To continue, set"
-        in capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert "text.txt, line 2: not UTF-8 (invalid start byte). Convert the file to UTF-8, for example" in error
     assert snugbert_command([*arguments, "out", "--on_bad_text", "skip"]) == 0
     output = capsys.readouterr()
     assert "--on_bad_text skip: 3 bad lines left out. The first: text.txt, line 2: not UTF-8" in output.err
@@ -122,6 +123,38 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     output = capsys.readouterr()
     assert "skip: 2 bad lines left out. The first: rows.jsonl, line 1: not UTF-8 (contains NUL bytes" in output.err
     assert "rows.jsonl: no documents.\n" in output.err
+
+
+def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, capsys, caplog):
+    """In the last shard that is prepared, in a corpus that is prepared already, and in the cache."""
+    monkeypatch.chdir(tmp_path)
+    words_tokenizer.save_pretrained("tok")
+    Path("a.txt").write_text("w1 w2 w3 w4 w5 w6 w7\n\n" * 2)
+    Path("b.txt").write_text("w1 w2 w3 w4 other\n\n")
+    arguments = ["prepare", "--tokenizer_name", "tok", "--train_file", "a.txt", "b.txt", "--preprocessing_num_workers"]
+    arguments += ["2", "--output_dir"]
+    advice = "text that the vocabulary cannot represent. Use another tokenizer, or train one on this text with `snug"
+    for shard, warns in (("2/2", False), ("1/2", True), ("1/2", True)):
+        assert snugbert_command([*arguments, "out", "--shard", shard]) == 0
+        warning = f"out: 5% of the tokens are [UNK], {advice}"
+        assert (warning in caplog.text) == warns and (not warns or len(caplog.records) == 1)
+        caplog.clear()
+    Path("b.txt").write_text("w1 w2 w3 w4 w5 w6 other\n\n")  # one token of 21
+    assert snugbert_command([*arguments, "few"]) == 0 and not caplog.records
+    Path("none.txt").write_text("no such words\n\nare known\n")
+    message = "every token is [UNK], so no token can be masked. Use another tokenizer"
+    assert snugbert_command([*arguments[:4], "none.txt", "--output_dir", "none"]) == 2
+    assert f"none: {message}" in capsys.readouterr().err
+    with pytest.raises(InputError, match=re.escape(f"python: {message}")):
+        snugbert.prepare_corpus("none.txt", words_tokenizer, "python", show_progress=False)
+    for files, name in (
+        ({"train_file": ["none.txt"]}, "training text"),
+        ({"validation_file": ["none.txt"]}, "valida"),
+    ):
+        text = PretrainingDataArguments(**{"train_file": ["a.txt"], "objective": "mlm"} | files)
+        for _ in range(2):
+            with pytest.raises(InputError, match=rf"{name}.*: {re.escape(message)}"):
+                load_corpora(text, True, bool(text.validation_file), "cache", words_tokenizer)
 
 
 def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
