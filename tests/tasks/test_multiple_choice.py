@@ -216,10 +216,9 @@ BAD_ROWS = {
     "row 2: no list of texts in column 'choices'. Fix or remove the row.": ROW | {"choices": "b"},
     "row 2: no text in column 'text'. Fix or remove the row.": ROW | {"text": None},
     "row 2: expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3. Columns: "
-    "text, label.": {"text": "a", "label": 1},
+    "'text', 'label'.": {"text": "a", "label": 1},
     "row 2: the label is '2'. Expected the number of a choice, 0 to 1.": ROW | {"label": 2},
     "row 2: the label is 'c'. Expected the number of a choice, 0 to 1.": ROW | {"label": "c"},
-    "row 2: no label in column 'label'. Add a label, or remove the row.": {"text": "a", "choices": ["b", "c"]},
 }
 
 

@@ -146,7 +146,7 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
     other = write_csv(tmp_path / "other.csv", [{"title": "a", "sentence1": "b", "sentence2": "c"}])
     assert snugbert_cli.main([*command, "--input_file", str(other), "--overwrite_output_file"]) == 2
     error = capsys.readouterr().err
-    assert "several text columns: sentence1, sentence2. The model was trained on the column 'body'. Set --" in error
+    assert "several text columns: 'sentence1', 'sentence2'. The model was trained on the column 'body'. Set --" in error
     with pytest.raises(InputError, match=r"the text column 'label' is named like a column of predictions"):
         names = {**data, "text_column_names": "label", "label_column_name": "body"}
         run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
@@ -455,14 +455,14 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
             "--label_separator is only for your own data. Remove --label_separator, or --task_name rte",
         ),
         ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
-        ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
+        ({"text_column_names": "text"}, "no column 'text'. Columns: 'sentence', 'label'. Set --text_column_names"),
         (
             {"metric_for_best_model": "matthews"},
             r"Text classification has no metric 'matthews'\. Choose one of accuracy",
         ),
         (
             {"task_name": "rte"},
-            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: sentence, label. Expected: "
+            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: 'sentence', 'label'. Expected: "
             "sentence1, sentence2, label.",
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
