@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -190,7 +190,7 @@ def find_text_columns(
     columns = {name: texts for name, texts in columns.items() if texts and not ID_NAME.fullmatch(name)}
     if not columns:
         raise InputError(
-            f"{source}: no text column besides the label {label_column!r}. {list_columns(first_rows[0])} "
+            f"{source}: no text column besides the label {label_column!r}. {_describe_found(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
     named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in columns]
@@ -201,6 +201,13 @@ def find_text_columns(
 def _are_varied(texts: list[str]) -> bool:
     """Whether texts are not a few short values that are repeated, such as categories."""
     return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
+
+
+def _describe_found(names: Collection[str]) -> str:
+    columns = list_columns(names)
+    if len(names) == 1 and re.search(r"[,;|\t]", "".join(names)):
+        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
+    return columns
 
 
 def _find_texts(cells: Iterable[object]) -> list[str]:
@@ -337,9 +344,7 @@ def _read_renamed_rows(data: Path | Dataset, args: GlueDataArguments) -> Iterato
 
 def _check_columns(values: Mapping[str, object], split: TextSplit, label_column: str | None, is_glue: bool) -> None:
     """Checks the columns of the first row. `label_column` is None if labels are not required."""
-    columns = list_columns(values)
-    if len(values) == 1 and re.search(r"[,;|\t]", "".join(values)):
-        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
+    columns = _describe_found(values)
     if label_column is not None and label_column not in values and not is_glue:
         # The message does not list the text columns. If the user gave none, one of them may be the label.
         raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")

@@ -286,7 +286,12 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
             ["--text_column_names", "txt"],
             "no column 'txt'. Columns: 'text'.",
         ),
-        ("ForSequenceClassification", [{"title": "a", "body": "b"}], [], "several text columns: 'body', 'title'. Set --"),
+        (
+            "ForSequenceClassification",
+            [{"title": "a", "body": "b"}],
+            [],
+            "several text columns: 'body', 'title'. Set --",
+        ),
         ("ForSequenceClassification", [{"text": "a", "probabilities": 1}], [], "'probabilities' would be overwritten"),
         (
             "ForSequenceClassification",
