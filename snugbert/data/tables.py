@@ -81,7 +81,7 @@ def read_rows(
         return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
-        advice = f"The separator is {SEPARATORS.get(separator, 'a line end')}. Quote cells and names that contain it."
+        advice = f"The separator is {SEPARATORS.get(separator)}. Quote cells and names that contain it."
         rows = _read_csv_rows(file, separator, lines_log)
         return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
     if suffix in ("json", "jsonl"):

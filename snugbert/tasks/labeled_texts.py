@@ -141,7 +141,7 @@ def choose_text_columns(
         label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
         unread = [repr(name) for name in first_rows[0] if name not in (*text_columns, label_column)]
         advice = f". Not read: {shorten(unread)}. Set --text_column_names to read other columns" if unread else ""
-        # Without a command, only warnings are displayed.
+        # From Python, only warnings are displayed by default.
         level = logging.WARNING if others else logging.INFO
         logger.log(level, "%s: text %s%s%s", source, describe_columns(text_columns), label, advice)
     if taken := set(PREDICTED_COLUMNS) & set(text_columns):
@@ -220,9 +220,9 @@ def _find_texts(cells: Iterable[object]) -> list[str]:
 def _is_code(cell: str) -> bool:
     """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
 
-    Chinese and Japanese sentences are single words. They may have fewer digits than letters.
+    Chinese and Japanese sentences are single words. They are no codes if they have more letters than digits.
     """
-    words = cell.split()
+    words = cell.strip()[:100].split()  # long enough for a date
     marks = [len(re.findall(r"[\d@/]", word)) for word in words]
     letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
     return 2 * sum(0 < mark >= letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
@@ -316,7 +316,7 @@ def report_missing_labels(
         return
     problem = f"{source}: {len(missing):,} of {format_count(number, 'row')} have no label in column {column!r}"
     problem += f": {_list_rows(missing)}."
-    if on_missing_label == "error" or (all_missing and needed):
+    if on_missing_label == "error" or all_missing:
         raise InputError(f"{problem} Add labels{'' if all_missing else ', or set --on_missing_label skip'}.")
     logger.warning("%s %s", problem, "They are left out." if needed else "The rows are predicted, but not scored.")
 
