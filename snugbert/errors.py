@@ -1,6 +1,7 @@
 """Exceptions that the command line handles without a traceback, and the format of counts and lists in messages."""
 
 import signal
+from collections.abc import Iterable
 
 MOST_LISTED = 8  # names in a message
 
@@ -36,6 +37,11 @@ def join_lines(error: BaseException) -> str:
 def format_count(number: int, noun: str) -> str:
     """Formats a count: "1 row", "1,000 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def list_columns(names: Iterable[str]) -> str:
+    """Lists the columns of a table for a message. Quotes show a space at the end of a name."""
+    return f"Columns: {', '.join(map(repr, names))}."
 
 
 def shorten(names: list[str]) -> str:

@@ -44,6 +44,15 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from error
 
 
+def dump_json(value: Any) -> str:
+    """Returns JSON in one line. Numbers that JSON cannot represent become null, and other objects their text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:  # NaN or infinity
+        parsed = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+        return json.dumps(parsed, ensure_ascii=False)
+
+
 def check_unicode(text: str, name: str) -> str:
     r"""Returns a text from JSON if it can be tokenized and written as UTF-8.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import check_unicode, locate_values
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def _choose_column(
     column = next((name for name in names if name in values), None)
     if column is None and required:
         expected = " or ".join(map(repr, names))
-        raise InputError(f"{where}: no column {expected}. Columns: {', '.join(values)}. Set --{flag}.")
+        raise InputError(f"{where}: no column {expected}. {list_columns(values)} Set --{flag}.")
     return column
 
 

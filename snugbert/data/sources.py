@@ -8,7 +8,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from snugbert.errors import InputError, join_lines
 from snugbert.ranges import Range, check_ranges
@@ -82,6 +82,9 @@ class ExampleArguments(DataArguments):
     )
     validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
+    on_missing_label: Literal["error", "skip"] = field(
+        default="error", metadata={"help": "Training and validation examples without a label: error, or skip them."}
+    )
     # BERT's limit. Batches have no padding, so a high limit costs nothing if all texts are shorter.
     max_seq_length: int = field(
         default=512, metadata={"help": "Maximum tokens of a text or pair. Longer texts are truncated."}

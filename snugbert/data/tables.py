@@ -8,7 +8,6 @@ import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,18 @@ from snugbert.data.text_lines import (
     TextFile,
     read_numbered_lines,
 )
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import check_unicode, parse_json
 
 logger = logging.getLogger(__name__)
 
 # Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-SEPARATOR_LINE = re.compile(r'"?sep=([^"\r\n])"?[\r\n]*$', re.IGNORECASE)  # Excel writes and reads this line
 NO_SEPARATOR = "\0"  # lines with this character are refused
+JSON_FORM = (
+    'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
+    'to_json(file, orient="records", lines=True).'
+)
 csv.field_size_limit(LONGEST_LINE)  # the default is 128 kB
 # All spaces and line ends, and characters without a width: joiners, directions, soft hyphen, byte order mark.
 WITHOUT_WIDTH = (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF)
@@ -47,9 +49,8 @@ def read_rows(
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
 
     TSV files are read like GLUE's: tabs separate columns, and quotes are ordinary characters. The separator of a CSV
-    file is the first of comma, semicolon and tab that occurs in the first line, or the character in a first line such
-    as "sep=;". Without a separator, there is one column. JSON files contain one object per line, or a single list of
-    objects.
+    file is the first of comma, semicolon and tab that occurs in the first line. Without a separator, there is one
+    column. JSON files contain one object per line, or a single list of objects.
 
     Args:
         source: the dataset, or an existing file.
@@ -66,8 +67,8 @@ def read_rows(
         is missing.
 
     Raises:
-        InputError: the suffix is unknown, bytes are not UTF-8, or a row is broken or has too few or too many
-            columns. The message names the file and the row.
+        InputError: the suffix is unknown, bytes are not UTF-8, two columns have the same name, or a row is broken or
+            has too few or too many columns. The message names the file and the row.
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
@@ -80,10 +81,7 @@ def read_rows(
         return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
-        advice = (
-            f"The separator is {SEPARATORS.get(separator, repr(separator))}. Quote cells that contain this separator. "
-            "If the file uses a different separator, add a first line such as sep=;"
-        )
+        advice = f"The separator is {SEPARATORS.get(separator)}. Quote cells and names that contain it."
         rows = _read_csv_rows(file, separator, lines_log)
         return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
     if suffix in ("json", "jsonl"):
@@ -98,7 +96,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
         InputError: the column is missing, or has no text. The message does not name the row.
     """
     if column not in values:
-        raise InputError(f"no column {column!r}. Columns: {', '.join(values)}.")
+        raise InputError(f"no column {column!r}. {list_columns(values)}")
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise InputError(f"no text in column {column!r}. Fix or remove the row.")
@@ -151,6 +149,7 @@ def _name_cells(
     for row, cells in table:
         if not header and (not headerless_columns or headerless_columns[-1] in cells):
             header = cells
+            _check_header(file, header)
             continue
         header = header or list(headerless_columns)
         if len(cells) == len(header):
@@ -163,6 +162,14 @@ def _name_cells(
     if torn:
         skipped = format_count(len(torn), "row")
         logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
+
+
+def _check_header(file: Path, header: Sequence[str]) -> None:
+    """Checks that all columns have different names. Otherwise the last column of a name would replace the others."""
+    for position, name in enumerate(header, start=1):
+        first = header.index(name) + 1
+        if first < position:
+            raise InputError(f"{file}: columns {first} and {position} are both called {name!r}. Rename or remove one.")
 
 
 def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
@@ -180,8 +187,6 @@ def find_separator(file: Path, on_bad_text: OnBadText | None) -> str:
 
 def choose_separator(first: str) -> str:
     """Returns the separator of a CSV file with this first line, or `NO_SEPARATOR` if the line has one column."""
-    if named := SEPARATOR_LINE.match(first):
-        return named[1]
     unquoted = re.sub(r'"[^"]*"', "", first)
     # In languages with a decimal comma, spreadsheets separate columns by semicolons.
     found = next((separator for separator in SEPARATORS if separator in unquoted), None)
@@ -191,13 +196,10 @@ def choose_separator(first: str) -> str:
 
 def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:
     lines = (line for _, line in read_numbered_lines(file, log=log))
-    first = next(lines, "")
-    named = SEPARATOR_LINE.match(first) is not None
-    row = int(named)
+    row = 0
     try:
         # Without `strict`, a quote that is never closed would silently put the rest of the file into one cell.
-        table = csv.reader(lines if named else chain([first], lines), delimiter=separator, strict=True)
-        for row, cells in enumerate(table, start=1 + named):
+        for row, cells in enumerate(csv.reader(lines, delimiter=separator, strict=True), start=1):
             if cells:
                 yield row, cells
     except csv.Error as error:
@@ -218,10 +220,19 @@ def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tu
     """
     log = log or ReadingLog()
     for row, value in _read_json_values(file, log):
-        if isinstance(value, dict):
-            yield row, value
+        if not isinstance(value, dict):
+            log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}. {JSON_FORM}")
+        elif _contains_rows(value):
+            log.leave_out(file, f"row {row}", f"the object contains a whole table. {JSON_FORM}")
         else:
-            log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}.")
+            yield row, value
+
+
+def _contains_rows(value: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is a table: pandas' columns or rows by index, or a list of rows in "data"."""
+    data = value.get("data")
+    by_name = bool(value) and all(isinstance(cell, dict) for cell in value.values())
+    return by_name or (isinstance(data, list) and all(isinstance(row, dict | list) for row in data))
 
 
 def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, Any]]:
@@ -239,6 +250,6 @@ def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, An
         try:
             value = parse_json(line)
         except ValueError as error:
-            log.leave_out(file, f"row {row}", f"not JSON ({error}).")
+            log.leave_out(file, f"row {row}", f"not JSON ({error}). {JSON_FORM}")
         else:
             yield row, value

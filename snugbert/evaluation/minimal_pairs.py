@@ -18,7 +18,7 @@ from snugbert.checkpoints.loading import max_tokens
 from snugbert.data.sources import describe_file, uncompressed_name
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import read_numbered_lines
-from snugbert.errors import InputError
+from snugbert.errors import InputError, list_columns
 from snugbert.evaluation.masked_models import evaluating
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
 from snugbert.files import check_unicode
@@ -112,8 +112,7 @@ def _read_sentence(file: Path, row: int, values: dict[str, Any], flag: str, colu
     if column not in values and _is_text(file):
         raise InputError(f"{file}: text files have the columns {BAD} and {GOOD}. Remove --{flag}_column_name.")
     if column not in values:
-        columns = ", ".join(values)
-        raise InputError(f'{file}, row {row}: no column "{column}". Columns: {columns}. Set --{flag}_column_name.')
+        raise InputError(f"{file}, row {row}: no column {column!r}. {list_columns(values)} Set --{flag}_column_name.")
     if not isinstance(values[column], str) or not values[column].strip():
         raise InputError(f"{file}, row {row}: {column} must be a sentence, not {values[column]!r}.")
     return check_unicode(values[column], f"{file}, row {row}: {column}")

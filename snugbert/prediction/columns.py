@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, list_columns
 from snugbert.tasks.labeled_texts import describe_columns, find_text_columns
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def choose_columns(
             raise InputError(f"--text_column_names: this model reads {expected} text columns, not {len(given)}.")
         missing = [name for name in given if first_rows and name not in present]
         if missing:
-            raise InputError(f"{source}: no column {missing[0]!r}. Columns: {', '.join(present)}.")
+            raise InputError(f"{source}: no column {missing[0]!r}. {list_columns(present)}")
         return given
     if not first_rows:
         return ("text",) * numbers[0]
@@ -59,14 +59,14 @@ def choose_columns(
             return names
     if not reader.any_columns:
         expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
-        raise InputError(f"{source}: no {expected}. Columns: {', '.join(present)}. Set --text_column_names.")
+        raise InputError(f"{source}: no {expected}. {list_columns(present)} Set --text_column_names.")
     try:
-        found = find_text_columns(list(first_rows), "label", source)
+        found, others = find_text_columns(list(first_rows), "label", source)
     except InputError as error:
-        columns = ", ".join(present)
-        raise InputError(f"{source}: no text column. Columns: {columns}. Set --text_column_names.") from error
-    if len(found) != numbers[0]:  # an id could be mistaken for a text
+        raise InputError(f"{source}: no text column. {list_columns(present)} Set --text_column_names.") from error
+    if others or len(found) != numbers[0]:
+        found = (*found, *others)
         problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
-        raise InputError(f"{source}: {problem}: {', '.join(found)}.{trained} Set --text_column_names.")
+        raise InputError(f"{source}: {problem}: {', '.join(map(repr, found))}.{trained} Set --text_column_names.")
     logger.info("%s: text %s", source, describe_columns(found))
     return found

@@ -5,13 +5,12 @@ The output is JSON lines, or has the format of its input: CSV, TSV, or CoNLL col
 
 import csv
 import io
-import json
 import logging
 import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snugbert.data.conll import (
     ONLY_IDS,
@@ -24,6 +23,7 @@ from snugbert.data.conll import (
 )
 from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator, read_rows
 from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
+from snugbert.files import dump_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags, find_invalid_tags
 
@@ -64,7 +64,7 @@ class Format:
         Args:
             row: the values of a row, with its predictions.
         """
-        return _dump(row) + "\n"
+        return dump_json(row) + "\n"
 
 
 class TableFormat(Format):
@@ -77,22 +77,22 @@ class TableFormat(Format):
         self.separator = "," if separator == NO_SEPARATOR else separator
 
     def write_head(self, row: Values) -> str:
-        """Returns the header. If the header does not reveal the separator, a line such as "sep=;" comes first."""
+        """Returns the header. Names are quoted if they contain another separator."""
         header = self._join([*row])
-        if self.is_csv and choose_separator(re.split(r"[\r\n]", header)[0]) != self.separator:
-            header = f"sep={self.separator}\n{header}"
+        if self.is_csv and choose_separator(header) != self.separator:
+            header = self._join([*row], csv.QUOTE_ALL)
         return _byte_order_mark(self.source) + header
 
     def write(self, row: Values) -> str:
         """Returns a line of the table. Missing values become empty cells."""
         return self._join([_format_cell(value) for value in row.values()])
 
-    def _join(self, cells: list[str]) -> str:
+    def _join(self, cells: list[str], quoting: Literal[0, 1] = csv.QUOTE_MINIMAL) -> str:
         if not self.is_csv:  # TSV has no quotes
             return "\t".join(re.sub(r"[\t\r\n]+", " ", cell) for cell in cells) + "\n"
         line = io.StringIO()
         # The writer quotes the characters of its line terminator. A carriage return in a cell would end the line, too.
-        csv.writer(line, delimiter=self.separator, lineterminator="\r\n").writerow(cells)
+        csv.writer(line, delimiter=self.separator, lineterminator="\r\n", quoting=quoting).writerow(cells)
         return line.getvalue().removesuffix("\r\n") + "\n"
 
 
@@ -213,12 +213,5 @@ def _byte_order_mark(source: Path) -> str:
 def _format_cell(value: Any) -> str:
     if isinstance(value, str):
         return value
-    text = _dump(value)
+    text = dump_json(value)
     return "" if text == "null" else text
-
-
-def _dump(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:  # NaN or infinity
-        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), ensure_ascii=False)

@@ -166,7 +166,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
             # The correlation of a constant is undefined.
             details = [*([interval] if interval else []), *([] if to_beat == UNDEFINED else [f"baseline {to_beat}"])]
             cells.append(f"{metric} {score}" + (f" ({'; '.join(details)})" if details else ""))
-        text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
+        text = ", ".join(cells) if cells else "predicted, not scored: labels are missing"
         examples = format_count(results["examples"][name], "example")
         lines.append((set_title(name), f"{examples}: {text}"))
     lines += list_label_lines(results.get("labels", {}))

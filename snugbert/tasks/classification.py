@@ -5,7 +5,6 @@ A model predicts one label, several labels, or a number.
 Shapes: N examples, C labels.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError, format_count
+from snugbert.files import dump_json
 from snugbert.reports.intervals import bootstrap
 from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
@@ -49,7 +49,13 @@ from snugbert.tasks.decisions import (
     compute_confidence,
     decide,
 )
-from snugbert.tasks.labeled_texts import TextSplit, choose_text_columns, convert_vectors, read_labeled_texts
+from snugbert.tasks.labeled_texts import (
+    UNLABELED_ID,
+    TextSplit,
+    choose_text_columns,
+    convert_vectors,
+    read_labeled_texts,
+)
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_labels, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
@@ -216,6 +222,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         trains = not is_teacher and {"train", "unlabeled"} & splits.keys()
         self._use_windows(None if trains else get_windows(config), is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
+        self._find_hidden_labels(splits, known)
         distills = is_teacher or teacher is not None
         self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
         if is_teacher:
@@ -230,6 +237,24 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         config.problem_type = self.problem
         self._read_thresholds(config)
         store_labels(config, self.labels or ["LABEL_0"])
+
+    def _find_hidden_labels(self, splits: Mapping[str, TextSplit], checkpoint_labels: list[str]) -> None:
+        """Removes the labels of splits in which every label is -1, unless -1 is a label to learn or to predict.
+
+        Raises:
+            InputError: the labels of a validation split are hidden.
+        """
+        known = splits["train"].labels if "train" in splits else checkpoint_labels
+        if any(label in UNLABELED_ID for label in known):
+            return
+        for split in splits.values():
+            if split.labels and all(label in UNLABELED_ID for label in split.labels):
+                if split.name.startswith("validation"):
+                    raise InputError(
+                        f"{split.source}: every label is -1. Add labels, or pass the file as --test_file."
+                    )
+                logger.info("%s: every label is -1. The texts are predicted, but not scored.", split.source)
+                split.labels = [None] * len(split.labels)
 
     def _use_windows(self, windows: tuple[int, int] | None, is_teacher: bool = False) -> None:
         """Sets the length and the windows of texts, unless the user chose them. A teacher keeps its own windows.
@@ -523,27 +548,23 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def write(self, split: TextSplit, answers: TextAnswers, folder: Path) -> None:
         """Writes a JSON object for each example, and for test splits also a table for gluebenchmark.com.
 
-        The keys of an object are the text columns, "label" (if the split is labeled, whatever the name of its label
-        column), "predicted_label", and "probabilities", an object with the probability of each label (not for
-        regression). The table has the columns index and prediction. For GLUE's tasks, it contains GLUE's example
-        numbers and labels, and scores of STS-B are clipped to 0 to 5. For your own data, the table is
-        predict_results.txt, as in `run_glue.py`.
+        The keys of an object are the columns of the row (of GLUE's columns, only the texts), "label" (if the split is
+        labeled, whatever the name of its label column), "predicted_label", and "probabilities", an object with the
+        probability of each label (not for regression). The table has the columns index and prediction. For GLUE's
+        tasks, it contains GLUE's example numbers and labels, and scores of STS-B are clipped to 0 to 5. For your own
+        data, the table is predict_results.txt, as in `run_glue.py`.
         """
-        number = len(answers.values)
-        columns: dict[str, list[Any]] = dict(
-            zip(split.text_columns, [texts[:number] for texts in split.texts], strict=True)
-        )
-        if split.references is not None:
-            columns["label"] = self.name_answers(split.references, self.labels)
+        labels = [] if split.references is None else self.name_answers(split.references, self.labels)
         first, *tables = self.list_prediction_files(split)
-        with (folder / first).open("w", encoding="utf-8") as stream:
-            for values, predicted in zip(
-                zip(*columns.values(), strict=True), self.to_columns(split, answers), strict=True
-            ):
-                example = dict(zip(columns, values, strict=True)) | predicted
-                stream.write(json.dumps(example, ensure_ascii=False) + "\n")
+        with (folder / first).open("w", encoding="utf-8", errors="backslashreplace") as stream:
+            for index, predicted in enumerate(self.to_columns(split, answers)):
+                example = dict(split.values[index]) if split.values else {}
+                example |= {name: texts[index] for name, texts in zip(split.text_columns, split.texts, strict=True)}
+                if labels:
+                    example["label"] = labels[index]
+                stream.write(dump_json(example | predicted) + "\n")
         for table in tables:
-            self._write_table(folder / table, split.indices[:number], answers.values)
+            self._write_table(folder / table, split.indices[: len(answers.values)], answers.values)
         if split.references is not None and self.problem == "single_label_classification":
             plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             draw_confusion_matrix(split.references, answers.values, self.labels or [], plot)

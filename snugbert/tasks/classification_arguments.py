@@ -1,6 +1,7 @@
 """Arguments of `snugbert glue` that select and read the data."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
 from snugbert.data.sources import DataArguments, check_sources
@@ -55,6 +56,9 @@ class GlueDataArguments(DataArguments):
     label_separator: str | None = field(
         default=None,
         metadata={"help": "Separator of several labels in one cell. JSON lists need no separator."},
+    )
+    on_missing_label: Literal["error", "skip"] = field(
+        default="error", metadata={"help": "Training and validation examples without a label: error, or skip them."}
     )
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]

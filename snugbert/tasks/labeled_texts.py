@@ -9,7 +9,8 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, List
 
+from snugbert.data.glue import TASKS
 from snugbert.data.tables import clean_label, read_rows
-from snugbert.errors import InputError, format_count, shorten
+from snugbert.errors import InputError, format_count, list_columns, shorten
 from snugbert.files import check_unicode, parse_json
 from snugbert.tasks.classification_arguments import GlueDataArguments
 
@@ -32,19 +34,30 @@ INDEX_COLUMNS = ("index", "id", "idx")
 PREDICTED_COLUMNS = ("label", "predicted_label", "probabilities")  # columns of predictions besides the text columns
 UNLABELED_ID = ("-1", "-1.0")  # what GLUE writes for a missing label
 
+# Names of two columns of text, in lower case.
+PAIRS = (
+    *(task.text_columns for task in TASKS.values() if len(task.text_columns) == 2),
+    *(("question", "answer"), ("question", "context")),
+    *(("text_a", "text_b"), ("text1", "text2"), ("text", "text_pair")),
+)
+# Names of one column of text, by priority, in lower case.
+TEXT_NAMES = ("text", "sentence", "message", "review", "comment", "tweet", "utterance", "content", "body")
+ID_NAME = re.compile(r"(.*[\W_])?(?i:id|idx|index|uuid|guid)|.*[a-z]I[Dd]")
+LONGEST_CATEGORY = 40  # characters
+
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 # Elements of a label vector, as JSON, Python and NumPy write them.
 BITS = {
     **dict.fromkeys(("0", "0.0", "0.", "False", "false"), 0),
     **dict.fromkeys(("1", "1.0", "1.", "True", "true"), 1),
 }
-# A list in a cell, as Python and NumPy write lists, tuples and sets. NumPy puts only spaces between elements.
+# A list in a cell, as Python writes lists.
 ELEMENT = rf"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|{NUMBER.pattern}|True|False"""
-LIST = re.compile(rf"[\[({{]\s*(?:(?:{ELEMENT})(?:(?:\s*,\s*|\s+)(?:{ELEMENT}))*(?:\s*,)?)?\s*[\])}}]")
-PAIRS = ("[]", "()", "{}")
-# Other Python values in a cell are refused: dictionaries, and calls such as array(['joy'], dtype=object).
-DICTIONARY = re.compile(rf"\{{\s*(?:{ELEMENT})\s*:.*\}}", re.DOTALL)
-WRAPPED_LIST = re.compile(r"[\w.]+\(\s*[\[({].*\)|(?:frozen)?set\(\)", re.DOTALL)
+LIST = re.compile(rf"\[\s*(?:{ELEMENT})(?:\s*,\s*(?:{ELEMENT}))*\s*\]")
+# Other Python values: calls such as array(['joy']), tuples, sets and dictionaries. "(other)" and "{x}" are names.
+OTHER_VALUE = re.compile(
+    rf"""[\w.]+\(\s*[\[({{].*\)|set\(\)|\{{\s*['"].*\}}|[({{]\s*(?:{ELEMENT})\s*[,:].*[)}}]""", re.DOTALL
+)
 
 Row = tuple[int, Mapping[str, object]]  # number and values
 
@@ -62,6 +75,7 @@ class TextSplit:
             if labels are vectors. None: not labeled.
         indices: the index of a GLUE example in its source, otherwise its position.
         rows: the row in the source, for messages.
+        values: your own examples to score or predict: all columns but the label.
         class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
@@ -78,6 +92,7 @@ class TextSplit:
     labels: list[Any] = field(default_factory=list)
     indices: list[object] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    values: list[dict[str, object]] = field(default_factory=list)
     class_names: tuple[str, ...] = ()
     split_in_dataset: str | None = None
     limit: int | None = None
@@ -122,9 +137,13 @@ def choose_text_columns(
     if not text_columns:
         first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
         label_column = args.label_column_name or "label"
-        text_columns = find_text_columns(first_rows, label_column, source, trained_columns)
+        text_columns, others = find_text_columns(first_rows, label_column, source, trained_columns)
         label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
-        logger.info("%s: text %s%s", source, describe_columns(text_columns), label)
+        unread = [repr(name) for name in first_rows[0] if name not in (*text_columns, label_column)]
+        advice = f". Not read: {shorten(unread)}. Set --text_column_names to read other columns" if unread else ""
+        # From Python, only warnings are displayed by default.
+        level = logging.WARNING if others else logging.INFO
+        logger.log(level, "%s: text %s%s%s", source, describe_columns(text_columns), label, advice)
     if taken := set(PREDICTED_COLUMNS) & set(text_columns):
         raise InputError(
             f"{source}: the text column {min(taken)!r} is named like a column of predictions. Rename the text column."
@@ -139,11 +158,12 @@ def describe_columns(names: Sequence[str]) -> str:
 
 def find_text_columns(
     first_rows: Sequence[Mapping[str, object]], label_column: str, source: str, trained_columns: Sequence[str] = ()
-) -> tuple[str, ...]:
-    """Finds the text column, or the two columns of a pair, in your own data, as `run_glue.py` does.
+) -> tuple[tuple[str, ...], list[str]]:
+    """Finds the text column, or the two columns of a pair, in your own data.
 
-    These are `trained_columns`, or sentence1 and sentence2, if the rows have them. Otherwise they are the first one or
-    two columns with text, except the label column. In such a column, at most half of the filled cells are numbers.
+    These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
+    `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
+    numbers, dates, codes and ids are left out.
 
     Args:
         first_rows: values of the first rows.
@@ -151,28 +171,61 @@ def find_text_columns(
         source: the file or dataset, for messages.
         trained_columns: the text columns that a checkpoint was trained on.
 
+    Returns:
+        The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
+
     Raises:
         InputError: there is no row, or no text column.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
-    names = list(first_rows[0])
-    for known in (trained_columns, ("sentence1", "sentence2")):
-        if known and all(name in names for name in known):
-            return tuple(known)
-
-    def holds_text(name: str) -> bool:
-        cells = [str(values[name]).strip() for values in first_rows if values.get(name) is not None]
-        filled = [cell for cell in cells if cell and cell != "nan"]
-        return 2 * sum(NUMBER.fullmatch(cell) is not None for cell in filled) <= len(filled) > 0
-
-    text_columns = [name for name in names if name != label_column and holds_text(name)][:2]
-    if not text_columns:
+    names = [name for name in first_rows[0] if name != label_column]
+    if trained_columns and all(name in first_rows[0] for name in trained_columns):
+        return tuple(trained_columns), []
+    by_lower_name = {name.strip().lower(): name for name in names}
+    for pair in PAIRS:
+        if all(name in by_lower_name for name in pair):
+            return tuple(by_lower_name[name] for name in pair), []
+    columns = {name: _find_texts([values.get(name) for values in first_rows]) for name in names}
+    columns = {name: texts for name, texts in columns.items() if texts and not ID_NAME.fullmatch(name)}
+    if not columns:
         raise InputError(
-            f"{source}: no text column besides the label {label_column!r}. Columns: {', '.join(names)}. "
+            f"{source}: no text column besides the label {label_column!r}. {_describe_found(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
-    return tuple(text_columns)
+    named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in columns]
+    chosen = named[0] if named else max(columns, key=lambda name: sum(map(len, set(columns[name]))))
+    return (chosen,), [name for name, texts in columns.items() if name != chosen and _are_varied(texts)]
+
+
+def _are_varied(texts: list[str]) -> bool:
+    """Whether texts are not a few short values that are repeated, such as categories."""
+    return 2 * len(set(texts)) > len(texts) or max(map(len, texts)) > LONGEST_CATEGORY
+
+
+def _describe_found(names: Collection[str]) -> str:
+    columns = list_columns(names)
+    if len(names) == 1 and re.search(r"[,;|\t]", "".join(names)):
+        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
+    return columns
+
+
+def _find_texts(cells: Iterable[object]) -> list[str]:
+    """Returns the texts of a column. Empty if most of its filled cells are numbers, dates, codes or other values."""
+    filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
+    texts = [cell for cell in filled if isinstance(cell, str) and not _is_code(cell)]
+    return texts if 2 * len(texts) >= len(filled) else []
+
+
+def _is_code(cell: str) -> bool:
+    """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
+
+    Chinese and Japanese sentences are single words. They are no codes if they have more letters than digits.
+    """
+    words = cell.strip()[:100].split()  # long enough for a date
+    marks = [len(re.findall(r"[\d@/]", word)) for word in words]
+    letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
+    return 2 * sum(0 < mark >= letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
 
 
 # --- examples ---------------------------------------------------------------------------------------------------
@@ -191,10 +244,11 @@ def read_labeled_texts(
         text_columns: from [`choose_text_columns`].
 
     Raises:
-        InputError: there are no rows, a column is missing, a row has no text or no required label, or single labels
-            and lists of labels are mixed. The message names source and row.
+        InputError: there are no rows, a column is missing, a row has no text, required labels are missing and
+            `on_missing_label` is "error", or single labels and lists of labels are mixed. The message names source and
+            row.
     """
-    task, labeled = args.task, name.startswith(("train", "validation"))
+    task, labeled, skips = args.task, name.startswith(("train", "validation")), args.on_missing_label == "skip"
     label_column = "" if name == "unlabeled" else args.label_column_name or "label"
     split = TextSplit(
         name,
@@ -206,36 +260,69 @@ def read_labeled_texts(
         limit=args.max_samples.get(name.partition("_")[0]),
     )
     class_names = {str(i): name for i, name in enumerate(task.labels if task else split.class_names)}
-    empty = []
+    empty, missing = [], []
     for row, values in _read_renamed_rows(data, args):
         where = f"{source}, row {row}"
         if not split.rows:
-            _check_columns(values, split, label_column if labeled else None, is_glue=task is not None)
+            _check_columns(values, split, label_column if labeled and not skips else None, is_glue=task is not None)
         texts = [_read_text(values, column, where) for column in text_columns]
-        if not all(text.strip() for text in texts):
-            empty.append(row)
         label = _read_label(values.get(label_column), args, class_names, where)
-        if label is None and labeled:
-            has_column = label_column in values
-            advice = "Add a label, or remove the row." if has_column else f"Columns: {', '.join(values)}."
-            raise InputError(f"{where}: no label in column {label_column!r}. {advice}")
+        if label is None:
+            missing.append(row)
+            if labeled:
+                continue
         if label is not None and isinstance(label, list) != split.multi_label:
             if any(earlier is not None for earlier in split.labels):
                 raise InputError(f"{where}: single labels and lists of labels are mixed. Write all labels as lists.")
             split.multi_label = True
+        if not all(text.strip() for text in texts):
+            empty.append(row)
         for column, text in zip(split.texts, texts, strict=True):
             column.append(text)
         own_indices = [values[column] for column in INDEX_COLUMNS if task and column in values]
         split.indices.append(own_indices[0] if own_indices else len(split.rows))
+        if task is None and name not in ("train", "unlabeled"):
+            split.values.append({column: value for column, value in values.items() if column != label_column})
         split.labels.append(label)
         split.rows.append(row)
+    if name != "unlabeled":
+        number = len(split.rows) + len(missing) * labeled
+        report_missing_labels(source, label_column, missing, number, args.on_missing_label if labeled else None)
     if not split.rows:
         raise InputError(f"{source}: no examples.")
     if empty:
-        listed = ", ".join(map(str, empty[:MAX_LISTED_ROWS])) + " and more" * (len(empty) > MAX_LISTED_ROWS)
         count = format_count(len(empty), "row")
-        logger.warning("%s: empty text in %s: %s. All rows are kept.", source, count, listed)
+        logger.warning("%s: empty text in %s: %s. All rows are kept.", source, count, _list_rows(empty))
     return split
+
+
+def report_missing_labels(
+    source: str, column: str, missing: Sequence[int], number: int, on_missing_label: str | None
+) -> None:
+    """Reports how many rows of a file or dataset have no label.
+
+    Args:
+        source: the file or dataset.
+        column: the column of labels.
+        missing: the rows without a label.
+        number: the number of all rows.
+        on_missing_label: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
+
+    Raises:
+        InputError: labels are missing and `on_missing_label` is "error", or no row has a label that is needed.
+    """
+    all_missing, needed = len(missing) == number, on_missing_label is not None
+    if not missing or (all_missing and not needed):
+        return
+    problem = f"{source}: {len(missing):,} of {format_count(number, 'row')} have no label in column {column!r}"
+    problem += f": {_list_rows(missing)}."
+    if on_missing_label == "error" or all_missing:
+        raise InputError(f"{problem} Add labels{'' if all_missing else ', or set --on_missing_label skip'}.")
+    logger.warning("%s %s", problem, "They are left out." if needed else "The rows are predicted, but not scored.")
+
+
+def _list_rows(rows: Sequence[int]) -> str:
+    return ", ".join(map(str, rows[:MAX_LISTED_ROWS])) + " and more" * (len(rows) > MAX_LISTED_ROWS)
 
 
 def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
@@ -257,9 +344,7 @@ def _read_renamed_rows(data: Path | Dataset, args: GlueDataArguments) -> Iterato
 
 def _check_columns(values: Mapping[str, object], split: TextSplit, label_column: str | None, is_glue: bool) -> None:
     """Checks the columns of the first row. `label_column` is None if labels are not required."""
-    columns = f"Columns: {', '.join(values)}."
-    if len(values) == 1 and re.search(r"[,;|\t]", "".join(values)):
-        columns += " Separate columns by tabs in .tsv files, and by commas, semicolons or tabs in .csv files."
+    columns = _describe_found(values)
     if label_column is not None and label_column not in values and not is_glue:
         # The message does not list the text columns. If the user gave none, one of them may be the label.
         raise InputError(f"{split.source}: no column {label_column!r}. {columns} Set --label_column_name.")
@@ -278,7 +363,7 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
     if column in values and (value is None or (isinstance(value, float) and math.isnan(value))):  # an empty cell
         return ""
     if not isinstance(value, str | int | float):
-        raise InputError(f"{where}: no text in column {column!r}. Columns: {', '.join(values)}.")
+        raise InputError(f"{where}: no text in column {column!r}. {list_columns(values)}")
     return check_unicode(str(value), f"{where}: column {column!r}")
 
 
@@ -319,29 +404,24 @@ def _read_name(value: object, where: str) -> str:
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:
-    """Reads a list that was written as text: JSON, or a list, tuple or set of Python, or NumPy's array.
+    """Reads a list that was written as text, in JSON or Python.
 
     Returns:
         The elements. None: the text is a name.
 
     Raises:
-        InputError: the text is in square brackets but not a list of quoted names or numbers, is a call such as
-            array(...), or is a dictionary.
+        InputError: the text is in square brackets but not such a list, or is another Python value.
     """
-    brackets = text[:1] + text[-1:]
-    if brackets == "[]":
+    in_brackets = text[:1] + text[-1:] == "[]"
+    if in_brackets:
         try:
             return parse_json(text)
         except ValueError:
-            pass  # Python's and NumPy's lists are not JSON
-    is_list = brackets in PAIRS and LIST.fullmatch(text) is not None
-    if is_list and (brackets != "()" or "," in text or text == "()"):  # "(1)" is no tuple
-        elements = (match[0] for match in re.finditer(ELEMENT, text))
-        try:
-            return [ast.literal_eval(element) if element[0] in "'\"" else element for element in elements]
-        except (ValueError, SyntaxError):
-            pass  # a broken escape
-    if brackets == "[]" or WRAPPED_LIST.fullmatch(text) or DICTIONARY.fullmatch(text):
+            # Without commas, as in NumPy's arrays, Python would join the texts.
+            with suppress(ValueError, SyntaxError):
+                if LIST.fullmatch(text):
+                    return ast.literal_eval(text)
+    if in_brackets or OTHER_VALUE.fullmatch(text):
         raise InputError(
             f'{where}: the label {text[:50]!r} is not a list that can be read. Write lists as ["joy", "love"], and '
             "names without brackets."

@@ -5,9 +5,8 @@ An example has one window for each choice. These windows are one nested row of f
 Shapes: N examples, C choices.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +19,17 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedConfig
 
 from snugbert.data.sources import ExampleArguments
 from snugbert.data.tables import clean_label, read_rows, read_text, read_texts
-from snugbert.errors import InputError
+from snugbert.errors import InputError, list_columns
+from snugbert.files import dump_json
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Features, Sources, Task
+from snugbert.tasks.labeled_texts import UNLABELED_ID, report_missing_labels
 from snugbert.tasks.metrics import score_classes
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.windows import make_lists, tokenize_texts
 
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1", "ending2", "ending3")
-NO_LABEL = ("", "None", "-1")  # -1: in test sets on the Hub
+NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
 
 METRIC_INFO = {
     "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
@@ -78,12 +79,14 @@ class ChoiceSplit:
         source: the file or dataset, for messages.
         examples: the examples.
         references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
+        others: the values of each row besides its texts and its label. Empty for training examples.
     """
 
     name: str
     source: str
     examples: list[Example]
     references: np.ndarray | None = None
+    others: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def labeled(self) -> bool:
@@ -142,10 +145,12 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
     def _read_split(self, data: Path | Dataset, name: str, first: list[Example]) -> ChoiceSplit:
         source = self.describe_place(data, name)
-        split, labels = ChoiceSplit(name, source, []), []
+        split, labels, missing = ChoiceSplit(name, source, []), [], []
+        needed = name in ("train", "validation")
         for row, values in islice(read_rows(data), self.args.max_samples.get(name)):
             try:
-                example = self.read(values, _find_columns(values))
+                columns = _find_columns(values)
+                example = self.read(values, columns)
                 label = None if name == "unlabeled" else _read_label(values, len(example.choices))
             except InputError as error:
                 raise InputError(f"{source}, row {row}: {error}") from error
@@ -153,11 +158,18 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
             if number != expected or number < 2:
                 wanted = f"{expected}, as in the first example" if expected > 1 else "at least 2"
                 raise InputError(f"{source}, row {row}: the number of choices is {number}. Expected {wanted}.")
-            if label is None and name in ("train", "validation"):
-                raise InputError(f"{source}, row {row}: no label in column 'label'. Add a label, or remove the row.")
+            if label is None:
+                missing.append(row)
+                if needed:
+                    continue
             first = first or [example]
             split.examples.append(example)
             labels.append(label)
+            if name not in ("train", "unlabeled"):
+                split.others.append({key: values[key] for key in values if key not in (*columns, "label")})
+        if name != "unlabeled":
+            number = len(labels) + len(missing) * needed
+            report_missing_labels(source, "label", missing, number, self.args.on_missing_label if needed else None)
         if not split.examples:
             raise InputError(f"{source}: no examples.")
         if None not in labels:
@@ -237,18 +249,20 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
     def write(self, split: ChoiceSplit, answers: ChoiceAnswers, folder: Path) -> None:
         """Writes a JSON object for each example, and a confusion matrix, which shows a preference for a position.
 
-        The keys are `text`, `choices`, `label` (if the split is labeled), `predicted_choice` and `probabilities`.
+        The keys are the other columns of the row, `text`, `choices`, `label` (if the split is labeled),
+        `predicted_choice` and `probabilities`.
         """
-        rows = [example._asdict() for example in split.examples]
+        others = split.others or [{}] * split.num_examples
+        rows = [values | example._asdict() for values, example in zip(others, split.examples, strict=True)]
         if split.references is not None:
             rows = [row | {"label": label} for row, label in zip(rows, split.references.tolist(), strict=True)]
             positions = [str(position) for position in range(len(split.examples[0].choices))]
             plot = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             draw_confusion_matrix(split.references, answers.values, positions, plot)
         (file,) = self.list_prediction_files(split)
-        with (folder / file).open("w", encoding="utf-8") as stream:
+        with (folder / file).open("w", encoding="utf-8", errors="backslashreplace") as stream:
             for row, predicted in zip(rows, self.to_columns(split, answers), strict=True):
-                stream.write(json.dumps(row | predicted, ensure_ascii=False) + "\n")
+                stream.write(dump_json(row | predicted) + "\n")
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
@@ -294,9 +308,7 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
     for columns in MultipleChoice.default_columns:
         if all(column in values for column in columns):
             return columns
-    raise InputError(
-        f"expected the columns text and choices, or {', '.join(SWAG_COLUMNS)}. Columns: {', '.join(values)}."
-    )
+    raise InputError(f"expected the columns text and choices, or {', '.join(SWAG_COLUMNS)}. {list_columns(values)}")
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:

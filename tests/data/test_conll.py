@@ -176,9 +176,9 @@ def test_bad_files(text, message, tmp_path):
     [
         (
             [{"tokens": ["a"], "labels": ["O"]}],
-            "row 1: no column 'ner_tags' or 'tags'. Columns: tokens, labels. Set --label_column_name",
+            "row 1: no column 'ner_tags' or 'tags'. Columns: 'tokens', 'labels'. Set --label_column_name",
         ),
-        ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: text, tags. Set --text_column_name"),
+        ([{"text": "a", "tags": ["O"]}], "row 1: no column 'tokens'. Columns: 'text', 'tags'. Set --text_column_name"),
         ([{"tokens": "a b", "tags": ["O"]}], "row 1: expected a list of words in column 'tokens', found 'a b'"),
         (
             [{"tokens": ["a", "b"], "tags": ["O"]}],

@@ -42,7 +42,7 @@ def test_files_of_all_formats_have_the_same_pairs(tmp_path):
     [
         (
             '{"good": "A.", "sentence_bad": "B."}',
-            'row 1: no column "sentence_good". Columns: good, sentence_bad. Set --good_column_name.',
+            "row 1: no column 'sentence_good'. Columns: 'good', 'sentence_bad'. Set --good_column_name.",
         ),
         (
             '{"sentence_good": "A.", "sentence_bad": "B."}\n{"sentence_good": "A.", "sentence_bad": " "}',

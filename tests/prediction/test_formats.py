@@ -71,13 +71,13 @@ TEXTS = ['Ann, "who" is', "a; b\nand\rc", "", "was \u2028 it", "ü, ß", "who"]
 
 @pytest.mark.parametrize(
     ("start", "separator"),
-    [("", ","), ("", "\t"), ("\ufeff", ";"), ("sep=|\r\n", "|"), ("one column", ",")],
+    [("", ","), ("", "\t"), ("\ufeff", ";"), ("one column", ",")],
 )
 def test_csv(classifier, tmp_path, monkeypatch, start, separator):
     monkeypatch.setattr(run, "WINDOW_ROWS", 2)
     table = io.StringIO()
     rows = [[text] if start == "one column" else [str(number), text] for number, text in enumerate(TEXTS)]
-    header = ["text"] if start == "one column" else ["id; n, o|p" + "\nq" * start.startswith("sep"), "text"]
+    header = ["text"] if start == "one column" else ["id; n, o|p", "text"]
     csv.writer(table, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([header, *rows])
     source = tmp_path / "rows.csv.gz"
     source.write_bytes(gzip.compress((start.replace("one column", "") + table.getvalue()).encode()))

@@ -50,7 +50,7 @@ def test_summary(tmp_path):
     assert format_summary(task, results, tmp_path).splitlines() == [
         "counting: trained 1 epoch (1 step) in 1 min 1 s",
         "  validation       30 examples: accuracy 50.00 (baseline 25.00), mse 1.0000 (baseline 2.5000), pearson 10.00",
-        "  test mismatched  1,234 examples: predicted, not scored: there are no labels",
+        "  test mismatched  1,234 examples: predicted, not scored: labels are missing",
         "  baseline         always 'few'",
         f"  folder           {tmp_path}",
         "  plots            eval_confusion_matrix.png",

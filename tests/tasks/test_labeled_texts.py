@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from snugbert.data.glue import TASKS
 from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.labeled_texts import find_text_columns
 from snugbert.tasks.labels import choose_labels, encode_labels
 
 WORDS = "a the film plot story scene old new it was and with".split()
@@ -212,12 +214,140 @@ def test_text_columns_with_numbers_and_number_columns_with_gaps(tmp_path):
         assert load_splits(GlueDataArguments(train_file=str(file)), ("train",))["train"].texts == [texts]
 
 
+NAMES = ["Anna Schmidt", "Ben Maier", "Cem Huber", "Dora Adams"]
+TEXTS = ["the parcel never came", "5 days late, 2 calls, and no refund", "thank you", "who answers my calls"]
+SHORT = ["late parcel", "refund", "thanks", "no answer"]
+CHINESE = [
+    "\u6211\u57282024\u5e74\u4e70\u7684\u624b\u673a\u5f88\u597d",
+    "\u5305\u88f9\u6ca1\u6709\u5230\u8fbe",
+    "\u8bf7\u9000\u6b3e\u8c22\u8c22",
+    "\u5ba2\u670d\u5f88\u597d",
+]
+FEW = ["new", "new", "old", "new"]
+CODES = {
+    "number": ["1", "-2.5", "1e3", "4 711"],
+    "price": ["12,99 \u20ac", "$5", "7 EUR", "50%"],
+    "customer": ["K-00017", "K-00018", "ORD_19", "#20"],
+    "hash": ["550e8400-e29b-41d4", "f47ac10b-58cc", "9b2d7c11", "0a1b2c3d"],
+    "iso": ["2024-01-05", "2024-01-05 10:00:00", "2024-01-05T10:00:00+01:00", "2024-01-05T10:00:00Z"],
+    "datum": ["05.01.2024", "5. Januar 2024", "Montag, 5. Januar 2024", "05.01.24 10:00"],
+    "date": ["January 5, 2024", "Mon, 05 Jan 2024 10:00:00 GMT", "Fri Jan  5 10:00:00 CET 2024", "1/5/2024 10:00 AM"],
+    "\u65e5\u671f": [f"2024\u5e741\u6708{day}\u65e5" for day in range(5, 9)],
+    "url": ["https://example.org/late-parcel", "http://a.de/b", "https://example.org/", "shop.de/a"],
+    "mail": ["anna@example.org", "ben@example.org", "cem@example.org", "dora@example.org"],
+    "phone": ["+49 30 123456", "030 1234", "(0151) 4711", "555-1234"],
+    "customer_id": NAMES,
+    "ticketId": NAMES,
+    "ID": NAMES,
+    "open": [True, False, True, True],
+    "tags": [["a", "b"]] * 4,
+    "when": [datetime(2024, 1, day) for day in range(5, 9)],
+}
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected", "others"),
+    [
+        *(({name: cells, "nachricht": SHORT}, "nachricht", "") for name, cells in CODES.items()),
+        ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
+        ({"status": FEW, "a": SHORT}, "a", ""),
+        ({"status": FEW, "text": ["hi", "hi", "bye", "hi"]}, "text", ""),
+        ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
+        ({"title": SHORT, "body": TEXTS}, "body", "title"),
+        ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),
+        ({"name": NAMES, "headline": SHORT, "story": TEXTS}, "story", "name headline"),
+        ({"\u65e5\u671f": CODES["\u65e5\u671f"], "\u5185\u5bb9": CHINESE}, "\u5185\u5bb9", ""),
+        ({"n": CODES["number"], "sms": ["Win 1000 now, call 0800", "Text 87121 to win cash", "ok", ""]}, "sms", ""),
+        ({"text": FEW, "text_pair": SHORT}, "text text_pair", ""),
+        ({"id": NAMES, "Question": SHORT, "Answer": TEXTS, "note": TEXTS}, "Question Answer", ""),
+        ({"question": SHORT, "context": TEXTS}, "question context", ""),
+        ({"genre": TEXTS, "premise": TEXTS, "hypothesis": SHORT}, "premise hypothesis", ""),
+        ({"text_a": SHORT, "text_b": TEXTS}, "text_a text_b", ""),
+        ({"qid1": CODES["number"], "question1": SHORT, "question2": TEXTS}, "question1 question2", ""),
+        ({"question": SHORT, "sentence": TEXTS}, "question sentence", ""),
+        ({"sentence1": SHORT, "sentence2": TEXTS, "sentence1_parse": TEXTS}, "sentence1 sentence2", ""),
+        ({"text": TEXTS, "left": SHORT, "right": SHORT}, "left right", ""),  # the checkpoint's columns
+    ],
+)
+def test_text_columns_are_chosen(columns, expected, others):
+    rows = [dict(zip(columns, cells, strict=True)) | {"label": "a"} for cells in zip(*columns.values(), strict=True)]
+    found = find_text_columns(rows, "label", "a.csv", ("left", "right"))
+    assert found == (tuple(expected.split()), others.split())
+
+
+def test_the_choice_of_columns_is_reported(tmp_path, caplog):
+    """Without a command, only warnings are displayed: here, that there was a choice."""
+    rows = [{"ticket_id": f"K-{i}", "title": TEXTS[i][:9], "message": TEXTS[i], "label": i} for i in range(4)]
+    expected = "text column 'message', label column 'label'. Not read: 'ticket_id', 'title'. Set --text_column_names"
+    for unread, level in (("", "WARNING"), ("title", "INFO")):
+        caplog.clear()
+        data = Dataset.from_list([{name: value for name, value in row.items() if name != unread} for row in rows])
+        with caplog.at_level("INFO", "snugbert"):
+            split = TextClassification().read_splits({"train": [data]})["train"]
+        (record,) = [record for record in caplog.records if "text column" in record.getMessage()]
+        assert split.texts == [TEXTS] and record.levelname == level
+        assert expected.replace(", 'title'", "" if unread else ", 'title'") in record.getMessage()
+
+
+LABELED = Dataset.from_dict({"text": TEXTS, "label": ["a", None, "b", " "]})
+
+
+def test_rows_without_labels_are_counted_or_left_out(caplog):
+    message = (
+        r"\(train\): 2 of 4 rows have no label in column 'label': 2, 4\. Add labels, or set --on_missing_label skip\."
+    )
+    with pytest.raises(InputError, match=message):
+        TextClassification().read_splits({"train": [LABELED]})
+    for name in ("train", "validation"):
+        caplog.clear()
+        split = TextClassification(on_missing_label="skip").read_splits({name: [LABELED]})[name]
+        assert (split.texts, split.labels, split.rows) == ([TEXTS[::2]], ["a", "b"], [1, 3])
+        assert f"({name}): 2 of 4 rows have no label in column 'label': 2, 4. They are left out." in caplog.text
+    caplog.clear()
+    split = TextClassification().read_splits({"test": [LABELED]})["test"]
+    assert split.texts == [TEXTS] and not split.labeled
+    assert "2, 4. The rows are predicted, but not scored." in caplog.text
+    with pytest.raises(InputError, match=r"4 of 4 rows have no label in column 'label': 1, 2, 3, 4\. Add labels\.$"):
+        unlabeled = LABELED.remove_columns("label")
+        TextClassification(on_missing_label="skip").read_splits({"train": [unlabeled]})
+
+
+@pytest.mark.parametrize(
+    ("known", "value", "labeled"),
+    [
+        *((known, value, False) for known in (["a", "b"], [0, 1], [0.5, 2.5]) for value in (-1, -1.0, "-1")),
+        *(([-1, 1], -1, True), ([-1.0, 0.5], -1.0, True), ([-1.0, 0.5], -1, True)),
+    ],
+)
+def test_labels_of_minus_one_are_hidden_unless_training_has_them(known, value, labeled):
+    train = Dataset.from_dict({"text": TEXTS[:2], "label": known})
+    hidden = Dataset.from_dict({"text": TEXTS, "label": [value] * 4})
+    task = TextClassification()
+    splits = task.read_splits({"train": [train], "test": [hidden]})
+    task.choose_labels(splits, SnugBertConfig())
+    assert splits["test"].labeled == (splits["test"].references is not None) == labeled
+    if not labeled:
+        splits = task.read_splits({"train": [train], "validation": [hidden]})
+        with pytest.raises(
+            InputError, match=r"\(validation\): every label is -1\. Add labels, or pass .* --test_file"
+        ):
+            task.choose_labels(splits, SnugBertConfig())
+
+
+@pytest.mark.parametrize("labels", [["neg", "pos"], ["-1", "1"]])
+def test_without_training_the_checkpoint_decides_whether_minus_one_is_a_label(labels):
+    task = TextClassification()
+    splits = task.read_splits({"test": [Dataset.from_dict({"text": TEXTS, "label": [-1] * 4})]})
+    task.choose_labels(splits, SnugBertConfig(id2label=dict(enumerate(labels))))
+    assert splits["test"].labeled == ("-1" in labels)
+
+
 def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
     texts = ["a", "", " \t", None, float("nan"), "\u3000", "", "0"]
     rows = [{"title": "x", "body": text, "label": i} for i, text in enumerate(texts)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     split = load_splits(GlueDataArguments(train_file=str(tmp_path / "a.jsonl")), ("train",))["train"]
-    assert split.texts[1] == ["a", "", " \t", "", "", "\u3000", "", "0"]
+    assert split.texts[0] == ["a", "", " \t", "", "", "\u3000", "", "0"]
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warning.endswith("a.jsonl: empty text in 6 rows: 2, 3, 4, 5, 6 and more. All rows are kept.")
 
@@ -243,9 +373,13 @@ def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
         (
             "a.jsonl",
             '{"sentence": "a", "label": 1}\n{"sentence": "a"}',
-            r"row 2: no label in column 'label'\. Columns: sent",
+            r"a\.jsonl: 1 of 2 rows have no label in column 'label': 2\. Add labels, or set --on_missing_label skip\.",
         ),
-        ("a.jsonl", '{"sentence": ["a", "b"], "label": 1}', r"row 1: no text in column 'sentence'"),
+        (
+            "a.jsonl",
+            '{"sentence": ["a", "b"], "label": 1}',
+            r"no text column besides the label 'label'\. Columns: 'sent",
+        ),
         (
             "a.jsonl",
             '{"sentence": "a", "label": [0]}\n{"sentence": "b", "label": 1}',
@@ -260,22 +394,28 @@ def test_empty_texts_are_kept_and_counted(tmp_path, caplog):
         ("a.jsonl", '{"sentence": "a", "label": ["x", "\\ud83d"]}', r"row 1: the label is not valid Unicode"),
         ("a.jsonl", '{"sentence": "a \\ud83d", "label": 1}', r"row 1: column 'sentence' is not valid Unicode"),
         ("a.jsonl", '{"te\\ud83dxt": "a", "label": 1}', r"a\.jsonl: the name of a column is not valid Unicode"),
-        ("a.csv", "sentence,label\na,yes\nb,\n", r"a\.csv, row 3: no label"),
+        (
+            "a.csv",
+            "sentence,label\na,\nb,\n",
+            r"a\.csv: 2 of 2 rows have no label in column 'label': 2, 3\. Add labels\.$",
+        ),
         (
             "a.csv",
             "sentence,number\na,1\n",
-            r"a\.csv: no column 'label'\. Columns: sentence, number\. Set --label_column_name",
+            r"a\.csv: no column 'label'\. Columns: 'sentence', 'number'\. Set --label_column_name",
         ),
         (
             "a.csv",
             "sentence|label\na|1\n",
-            r"no column 'label'\. Columns: sentence\|label\. Separate columns by tabs in \.tsv files, and by commas, ",
+            r"no text column besides the label 'label'\. Columns: 'sentence\|label'\. Separate columns by tabs in",
         ),
         (
             "a.csv",
             "idx,label\n1,yes\n",
-            r"a\.csv: no text column besides the label 'label'\. Columns: idx, label\. Set --text_column_names",
+            r"a\.csv: no text column besides the label 'label'\. Columns: 'idx', 'label'\. Set --text_column_names",
         ),
+        ("a.csv", "text,label \na,1\n", r"a\.csv: no column 'label'\. Columns: 'text', 'label '\. Set"),
+        ("a.csv", "text,label\xa0\na,1\n", r"a\.csv: no column 'label'\. Columns: 'text', 'label\\xa0'\. Set"),
         ("a.csv", "sentence,label\n", r"a\.csv: no examples"),
         ("a.json", "", r"a\.json: no examples"),
         ("a.txt", "a\tyes\n", r"a\.txt: unknown suffix\. Use \.tsv, \.csv, \.json or \.jsonl"),

@@ -74,7 +74,7 @@ def test_every_form_of_label_vectors_gives_the_same_labels(tmp_path, caplog):
     expected = (["LABEL_0", "LABEL_1", "LABEL_2"], vectors)
     for change in (int, float, bool, str):
         assert encode(tmp_path / "a.jsonl", [[change(bit) for bit in vector] for vector in vectors]) == expected
-    for form in ("[{}, {}, {}]", "[{} {} {}]", "({}, {}, {})", "[{}., {}., {}.]", "[{}. {}. {}.]", "  [{},{},{}]\n"):
+    for form in ("[{}, {}, {}]", "[{}., {}., {}.]", "  [{},{},{}]\n"):
         assert encode(tmp_path / "a.csv", [form.format(*vector) for vector in vectors]) == expected, form
     assert encode(tmp_path / "a.csv", [str(list(map(bool, vector))) for vector in vectors]) == expected
     for separator in " |,":
@@ -104,15 +104,7 @@ def test_lists_in_cells_are_read(tmp_path):
     binarizer = MultiLabelBinarizer()
     encoded = binarizer.fit_transform(values).tolist()
     expected = (list(binarizer.classes_), encoded)
-    numpy = ["['joy' 'love']", "['joy']", "[]", '["it\'s"\n "a, b"]', "['\"q\"']"]
-    sets = ["{'love', 'joy'}", "{'joy'}", "[]", "{\"it's\", 'a, b'}", "{'\"q\"'}"]
-    for cells in (
-        list(map(str, values)),
-        list(map(json.dumps, values)),
-        list(map(str, map(tuple, values))),
-        numpy,
-        sets,
-    ):
+    for cells in (list(map(str, values)), list(map(json.dumps, values))):
         for arguments in ({}, {"label_separator": ","}):
             assert encode(tmp_path / "a.csv", cells, **arguments) == expected, cells
     escaped = ['["\\ud83d\\ude00", "b"]', "['\\xe9', 'b']"]
@@ -181,6 +173,11 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         (["[" * 5000 + "]" * 5000, "x"], r"is not a list that can be read"),
         (["array(['joy'], dtype=object)", "x"], r"is not a list that can be read"),
         (["set()", "x"], r"is not a list that can be read"),
+        (["['joy' 'love']", "x"], r"is not a list that can be read"),
+        (["[1 0 1]", "x"], r"is not a list that can be read"),
+        (["('joy', 'love')", "x"], r"is not a list that can be read"),
+        (["(1, 0)", "x"], r"is not a list that can be read"),
+        (["{'joy'}", "x"], r"is not a list that can be read"),
         (["{'joy': 1, 'love': 0}", "x"], r"is not a list that can be read"),
         (["[" + "1" * 50_000 + "x]", "x"], r"is not a list that can be read"),
         (["1 0", "0 1"], r"labels such as '0 1' are vectors\. Set --label_separator ' '"),

@@ -216,10 +216,9 @@ BAD_ROWS = {
     "row 2: no list of texts in column 'choices'. Fix or remove the row.": ROW | {"choices": "b"},
     "row 2: no text in column 'text'. Fix or remove the row.": ROW | {"text": None},
     "row 2: expected the columns text and choices, or sent1, sent2, ending0, ending1, ending2, ending3. Columns: "
-    "text, label.": {"text": "a", "label": 1},
+    "'text', 'label'.": {"text": "a", "label": 1},
     "row 2: the label is '2'. Expected the number of a choice, 0 to 1.": ROW | {"label": 2},
     "row 2: the label is 'c'. Expected the number of a choice, 0 to 1.": ROW | {"label": "c"},
-    "row 2: no label in column 'label'. Add a label, or remove the row.": {"text": "a", "choices": ["b", "c"]},
 }
 
 
@@ -229,6 +228,21 @@ def test_bad_rows_are_named(message, tmp_path):
     with pytest.raises(InputError) as error:
         MultipleChoice().read_splits({"train": [file]})
     assert str(error.value) == f"{file}, {message}"
+
+
+def test_rows_without_labels_are_counted_or_left_out(tmp_path, caplog):
+    rows = [ROW | {"label": label} for label in (1, None, -1, float("nan"), 0)]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    message = f"{file}: 3 of 5 rows have no label in column 'label': 2, 3, 4."
+    for name in ("train", "validation"):
+        with pytest.raises(InputError) as error:
+            MultipleChoice().read_splits({name: [file]})
+        assert str(error.value) == f"{message} Add labels, or set --on_missing_label skip."
+        split = MultipleChoice(on_missing_label="skip").read_splits({name: [file]})[name]
+        assert split.references.tolist() == [1, 0] and f"{message} They are left out." in caplog.text
+    test = MultipleChoice().read_splits({"test": [file]})["test"]
+    assert test.num_examples == 5 and not test.labeled
+    assert f"{message} The rows are predicted, but not scored." in caplog.text
 
 
 def test_more_bad_files(tmp_path):
@@ -263,6 +277,7 @@ def test_a_run_learns_and_writes_everything(run, workshop):
 
     rows, scored = as_lists(swag(60, seed=2)), read_predictions(run / "eval_predictions.jsonl")
     assert [{name: row[name] for name in ROW} for row in scored] == rows
+    assert [row["video-id"] for row in scored] == [f"anetv_{index}" for index in range(60)]
     right = np.mean([row["label"] == row["predicted_choice"] for row in scored])
     assert right == results["metrics"]["eval"]["accuracy"]
     predicted = read_predictions(run / "predictions.jsonl")

@@ -105,13 +105,16 @@ def test_predictions_are_read_back(run, tmp_path):
     """Texts with tabs, quotes and line breaks stay as they are. The file gives the same accuracy as the report."""
     hard = ["a\tfilm", 'the "old" plot, was', "a\r\ngood\nscene", "None", "2012", "", "Zürich \u2028 it", "{}"]
     texts = [*hard, *(row["sentence"] for row in sentences(40, seed=12))]
-    rows = [{"review": text, "note": text[::-1], "mood": list(WORDS)[i % 3 % 2]} for i, text in enumerate(texts)]
+    rows = [
+        {"ticket": f"K-{i}", "review": text, "note": text[::-1], "mood": list(WORDS)[i % 3 % 2]}
+        for i, text in enumerate(texts)
+    ]
     changes = {**checkpoint_of(run), "train_file": None, "label_column_name": "mood", "max_eval_samples": 31}
     snippet = re.search(r"```python\n(import pandas\n.*?)```", FINE_TUNE.read_text(), re.DOTALL)[1]
     run_command("glue", arguments(run, tmp_path, **changes, validation_file=write_csv(tmp_path / "dev.csv", rows)))
     file, results = tmp_path / "eval_predictions.jsonl", json.loads((tmp_path / "eval_results.json").read_text())
     for frame in (pandas.read_json(file, lines=True), load_dataset("json", data_files=str(file))["train"].to_pandas()):
-        assert list(frame) == ["review", "note", "label", "predicted_label", "probabilities"]
+        assert list(frame) == ["ticket", "review", "note", "label", "predicted_label", "probabilities"]
         assert frame.rename(columns={"label": "mood"})[list(rows[0])].to_dict("records") == rows[:31]
         assert accuracy_score(frame.label, frame.predicted_label) == results["eval_accuracy"]
         probabilities = pandas.DataFrame(list(frame.probabilities))
@@ -146,7 +149,9 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
     other = write_csv(tmp_path / "other.csv", [{"title": "a", "sentence1": "b", "sentence2": "c"}])
     assert snugbert_cli.main([*command, "--input_file", str(other), "--overwrite_output_file"]) == 2
     error = capsys.readouterr().err
-    assert "several text columns: sentence1, sentence2. The model was trained on the column 'body'. Set --" in error
+    assert (
+        "several text columns: 'sentence1', 'sentence2'. The model was trained on the column 'body'. Set --" in error
+    )
     with pytest.raises(InputError, match=r"the text column 'label' is named like a column of predictions"):
         names = {**data, "text_column_names": "label", "label_column_name": "body"}
         run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
@@ -455,14 +460,14 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
             "--label_separator is only for your own data. Remove --label_separator, or --task_name rte",
         ),
         ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
-        ({"text_column_names": "text"}, "no column 'text'. Columns: sentence, label. Set --text_column_names"),
+        ({"text_column_names": "text"}, "no column 'text'. Columns: 'sentence', 'label'. Set --text_column_names"),
         (
             {"metric_for_best_model": "matthews"},
             r"Text classification has no metric 'matthews'\. Choose one of accuracy",
         ),
         (
             {"task_name": "rte"},
-            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: sentence, label. Expected: "
+            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: 'sentence', 'label'. Expected: "
             "sentence1, sentence2, label.",
         ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
