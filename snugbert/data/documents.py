@@ -17,7 +17,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file, read_numbered_lines
-from snugbert.errors import InputError, join_lines
+from snugbert.errors import InputError, join_lines, list_columns
 from snugbert.remote_files import find_entries, hide_credentials, is_url
 from snugbert_arguments import explain_files
 
@@ -219,7 +219,7 @@ def _split_rows(
     for number, row in rows:
         text = row.get(text_column)
         if text_column not in row:
-            problem = f"no column {text_column!r}. Columns: {', '.join(row)}. Set --text_column_name."
+            problem = f"no column {text_column!r}. {list_columns(row)} Set --text_column_name."
             log.leave_out(source, f"row {number}", problem)
             continue
         if not isinstance(text, str):
