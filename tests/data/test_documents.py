@@ -75,7 +75,7 @@ def test_bad_rows_stop_or_are_left_out_or_repaired(tmp_path):
     lines += [b'{"text": null}']
     file.write_bytes(b"\n".join([*lines, b'{"text": "end"}']))
     problems = ["line 2: not UTF-8", "row 3: not JSON", "row 4: expected a JSON object, found a list"]
-    problems += ["row 5: no column 'text'. Columns: body", "row 6: expected text in column 'text', found int."]
+    problems += ["row 5: no column 'text'. Columns: 'body'", "row 6: expected text in column 'text', found int."]
     problems += ["row 7: expected text in column 'text', found null."]
     with pytest.raises(InputError, match=f"{file}, {problems[0]}.* To continue, set --on_bad_text skip or replace."):
         list(read_documents([file], log=ReadingLog("error")))
