@@ -64,6 +64,7 @@ class RunResults(TypedDict):
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
         data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
+        copies: sentences about examples that occur more than once, see [`Copies`].
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
         versions: versions of the packages.
@@ -83,6 +84,7 @@ class RunResults(TypedDict):
     baselines: dict[str, dict[str, Any]]
     examples: dict[str, int]
     data: dict[str, list[dict[str, Any]]]
+    copies: NotRequired[list[str]]
     training: dict[str, float]
     settings: dict[str, Any]
     versions: dict[str, str]
@@ -128,7 +130,7 @@ def read_results(file: Path) -> Any:
 
 def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
     """Returns the Markdown of `results.md`. Arguments: as in [`write_results`]."""
-    data = data_table(results["data"], results["metrics"])
+    data = data_table(results["data"], results["metrics"], results.get("copies", []))
     scores = results_tables(
         results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
     )
@@ -169,6 +171,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         text = ", ".join(cells) if cells else "predicted, not scored: there are no labels"
         examples = format_count(results["examples"][name], "example")
         lines.append((set_title(name), f"{examples}: {text}"))
+    lines += [("copies", sentence) for sentence in results.get("copies", [])]
     lines += list_label_lines(results.get("labels", {}))
     if (decisions := results.get("decisions")) is not None:
         if decisions["metric"] is not None:

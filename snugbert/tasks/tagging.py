@@ -141,12 +141,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         for split in splits.values():
             check_types(split, types, origin)
         if is_teacher:
-            check_teacher_labels(known, labels, ignore_case=False)
+            check_teacher_labels(known, labels)
         self.labels = labels
         store_labels(config, labels)
         if self.args.return_entity_level_metrics:
-            kinds = sorted(splits["validation"].types) if "validation" in splits else []
-            self.metrics = (*METRICS, *(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3]))
+            self.metrics += self.list_label_metrics(splits["validation"]) if "validation" in splits else ()
             self.training_metrics = None
 
     @property
@@ -158,6 +157,10 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def text_columns(self, splits: Mapping[str, TagSplit]) -> tuple[str, ...]:
         """Returns the column of words. See [`Task`]."""
         return self.given_columns or ("tokens",)
+
+    def list_texts(self, split: TagSplit) -> tuple[list[list[str]], list[Any]]:
+        """Returns the sentences, with spaces between words, and their tags. See [`Task`]."""
+        return [[" ".join(each.words) for each in split.sentences]], [each.tags for each in split.sentences]
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
@@ -235,6 +238,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def _list_types(self, split: TagSplit) -> list[str]:
         """Returns the entity types that sentences and predictions can have, sorted."""
         return sorted(split.types.union(kind for label in self.labels or () for kind, _, _ in decode_tags([label])))
+
+    def list_label_metrics(self, split: TagSplit) -> tuple[str, ...]:
+        """Returns the metrics of each entity type in the sentences. See [`Task`]."""
+        kinds = sorted(list_types(tag for sentence in split.sentences for tag in sentence.tags or ()))
+        return tuple(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3])
 
     def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns precision, recall and F1 of entities, as fractions, and accuracy, the share of equal tags.
