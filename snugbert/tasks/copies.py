@@ -54,17 +54,19 @@ class Copies:
         mixed = {key for key, label in zip(keys, labels, strict=True) if first.setdefault(key, label) != label}
         repeated, conflicting = len(keys) - len(first), sum(key in mixed for key in keys)
         if repeated:
-            self.sentences.append(f"{repeated:,} of {len(keys):,} training {noun} are copies of earlier ones.")
+            self.sentences.append(f"Training {noun} that are copies of earlier ones: {repeated:,} of {len(keys):,}.")
             logger.info(self.sentences[-1])
         if conflicting:
-            self.sentences.append(f"{conflicting:,} training {noun} have a copy with another label.")
+            self.sentences.append(f"Training {noun} with a copy that has another label: {conflicting:,}.")
             logger.warning("%s Correct the labels, or remove these %s.", self.sentences[-1], noun)
 
     def _compare(self, keys: list[int], title: str, noun: str) -> list[str]:
         sentences = []
         for other, known in self._keys.items():
             if other != title and (shared := sum(map(set(known).__contains__, keys))):
-                sentences.append(f"{shared:,} of {len(keys):,} {title} {noun} are copies of {other} {noun}.")
+                sentences.append(
+                    f"{title.capitalize()} {noun} that are copies of {other} {noun}: {shared:,} of {len(keys):,}."
+                )
                 logger.warning("%s Scores on copies are too high. Remove the copies from one set.", sentences[-1])
         return sentences
 

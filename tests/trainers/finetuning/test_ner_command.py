@@ -136,7 +136,6 @@ def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
     changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     changes |= {
         "metric_for_best_model": "LOC_f1",
-        "return_entity_level_metrics": True,
         "num_train_epochs": 2,
         "max_train_samples": 64,
     }
