@@ -74,15 +74,13 @@ class Copies:
 def _hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns a hash of the texts of each example. `columns` has a list of texts for each text of an example."""
     normalizer = tokenizer.backend_tokenizer.normalizer
-
-    # Words and contexts repeat. Normalizing each different word once takes a fraction of the time.
-    @cache
-    def normalize(word: str) -> str:
-        normalized = word if normalizer is None else normalizer.normalize_str(word)
-        return "".join(f" {part}" for part in normalized.split())
+    # `normalize_str` takes longer than all the rest. ASCII text needs only a table, and words and contexts repeat.
+    normalize = cache(str if normalizer is None else normalizer.normalize_str)
+    ascii_table = {code: normalize(chr(code)) for code in range(128)}
 
     @cache
     def hash_text(text: str) -> int:
-        return hash("".join(map(normalize, text.split())))
+        normalized = text.translate(ascii_table) if text.isascii() else " ".join(map(normalize, text.split()))
+        return hash(" ".join(normalized.split()))
 
     return [hash(hashes) for hashes in zip(*(map(hash_text, texts) for texts in columns), strict=True)]
