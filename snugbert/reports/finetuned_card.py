@@ -100,8 +100,8 @@ def write_finetuning_card(
     if task.labels is not None:
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
     sections.append(how_to_load(name, task.head))
-    data = data_table({"train": training_data} | scored, results["metrics"], results.get("copies", []))
-    sections.append(f"## Data\n\n{data}")
+    sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
+    sections += results.get("copies", [])
     if scored:
         sections += _list_score_sections(results)
     if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):

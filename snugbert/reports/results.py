@@ -130,7 +130,7 @@ def read_results(file: Path) -> Any:
 
 def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
     """Returns the Markdown of `results.md`. Arguments: as in [`write_results`]."""
-    data = data_table(results["data"], results["metrics"], results.get("copies", []))
+    data = data_table(results["data"], results["metrics"])
     scores = results_tables(
         results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
     )
@@ -138,7 +138,8 @@ def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
     comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     labels = label_table(results.get("labels", {}))
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
-    parts = [f"# {escape(results['task'])}", data, scores, labels, decisions, shortfalls, sweep_tables, comparison]
+    parts = [f"# {escape(results['task'])}", data, *results.get("copies", [])]
+    parts += [scores, labels, decisions, shortfalls, sweep_tables or "", comparison]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

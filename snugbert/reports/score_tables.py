@@ -100,17 +100,12 @@ def _append_interval(text: str, metric: str, interval: Sequence[float | None] | 
     return f"{text} ({ends})" if ends and text != UNDEFINED else text
 
 
-def data_table(
-    data: Mapping[str, Sequence[Mapping[str, Any]]],
-    metrics: Mapping[str, Mapping[str, Any]],
-    copies: Sequence[str] = (),
-) -> str:
-    """Returns a Markdown table of the data of a run, with the number of examples, and a list of `copies`.
+def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns a Markdown table of the data of a run, with the number of examples.
 
     Args:
         data: "train" or evaluation set -> the fields of each [`DataSource`].
         metrics: evaluation set -> metric -> value. SQuAD v2.0 counts the questions with and without an answer.
-        copies: sentences about examples that occur more than once.
     """
     rows = []
     for set_name, sources in data.items():
@@ -121,8 +116,7 @@ def data_table(
         for part in ("HasAns", "NoAns"):
             if (count := metrics.get(set_name, {}).get(f"{part}_total")) is not None:
                 rows.append((f"{title} {part}", sources[0]["name"], count))
-    listed = "\n".join(f"- {sentence}" for sentence in copies)
-    return "\n\n".join(part for part in (table(("set", "data", "examples"), rows), listed) if part)
+    return table(("set", "data", "examples"), rows)
 
 
 def results_tables(

@@ -323,11 +323,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
-        """Returns the metrics of single labels, such as "PER_f1", and their means. `score` returns those in `metrics`.
-
-        Args:
-            split: labeled examples.
-        """
+        """Returns further metrics, of single labels and their means. `score` returns those that are in `metrics`."""
         return ()
 
     @abstractmethod

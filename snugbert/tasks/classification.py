@@ -443,10 +443,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return np.column_stack((references, predictions))
 
     def score(self, split: TextSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-        """Returns the metrics. A GLUE task with two metrics also gets their mean, `combined_score`.
-
-        Also returns the metrics that thresholds are tuned for and that select the best model.
-        """
+        """Returns the metrics. A GLUE task with two metrics also gets their mean, `combined_score`."""
         counts = np.ones(len(rows), np.int64) if counts is None else counts
         values, task = SCORES[self.problem](rows, counts), self.args.task
         names = own = task.metrics if task else METRICS[self.problem]
@@ -455,6 +452,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         metrics = {name: values[name] for name in names}
         if task is not None and len(metrics) > 1:
             metrics["combined_score"] = sum(metrics.values()) / len(metrics)
+        # For thresholds, or to select the best model.
         chosen = [name for name in self.metrics if name not in (*own, "combined_score")]
         if not values.keys() >= set(chosen):
             labels = list(task.labels if task else self.labels or ())  # in the order of the ids in `rows`

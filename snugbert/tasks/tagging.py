@@ -19,8 +19,7 @@ from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, 
 from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.reports.score_plots import draw_confusion_matrix, draw_entity_scores, plot_file
-from snugbert.reports.score_tables import split_by_type
+from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
 from snugbert.tasks.entity_tags import TAG, convert_tags, decode_tags, list_types
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
@@ -308,9 +307,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         (file,) = self.list_prediction_files(split)
         (folder / file).write_text(text, encoding=split.encoding, newline="")  # line ends as in the source
         if split.labeled:
-            name, metrics = self.set_names[split.name], self.score(split, self.measure(split, answers))
-            draw_entity_scores(split_by_type(metrics)[1], plot_file(folder, name, "entity_scores.png"))
-            matrix = plot_file(folder, name, "confusion_matrix.png")
+            matrix = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             _draw_confusion(self.list_references(split), answers.tags, matrix)
 
     # --- prediction ---------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Sets `metric_for_best_model`, by default to the task's main metric, and sets `greater_is_better`.
 
     Adds a metric of a label, such as "PER_f1", to the metrics of the task.
-
     Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
 
     Raises:

@@ -145,7 +145,7 @@ def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, t
     test += ["Test examples that are copies of validation examples: 3 of 3."]
     assert all(f"{sentence} Scores on copies are too high" in caplog.text for sentence in [copies[1], *test])
     card = (tmp_path / "one/README.md").read_text()
-    assert f"- {copies[0]}\n- {copies[1]}\n" in card and "gloomy recall" in card
+    assert f"\n{copies[0]}\n\n{copies[1]}\n" in card and "gloomy recall" in card
 
     args = arguments(tmp_path / "sweep", **settings, seeds=2)
     sources = name_sources(train_dataset=mixed, eval_dataset=dev)

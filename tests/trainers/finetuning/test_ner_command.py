@@ -97,7 +97,7 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert 0.5 < results["eval_baseline_f1"] < 0.9  # words ending in -port are not in the training data
     config = json.loads((run / "config.json").read_text())
     assert config["id2label"] == {"0": "O", "1": "B-LOC", "2": "I-LOC", "3": "B-PER", "4": "I-PER"}
-    assert {path.name for path in run.glob("*.png")} >= {"entity_scores.png", "confusion_matrix.png"}
+    assert {path.name for path in run.glob("*.png")} >= {"learning_curve.png", "confusion_matrix.png"}
     assert (run / "eval_predictions.txt").read_text() == tagged_text(50, seed=2)
     # The test sentences have no tags. The predictions are correct, in the scheme of the training file.
     assert (run / "predictions.txt").read_text() == tagged_text(30, seed=3)
