@@ -64,7 +64,7 @@ class RunResults(TypedDict):
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
         data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
-        copies: sentences about examples that occur more than once, see [`Copies`].
+        copies: sentences about examples that occur more than once, see [`ExampleCopies`].
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
         versions: versions of the packages.

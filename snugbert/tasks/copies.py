@@ -17,7 +17,7 @@ from snugbert.tasks.base import Split, Task
 logger = logging.getLogger(__name__)
 
 
-class Copies:
+class ExampleCopies:
     """The copies among the examples of a run.
 
     Attributes:

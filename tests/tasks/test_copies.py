@@ -6,7 +6,7 @@ from glue_examples import VOCABULARY
 
 import snugbert
 from snugbert.tasks.classification import TextClassification
-from snugbert.tasks.copies import Copies
+from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.multiple_choice import MultipleChoice
 from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.tagging import Tagging
@@ -114,7 +114,7 @@ def test_copies_of_every_task(task, rows, expected, caplog):
     task.use_tokenizer(TOKENIZER, 16)
     caplog.clear()
     caplog.set_level("INFO")
-    copies = Copies()
+    copies = ExampleCopies()
     copies.count(task, splits)
     assert copies.sentences == expected
     logged = {record.getMessage(): record.levelname for record in caplog.records}
@@ -131,6 +131,6 @@ def test_unlabeled_examples_are_training_examples():
     splits = task.read_splits({name: [dataset] for name, dataset in data.items()})
     task.choose_labels(splits, snugbert.SnugBertConfig())
     task.use_tokenizer(TOKENIZER, 16)
-    copies = Copies()
+    copies = ExampleCopies()
     copies.count(task, splits)
     assert copies.sentences == ["Validation examples that are copies of training examples: 1 of 1."]

@@ -31,7 +31,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts, read_results
 from snugbert.tasks.base import Sources, Task
-from snugbert.tasks.copies import Copies
+from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.checkpoint_files import list_checkpoints
 from snugbert.trainers.finetuning.finetuning_arguments import (
@@ -90,7 +90,7 @@ class PreparedTask:
     evaluation_sets: list[EvaluationSet[Any]]
     data: dict[str, list[DataSource]]
     settings: dict[str, Any] = field(default_factory=dict)
-    copies: Copies = field(default_factory=Copies)
+    copies: ExampleCopies = field(default_factory=ExampleCopies)
     distillation: Distillation | None = None
 
     @property
@@ -197,7 +197,7 @@ def prepare_task(
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     if training and not model_args.is_teacher:
         remember_windows(config, task.windows)
-    copies = Copies()
+    copies = ExampleCopies()
     if not model_args.is_teacher:  # before a teacher labels the examples
         validation = (split for name, split in splits.items() if name.startswith("validation"))
         task.check_decisions(next(validation, None) if training else None)
