@@ -452,8 +452,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         metrics = {name: values[name] for name in names}
         if task is not None and len(metrics) > 1:
             metrics["combined_score"] = sum(metrics.values()) / len(metrics)
-        # For thresholds, or to select the best model.
-        chosen = [name for name in self.metrics if name not in (*own, "combined_score")]
+        chosen = [name for name in self.metrics if name not in (*own, "combined_score")]  # by the user
         if not values.keys() >= set(chosen):
             labels = list(task.labels if task else self.labels or ())  # in the order of the ids in `rows`
             scores = score_labels(rows, counts, None if self.problem == "multi_label_classification" else len(labels))
