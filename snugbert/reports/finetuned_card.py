@@ -101,6 +101,7 @@ def write_finetuning_card(
         sections.append(f"Labels: {', '.join(map(code_span, task.labels))}.")
     sections.append(how_to_load(name, task.head))
     sections.append(f"## Data\n\n{data_table({'train': training_data} | scored, results['metrics'])}")
+    sections += results.get("copies", [])
     if scored:
         sections += _list_score_sections(results)
     if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):

@@ -64,6 +64,7 @@ class RunResults(TypedDict):
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
         examples: evaluation set -> number of examples.
         data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
+        copies: sentences about examples that occur more than once, see [`ExampleCopies`].
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
         versions: versions of the packages.
@@ -83,6 +84,7 @@ class RunResults(TypedDict):
     baselines: dict[str, dict[str, Any]]
     examples: dict[str, int]
     data: dict[str, list[dict[str, Any]]]
+    copies: NotRequired[list[str]]
     training: dict[str, float]
     settings: dict[str, Any]
     versions: dict[str, str]
@@ -136,7 +138,8 @@ def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
     comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     labels = label_table(results.get("labels", {}))
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
-    parts = [f"# {escape(results['task'])}", data, scores, labels, decisions, shortfalls, sweep_tables, comparison]
+    parts = [f"# {escape(results['task'])}", data, *results.get("copies", [])]
+    parts += [scores, labels, decisions, shortfalls, sweep_tables or "", comparison]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -169,6 +172,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
         text = ", ".join(cells) if cells else "predicted, not scored: labels are missing"
         examples = format_count(results["examples"][name], "example")
         lines.append((set_title(name), f"{examples}: {text}"))
+    lines += [("copies", sentence) for sentence in results.get("copies", [])]
     lines += list_label_lines(results.get("labels", {}))
     if (decisions := results.get("decisions")) is not None:
         if decisions["metric"] is not None:

@@ -105,7 +105,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         paper_learning_rate: the learning rate of BERT-base in the BERT paper.
         perfect_score: the value of a perfect score in the metrics: 1 for fractions, 100 for percent.
         main_metric: the metric that selects the best model or setting.
-        metrics: the metrics that may select the best model or setting. The summary shows them.
+        metrics: the metrics that the summary shows. They and [`list_label_metrics`] may select the best model or
+            setting. A run adds the chosen metric.
         training_metrics: the metrics to log during training. None: all.
         metric_info: `description`, `citation` and `reference_urls` of the metrics, for [`TaskMetric`].
         default_columns: the columns to predict from, by priority, if the user names none.
@@ -272,6 +273,14 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def text_columns(self, splits: Mapping[str, SplitT]) -> tuple[str, ...]:
         """Returns the text columns, which the configuration of a fine-tuned model stores."""
 
+    @abstractmethod
+    def list_texts(self, split: SplitT) -> tuple[Sequence[Sequence[str]], Sequence[Any]]:
+        """Returns the texts and the labels of all examples, to find copies.
+
+        Texts are a list for each text of an example, such as all questions and all contexts. Labels may have any type
+        that can be compared, and are None if unknown.
+        """
+
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
@@ -312,6 +321,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Returns:
             *Shape:* (N, K)
         """
+
+    def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
+        """Returns further metrics, of single labels and their means. `score` returns those that are in `metrics`."""
+        return ()
 
     @abstractmethod
     def score(self, split: SplitT, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
@@ -401,23 +414,22 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """Returns the answer to each example as columns to add to its row, with values that JSON can represent."""
 
 
-def check_teacher_labels(found: list[str], expected: list[str] | None, ignore_case: bool = True) -> None:
+def check_teacher_labels(found: list[str], expected: list[str] | None, normalize: Callable[[str], str] = str) -> None:
     """Checks that a teacher was fine-tuned for the labels of the data.
 
     Args:
         found: the teacher's labels. Names such as LABEL_0 mean that no names are stored. In this case, only the
             number of labels is compared.
         expected: the labels of the data, in the order that the teacher must have. None: the data are numbers.
-        ignore_case: whether labels may differ in case.
+        normalize: returns the same text for equal labels.
 
     Raises:
         InputError: the labels of the teacher and of the data differ.
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
-    normalize = str.lower if ignore_case else str
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}
     if len(found) == len(expected or [""]) and (unnamed or same):
-        if unnamed and expected is not None:
+        if unnamed and expected is not None and not same:
             names = ", ".join(expected)
             logger.warning("--teacher_name_or_path: the teacher stores no label names. Assuming the order %s.", names)
         return

@@ -56,7 +56,7 @@ from snugbert.tasks.labeled_texts import (
     convert_vectors,
     read_labeled_texts,
 )
-from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
+from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels, fold_label
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_labels, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
 from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
@@ -226,13 +226,14 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         distills = is_teacher or teacher is not None
         self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
         if is_teacher:
-            check_teacher_labels(known, self.labels)
+            check_teacher_labels(known, self.labels, fold_label)
         logger.info("labels: %s", "numbers (regression)" if self.labels is None else ", ".join(self.labels))
         known_problem = config.problem_type if teacher is None else teacher.problem
         self.set_problem(choose_problem(splits, self.labels, known_problem))
         for split in splits.values():
             if split.labeled:
-                split.references = np.array(encode_labels(split, self.labels)[: split.num_examples])
+                references = encode_labels(split, self.labels, "train" not in splits and self.args.task is None)
+                split.references = np.array(references[: split.num_examples])
         self.text_pairs = len(self.text_columns(splits)) == 2
         config.problem_type = self.problem
         self._read_thresholds(config)
@@ -289,6 +290,12 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
     def text_columns(self, splits: Mapping[str, TextSplit]) -> tuple[str, ...]:
         """Returns the column of texts, or the two columns of pairs."""
         return next(iter(splits.values())).text_columns
+
+    def list_texts(self, split: TextSplit) -> tuple[list[list[str]], list[Any]]:
+        """Returns the texts or the pairs. See [`Task`]."""
+        number, references = split.num_examples, split.references
+        labels = [None] * number if references is None else references.tolist()
+        return [texts[:number] for texts in split.texts], labels
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
@@ -464,14 +471,25 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         """Returns the metrics. A GLUE task with two metrics also gets their mean, `combined_score`."""
         counts = np.ones(len(rows), np.int64) if counts is None else counts
         values, task = SCORES[self.problem](rows, counts), self.args.task
-        names = task.metrics if task else METRICS[self.problem]
+        names = own = task.metrics if task else METRICS[self.problem]
         if split.name == "test_diagnostic":
             names = ("matthews_correlation",)  # Wang et al. (2018), section 4
         metrics = {name: values[name] for name in names}
         if task is not None and len(metrics) > 1:
             metrics["combined_score"] = sum(metrics.values()) / len(metrics)
-        tuned = self.args.tune_thresholds
-        return metrics if tuned is None else metrics | {tuned: values[tuned]}
+        chosen = [name for name in self.metrics if name not in (*own, "combined_score")]  # by the user
+        if not values.keys() >= set(chosen):
+            labels = list(task.labels if task else self.labels or ())  # in the order of the ids in `rows`
+            scores = score_labels(rows, counts, None if self.problem == "multi_label_classification" else len(labels))
+            pairs = [(i, label, metric) for i, label in enumerate(labels) for metric in LABEL_METRICS]
+            values |= {f"{label}_{metric}": scores[f"{metric}_{i}"] for i, label, metric in pairs}
+            values |= {name: scores[name] for name in AVERAGES}
+        return metrics | {name: values[name] for name in chosen}
+
+    def list_label_metrics(self, split: TextSplit) -> tuple[str, ...]:
+        """See [`Task`]. The tables of labels show these metrics."""
+        labels = self.labels or ()
+        return (*AVERAGES, *(f"{label}_{name}" for label in labels for name in LABEL_METRICS)) if labels else ()
 
     def score_labels(self, split: TextSplit, answers: TextAnswers) -> LabelScores | None:
         """See [`Task`]. Labels are scored if they are `UNEVEN`, or if a label is never predicted."""

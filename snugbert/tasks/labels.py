@@ -3,8 +3,7 @@
 import logging
 import math
 import re
-import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from snugbert.data.glue import GlueTask
@@ -14,8 +13,8 @@ from snugbert.tasks.base import Problem
 from snugbert.tasks.labeled_texts import NUMBER, TextSplit
 
 INTEGER = re.compile(r"[-+]?[0-9]+")
+DEFAULT_NAME = re.compile(r"label_(?=[0-9]+$)")  # what transformers calls a label without a name, in lower case
 VECTOR_TEXT = re.compile(r"[01](?:([ ;|])[01](?:\1[01])*|(?:,[01]){2,})")  # "0,1" could be a number
-MAX_LISTED_LABELS = 10  # in a message
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +71,9 @@ def choose_labels(
         labels = _list_labels(train, 1 if distills and len(checkpoint_labels) > 1 else 2)
     if task is None:
         _warn_about_similar_labels(labels)
-    lower = {_fold_case(label) for label in checkpoint_labels}
+    folded = {fold_label(label) for label in checkpoint_labels}
     # clean_label: some of the checkpoint's labels differ only in case
-    fold = _fold_case if len(lower) == len(checkpoint_labels) else clean_label
+    fold = fold_label if len(folded) == len(checkpoint_labels) else clean_label
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
     ours = {fold(label) for label in labels}
     if task is None and distills and ours <= ids.keys():
@@ -83,11 +82,22 @@ def choose_labels(
         return [spelling.get(fold(label), label) for label in checkpoint_labels]
     if ours == ids.keys():
         labels.sort(key=lambda label: ids[fold(label)])
+    elif task is not None and labels and train is None and not (distills or _are_default(checkpoint_labels)):
+        raise InputError(
+            f"The labels of the model are {shorten(checkpoint_labels)}, but {task.folder} has {', '.join(labels)}. "
+            "Choose a model of this task, or correct id2label in its config.json."
+        )
     return labels or None
 
 
-def _fold_case(label: str) -> str:
-    return clean_label(label).lower()
+def fold_label(label: str) -> str:
+    """Returns the same text for labels that differ only in case and spaces, and for LABEL_1 and 1."""
+    return DEFAULT_NAME.sub("", " ".join(clean_label(label).casefold().split()))
+
+
+def _are_default(labels: Sequence[str]) -> bool:
+    """Whether the labels of a model are only their ids: 0, 1 or LABEL_0, LABEL_1."""
+    return [fold_label(label) for label in labels] == [str(i) for i in range(len(labels))]
 
 
 def _default_names(split: TextSplit) -> list[str]:
@@ -124,30 +134,15 @@ def _list_labels(train: TextSplit, fewest: int) -> list[str]:
     return labels
 
 
-def _find_similar_labels(labels: Iterable[str]) -> list[list[str]]:
-    """Groups labels that look alike: they differ in case, spaces, invisible characters or the width of letters.
-
-    Returns:
-        The groups of two or more, sorted.
-    """
-    groups: dict[str, list[str]] = {}
-    for label in sorted(set(labels)):
-        groups.setdefault(_fold_label(label), []).append(label)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _fold_label(label: str) -> str:
-    """Returns the same text for labels that look alike."""
-    text = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
-    return "".join(char for char in text if unicodedata.category(char) != "Cf")  # Cf: characters without a width
-
-
 def _warn_about_similar_labels(labels: list[str]) -> None:
-    groups = [" and ".join(map(repr, group)) for group in _find_similar_labels(labels)]
-    if groups:
+    groups: dict[str, list[str]] = {}
+    for label in sorted(labels):
+        groups.setdefault(fold_label(label), []).append(repr(label))
+    similar = [" and ".join(group) for group in groups.values() if len(group) > 1]
+    if similar:
         logger.warning(
             "labels that look alike are different classes: %s. To merge such classes, write their labels identically.",
-            shorten(groups),
+            shorten(similar),
         )
 
 
@@ -183,12 +178,15 @@ def _are_numbers(train: TextSplit) -> bool:
     return len(numbers) == len(labels)
 
 
-def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | list[float] | list[list[float]]:
+def encode_labels(
+    split: TextSplit, labels: list[str] | None, from_checkpoint: bool = False
+) -> list[int] | list[float] | list[list[float]]:
     """Encodes the label of each example.
 
     Args:
         split: labeled examples.
         labels: from [`choose_labels`].
+        from_checkpoint: whether `labels` are the labels of a checkpoint that is not trained, for messages.
 
     Returns:
         The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
@@ -203,33 +201,40 @@ def encode_labels(split: TextSplit, labels: list[str] | None) -> list[int] | lis
         raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
     if split.vector_size:
         return _encode_vectors(split, labels or [])
-    # A checkpoint's labels may have spaces at their ends.
-    names = [clean_label(label) for label in labels or ()]
-    ids = {name: i for i, name in enumerate(names)}
+    ids, choose = _find_ids(split, labels or []), "choose the model that was trained on these labels"
     for row, value in zip(split.rows, values, strict=True):
         for label in value if multi_label else [value]:
             if labels and label not in ids:
+                advice = f"the labels of the model. Rename the labels of the data, or {choose}."
+                advice = advice if from_checkpoint else "as in the task or the training data. Fix or remove the row."
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. {_describe_expected(label, labels)}, as in "
-                    "the task or the training data. Fix or remove the row."
+                    f"{split.source}, row {row}: unknown label {label!r}. Expected {shorten(labels)}, {advice}"
                 )
             if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
-                raise InputError(
-                    f"{split.source}, row {row}: {label[:50]!r} is not a finite number. Fix or remove the row."
-                )
+                advice = f"The model predicts numbers: {choose}." if from_checkpoint else "Fix or remove the row."
+                raise InputError(f"{split.source}, row {row}: {label[:50]!r} is not a finite number. {advice}")
     if not labels:
         return [float(value) for value in values]
     if multi_label:
-        return [[float(name in value) for name in names] for value in values]
+        rows = [{ids[label] for label in value} for value in values]
+        return [[float(i in row) for i in range(len(labels))] for row in rows]
     return [ids[value] for value in values]
 
 
-def _describe_expected(label: str, labels: list[str]) -> str:
-    similar = [known for known in labels if _find_similar_labels([known, label])]
-    if similar:
-        return f"Expected {' or '.join(map(repr, similar))}"
-    more = f" and {len(labels) - MAX_LISTED_LABELS} more" if len(labels) > MAX_LISTED_LABELS else ""
-    return f"Expected {', '.join(labels[:MAX_LISTED_LABELS])}{more}"
+def _find_ids(split: TextSplit, labels: Sequence[str]) -> dict[str, int]:
+    """Returns the ids of labels, by their spelling in a split.
+
+    If no two `labels` are the same without case, case does not matter, and LABEL_1 is 1. If `labels` are only ids,
+    they are the ids of the dataset's class names.
+    """
+    ids = {clean_label(label): i for i, label in enumerate(labels)}  # a checkpoint's labels may have spaces
+    folded = {fold_label(label): i for i, label in enumerate(labels)}
+    found = {}
+    if len(folded) == len(labels):
+        found = {label: folded[fold_label(label)] for label in _distinct_labels(split) if fold_label(label) in folded}
+    if _are_default(labels) and len(split.class_names) == len(labels):
+        found |= {name: i for i, name in enumerate(split.class_names)}
+    return found | ids
 
 
 def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:

@@ -189,6 +189,12 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
         """Returns no columns, so that a model can predict both forms of examples after training on either."""
         return ()
 
+    def list_texts(self, split: ChoiceSplit) -> tuple[list[Sequence[str]], list[Any]]:
+        """Returns the texts, and all first choices, all second choices and so on. See [`Task`]."""
+        choices: list[Sequence[str]] = [*zip(*(example.choices for example in split.examples), strict=True)]
+        labels = [None] * split.num_examples if split.references is None else split.references.tolist()
+        return [[example.text for example in split.examples], *choices], labels
+
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def encode(self, split: ChoiceSplit) -> Features:

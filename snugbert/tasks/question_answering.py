@@ -160,6 +160,11 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Returns the columns of a question."""
         return self.default_columns[0]
 
+    def list_texts(self, split: QuestionSplit) -> tuple[list[list[str]], list[Any]]:
+        """Returns the questions, their contexts, and the answers with their positions. See [`Task`]."""
+        texts = [[each.question for each in split.questions], [each.context for each in split.questions]]
+        return texts, [(each.answers, each.answer_starts) for each in split.questions]
+
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:

@@ -19,8 +19,7 @@ from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, 
 from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.reports.score_plots import draw_confusion_matrix, draw_entity_scores, plot_file
-from snugbert.reports.score_tables import split_by_type
+from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
 from snugbert.tasks.entity_tags import TAG, convert_tags, decode_tags, list_types
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
@@ -141,12 +140,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         for split in splits.values():
             check_types(split, types, origin)
         if is_teacher:
-            check_teacher_labels(known, labels, ignore_case=False)
+            check_teacher_labels(known, labels)
         self.labels = labels
         store_labels(config, labels)
         if self.args.return_entity_level_metrics:
-            kinds = sorted(splits["validation"].types) if "validation" in splits else []
-            self.metrics = (*METRICS, *(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3]))
+            self.metrics += self.list_label_metrics(splits["validation"]) if "validation" in splits else ()
             self.training_metrics = None
 
     @property
@@ -158,6 +156,10 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def text_columns(self, splits: Mapping[str, TagSplit]) -> tuple[str, ...]:
         """Returns the column of words. See [`Task`]."""
         return self.given_columns or ("tokens",)
+
+    def list_texts(self, split: TagSplit) -> tuple[list[list[str]], list[Any]]:
+        """Returns the sentences, with spaces between words, and their tags. See [`Task`]."""
+        return [[" ".join(each.words) for each in split.sentences]], [each.tags for each in split.sentences]
 
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
@@ -236,6 +238,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         """Returns the entity types that sentences and predictions can have, sorted."""
         return sorted(split.types.union(kind for label in self.labels or () for kind, _, _ in decode_tags([label])))
 
+    def list_label_metrics(self, split: TagSplit) -> tuple[str, ...]:
+        """Returns the metrics of each entity type in the sentences. See [`Task`]."""
+        kinds = sorted(list_types(tag for sentence in split.sentences for tag in sentence.tags or ()))
+        return tuple(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3])
+
     def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns precision, recall and F1 of entities, as fractions, and accuracy, the share of equal tags.
 
@@ -300,9 +307,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         (file,) = self.list_prediction_files(split)
         (folder / file).write_text(text, encoding=split.encoding, newline="")  # line ends as in the source
         if split.labeled:
-            name, metrics = self.set_names[split.name], self.score(split, self.measure(split, answers))
-            draw_entity_scores(split_by_type(metrics)[1], plot_file(folder, name, "entity_scores.png"))
-            matrix = plot_file(folder, name, "confusion_matrix.png")
+            matrix = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             _draw_confusion(self.list_references(split), answers.tags, matrix)
 
     # --- prediction ---------------------------------------------------------------------------------------------

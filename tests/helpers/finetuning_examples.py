@@ -90,6 +90,9 @@ class Counting(Task[CountingSplit, Features, np.ndarray]):
     def text_columns(self, splits):
         raise NotImplementedError
 
+    def list_texts(self, split):
+        raise NotImplementedError
+
     def encode(self, split):
         return Features(split.inputs)
 

@@ -1,14 +1,17 @@
 """Labels of your own data, their ids, and labels that cannot be used."""
 
 import json
+import re
 
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 from glue_examples import load_splits
 from sklearn.preprocessing import MultiLabelBinarizer
 from tables import write_csv
 
+from snugbert import SnugBertConfig
 from snugbert.errors import InputError
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 
@@ -127,28 +130,97 @@ def test_spaces_and_invisible_characters_around_labels_do_not_matter(tmp_path):
 
 
 def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
-    values = [
-        "pos",
-        "Pos",
-        "neg",
-        "very good",
-        "very  good",
-        "very\xa0good",
-        "ne\u200bg",
-        "\uff21",
-        "a",
-    ]
+    values = ["pos", "Pos", "neg", "very good", "very  good", "very\xa0good", "\uff21", "a"]
     names, _ = encode(tmp_path / "a.csv", values)
     assert len(names) == len(values)
     assert (
-        "labels that look alike are different classes: 'Pos' and 'pos', 'a' and '\uff21', 'neg' and 'ne\\u200bg', "
+        "labels that look alike are different classes: 'Pos' and 'pos', "
         r"'very  good' and 'very good' and 'very\xa0good'. To merge such classes, write their labels identically."
     ) in caplog.text
     (tmp_path / "dev.csv").write_text("sentence,label\na,POS\n")
     files = {"train_file": str(tmp_path / "a.csv"), "validation_file": str(tmp_path / "dev.csv")}
     splits = load_splits(GlueDataArguments(**files), None)
-    with pytest.raises(InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected 'Pos' or 'pos', as in the"):
+    with pytest.raises(
+        InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected Pos, a, neg, pos, .* Fix or"
+    ):
         encode_labels(splits["validation"], names)
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "expected"),
+    [
+        (["LABEL_0", "LABEL_1"], [1, 0], [1, 0]),
+        (["LABEL_1", "LABEL_0"], [1, 0], [0, 1]),  # by number, not by position
+        (["0", "1"], ["LABEL_1", "label_0"], [1, 0]),
+        ([f"LABEL_{i}" for i in range(11)], [10, 2], [10, 2]),
+        (["POS", "NEG"], ["neg", "pos"], [1, 0]),
+        (["Pos", "neg"], ["NEG ", "pos", "POS"], [1, 0, 0]),
+        (["a", "A"], ["A", "a"], [1, 0]),  # case matters
+        (["joy", "LOVE", "fear"], [["love"], [], ["Fear", "joy"]], [[0, 1, 0], [0, 0, 0], [1, 0, 1]]),
+        (["LABEL_0", "LABEL_1"], ClassLabel(names=["neg", "pos"]), [1, 0]),  # the ids of the dataset
+        (["pos", "neg"], ClassLabel(names=["neg", "pos"]), [0, 1]),
+        (
+            ["a", "A"],
+            ["a", "B"],
+            "row 2: unknown label 'B'. Expected a, A, the labels of the model. Rename the labels",
+        ),
+        (["NEG", "POS"], [0, 1], "row 1: unknown label '0'. Expected NEG, POS, the labels of the model. Rename the"),
+        (["LABEL_0", "LABEL_1"], [1, 2], "unknown label '2'. Expected LABEL_0, LABEL_1, the labels of the model."),
+        (["LABEL_0", "LABEL_1"], ["neg", "pos"], "choose the model that was trained on these labels."),
+        (["LABEL_0"], ["neg", "pos"], "'neg' is not a finite number. The model predicts numbers: choose the model"),
+    ],
+)
+def test_the_labels_of_a_checkpoint_that_is_scored(model, labels, expected):
+    """Default names are numbers. Case does not matter if it does not distinguish labels."""
+    values = [1, 0] if isinstance(labels, ClassLabel) else labels
+    rows = Dataset.from_dict({"text": ["a"] * len(values), "label": values})
+    rows = rows.cast_column("label", labels) if isinstance(labels, ClassLabel) else rows
+    task, config = TextClassification(), SnugBertConfig(id2label=dict(enumerate(model)))
+    splits = task.read_splits({"validation": [rows]})
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=re.escape(expected)):
+            task.choose_labels(splits, config)
+        return
+    task.choose_labels(splits, config)
+    assert splits["validation"].references.tolist() == expected
+    assert task.labels == model and config.num_labels == len(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "expected"),
+    [
+        (["LABEL_0", "LABEL_1"], [1, 0], ["0", "1"]),
+        (["NEG", "POS"], ["pos", "neg"], ["neg", "pos"]),
+        (["0", "1"], ["LABEL_1", "LABEL_0"], ["LABEL_0", "LABEL_1"]),
+        (["POS", "NEG"], ["neg", "neg"], ["POS", "neg"]),  # the data may lack a label
+        (["NEG", "POS"], [1, 0], "The teacher predicts NEG, POS. The data contain 0, 1."),
+    ],
+)
+def test_the_labels_of_a_teacher(model, data, expected, caplog):
+    rows = Dataset.from_dict({"text": ["a"] * 2, "label": data})
+    task, config = TextClassification(), SnugBertConfig(id2label=dict(enumerate(model)))
+    splits = task.read_splits({"train": [rows]})
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=re.escape(expected)):
+            task.choose_labels(splits, config, is_teacher=True)
+        return
+    task.choose_labels(splits, config, is_teacher=True)
+    assert task.labels == expected and "Assuming" not in caplog.text
+
+
+def test_a_model_of_another_task_is_not_scored():
+    """Without this, its labels would count as the labels of the task, in any order."""
+    rows = Dataset.from_dict({"sentence": ["a"], "label": [1]})
+    for model, right in ((["POS", "NEG"], None), (["Positive", "negative"], [0]), (["LABEL_0", "LABEL_1"], [1])):
+        task, config = TextClassification(task_name="sst2"), SnugBertConfig(id2label=dict(enumerate(model)))
+        splits = task.read_splits({"validation": [rows]})
+        if right is None:
+            message = "The labels of the model are POS, NEG, but SST-2 has negative, positive. Choose a model of"
+            with pytest.raises(InputError, match=message):
+                task.choose_labels(splits, config)
+        else:
+            task.choose_labels(splits, config)
+            assert splits["validation"].references.tolist() == right
 
 
 @pytest.mark.parametrize(

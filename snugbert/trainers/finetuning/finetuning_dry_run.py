@@ -115,6 +115,8 @@ def _describe_data(prepared: PreparedTask, trainer: FineTuningTrainer) -> dict[s
         rows[f"{name} data"] = (
             f"{format_count(len(lengths), 'input')} of at most {lengths.max()} tokens, {lengths.sum():,} tokens in all"
         )
+    if prepared.copies.sentences:
+        rows["copies"] = " ".join(prepared.copies.sentences)
     if prepared.task.labels is not None:
         rows["labels"] = shorten(list(prepared.task.labels))
     parameters = trainer.model.num_parameters()  # type: ignore[union-attr,operator]

@@ -385,7 +385,9 @@ class FineTuningTrainer(RunTrainer):
 
     def _make_evaluation_set(self, dataset: Dataset, split: str, config: Any) -> EvaluationSet[Any]:
         prepared, (source,) = self.prepared, name_sources(eval_dataset=dataset).values()
-        return make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
+        examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
+        prepared.copies.compare(examples.task, examples.split)
+        return examples
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:  # type: ignore[override]
         # No public method chooses the order of an evaluation.

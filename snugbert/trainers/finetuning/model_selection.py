@@ -6,7 +6,7 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, shorten
 from snugbert.trainers.finetuning.finetuning_arguments import MAIN_METRIC, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import LOWER_IS_BETTER
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
@@ -17,6 +17,7 @@ MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Sets `metric_for_best_model`, by default to the task's main metric, and sets `greater_is_better`.
 
+    Adds a metric of a label, such as "PER_f1", to the metrics of the task.
     Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
 
     Raises:
@@ -29,11 +30,14 @@ def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
     chosen = str(args.metric_for_best_model).removeprefix("eval_")
     if chosen == MAIN_METRIC:
         chosen = prepared.task.main_metric
-    if chosen not in (*prepared.task.metrics, "loss"):
-        known = ", ".join(prepared.task.metrics)
-        raise InputError(
-            f"--metric_for_best_model: {prepared.task.name} has no metric {chosen!r}. Choose one of {known}."
-        )
+    task, examples = prepared.task, prepared.validation_set
+    if chosen not in (*task.metrics, "loss"):
+        of_labels = () if examples is None else task.list_label_metrics(examples.split)
+        if chosen not in of_labels:
+            known = shorten([*task.metrics, *of_labels])
+            raise InputError(f"--metric_for_best_model: {task.name} has no metric {chosen!r}. Choose one of {known}.")
+        task.metrics += (chosen,)
+        task.training_metrics = task.training_metrics and (*task.training_metrics, chosen)
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
     if prepared.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
         raise InputError(

@@ -31,6 +31,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts, read_results
 from snugbert.tasks.base import Sources, Task
+from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.checkpoint_files import list_checkpoints
 from snugbert.trainers.finetuning.finetuning_arguments import (
@@ -77,6 +78,7 @@ class PreparedTask:
         data: the files or splits that the examples come from, for "train" and for each evaluation set. Training
             examples may come from several files.
         settings: data settings, by argument name, as JSON values.
+        copies: the copies among the examples.
         distillation: what the models learn from a teacher. None: no teacher.
     """
 
@@ -88,6 +90,7 @@ class PreparedTask:
     evaluation_sets: list[EvaluationSet[Any]]
     data: dict[str, list[DataSource]]
     settings: dict[str, Any] = field(default_factory=dict)
+    copies: ExampleCopies = field(default_factory=ExampleCopies)
     distillation: Distillation | None = None
 
     @property
@@ -194,9 +197,11 @@ def prepare_task(
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     if training and not model_args.is_teacher:
         remember_windows(config, task.windows)
+    copies = ExampleCopies()
     if not model_args.is_teacher:  # before a teacher labels the examples
         validation = (split for name, split in splits.items() if name.startswith("validation"))
         task.check_decisions(next(validation, None) if training else None)
+        copies.count(task, splits)
     train_features = [task.encode(split).inputs for split in training]
     evaluation_sets = [
         EvaluationSet(task, splits[name], splits.get("train")) for name in task.set_names if name in splits
@@ -212,6 +217,7 @@ def prepare_task(
         evaluation_sets=evaluation_sets,
         data=data,
         settings=collect_data_settings(task.args),
+        copies=copies,
     )
 
 

@@ -82,6 +82,7 @@ def collect_results(
         "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
         "examples": {s.name: s.num_examples for s in prepared.evaluation_sets},
         "data": {name: [source._asdict() for source in sources] for name, sources in prepared.data.items()},
+        "copies": prepared.copies.sentences,
         "training": training,
         "settings": {
             **list_student_settings(prepared.model_args),

@@ -17,6 +17,8 @@ from transformers.utils import logging as transformers_logging
 import snugbert
 from snugbert import DistillationTrainer, FineTuningTrainer, Predictor, TextClassification
 from snugbert.errors import InputError
+from snugbert.trainers.finetuning.prepare_task import name_model, name_sources, prepare_task
+from snugbert.trainers.finetuning.sweep import run_task
 from snugbert_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -92,7 +94,7 @@ def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path, c
     """Of the best model, on the examples that selected it, even if another process evaluated it."""
     transformers_logging.enable_propagation()
     selection = {"load_best_model_at_end": True, "save_strategy": "epoch", "early_stopping_patience": 3}
-    args = arguments(tmp_path, **SETTINGS | selection)
+    args = arguments(tmp_path, **SETTINGS | selection, metric_for_best_model="macro_f1")
     sets = {"dev": dev, "few": dev.select(range(7))}
 
     def make(callback: TrainerCallback) -> FineTuningTrainer:
@@ -103,6 +105,8 @@ def test_the_card_has_the_score_of_the_saved_model(bert, train, dev, tmp_path, c
     trainer.train(resume_from_checkpoint=True)
     first, last = (line["eval_dev_accuracy"] for line in trainer.state.log_history if "eval_dev_loss" in line)
     assert first > last and trainer.model_step == 10
+    scores = [line["eval_dev_macro_f1"] for line in trainer.state.log_history if "eval_dev_loss" in line]
+    assert trainer.state.best_metric == max(scores) and trainer.args.greater_is_better
     trainer.evaluate(dev.select(range(11)))
     trainer.save_model()
     assert card_accuracy(tmp_path) == pytest.approx(100 * first, abs=0.005)
@@ -121,6 +125,40 @@ def test_the_card_has_the_score_of_the_last_model_if_the_best_has_no_checkpoint(
     trainer.save_model()
     assert card_accuracy(tmp_path) == pytest.approx(100 * scores[20], abs=0.005)
     assert max(scores.values()) > scores[20] == trainer.evaluate()["eval_accuracy"]
+
+
+def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, tmp_path, caplog, capsys):
+    mixed = Dataset.from_list([*train, *dev.select([0, 0, 1, 2, 3])])
+    seen = {row["sentence"] for row in mixed}
+    copies = [f"Training examples that are copies of earlier ones: {165 - len(seen)} of 165."]
+    copies += [
+        f"Validation examples that are copies of training examples: {sum(r['sentence'] in seen for r in dev)} of 60."
+    ]
+    settings = SETTINGS | {"max_steps": 1, "metric_for_best_model": "eval_gloomy_recall"}
+    trainer = FineTuningTrainer(
+        "tiny", arguments(tmp_path / "one", **settings), TextClassification(), mixed, dev, bert
+    )
+    trainer.train()
+    trainer.save_model()
+    trainer.predict(dev.select(range(3)))
+    test = ["Test examples that are copies of training examples: 3 of 3."]
+    test += ["Test examples that are copies of validation examples: 3 of 3."]
+    assert all(f"{sentence} Scores on copies are too high" in caplog.text for sentence in [copies[1], *test])
+    card = (tmp_path / "one/README.md").read_text()
+    assert f"\n{copies[0]}\n\n{copies[1]}\n" in card and "gloomy recall" in card
+
+    args = arguments(tmp_path / "sweep", **settings, seeds=2)
+    sources = name_sources(train_dataset=mixed, eval_dataset=dev)
+    prepared = prepare_task(TextClassification(), name_model("tiny", bert), args, sources=sources)
+    run_task(prepared, arguments(tmp_path / "sweep", **settings, seeds=2, dry_run=True))
+    assert f"copies           {' '.join(copies)}\n" in capsys.readouterr().out
+    run_task(prepared, args)
+    assert "gloomy_recall" in (printed := capsys.readouterr().out) and copies[1] in printed
+    results = json.loads((tmp_path / "sweep/results.json").read_text())
+    assert results["copies"] == copies and results["sweep"]["chosen_by"] == "eval_gloomy_recall"
+    scores = results["sweep"]["settings"][0]["scores"]
+    assert results["metrics"]["eval"]["gloomy_recall"] == max(scores)
+    assert copies[1] in (tmp_path / "sweep/results.md").read_text()
 
 
 def test_features_have_a_loss_without_metrics(bert, train, tmp_path):

@@ -97,7 +97,7 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert 0.5 < results["eval_baseline_f1"] < 0.9  # words ending in -port are not in the training data
     config = json.loads((run / "config.json").read_text())
     assert config["id2label"] == {"0": "O", "1": "B-LOC", "2": "I-LOC", "3": "B-PER", "4": "I-PER"}
-    assert {path.name for path in run.glob("*.png")} >= {"entity_scores.png", "confusion_matrix.png"}
+    assert {path.name for path in run.glob("*.png")} >= {"learning_curve.png", "confusion_matrix.png"}
     assert (run / "eval_predictions.txt").read_text() == tagged_text(50, seed=2)
     # The test sentences have no tags. The predictions are correct, in the scheme of the training file.
     assert (run / "predictions.txt").read_text() == tagged_text(30, seed=3)
@@ -136,7 +136,6 @@ def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
     changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     changes |= {
         "metric_for_best_model": "LOC_f1",
-        "return_entity_level_metrics": True,
         "num_train_epochs": 2,
         "max_train_samples": 64,
     }

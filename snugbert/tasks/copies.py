@@ -1,0 +1,86 @@
+"""Counts copies: examples that occur again within the training examples, or in another set.
+
+Two examples are copies if all their texts are equal after the tokenizer's normalization, such as lowercasing, and with
+one space between words. Whole texts are compared, also if the model reads only their beginning.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from snugbert.reports.score_tables import set_title
+from snugbert.tasks.base import Split, Task
+
+logger = logging.getLogger(__name__)
+
+
+class ExampleCopies:
+    """The copies among the examples of a run.
+
+    Attributes:
+        sentences: the counts that are not zero, in plain English, for results and model cards.
+    """
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self._keys: dict[str, list[int]] = {}  # title of a set -> a hash of the texts of each example
+
+    def count(self, task: Task[Any, Any, Any], splits: Mapping[str, Split]) -> None:
+        """Counts the copies within the training examples and between all splits. Logs the counts.
+
+        Args:
+            task: the task, connected with a tokenizer.
+            splits: from [`Task.read_splits`], with the labels of [`Task.choose_labels`].
+        """
+        for name, split in splits.items():
+            texts, labels = task.list_texts(split)
+            keys = _hash_texts(texts, task.tokenizer)
+            title = set_title(task.set_names[name]) if name in task.set_names else "training"
+            if name == "train":
+                self._count_within(keys, labels, task.noun)
+            self.sentences += self._compare(keys, title, task.noun)
+            self._keys.setdefault(title, []).extend(keys)  # "train" and "unlabeled" are the training examples
+
+    def compare(self, task: Task[Any, Any, Any], split: Split) -> None:
+        """Logs how many examples of a further split are copies of the examples of other sets."""
+        texts, _ = task.list_texts(split)
+        self._compare(_hash_texts(texts, task.tokenizer), set_title(task.set_names[split.name]), task.noun)
+
+    def _count_within(self, keys: list[int], labels: Iterable[Any], noun: str) -> None:
+        first: dict[int, Any] = {}
+        mixed = {key for key, label in zip(keys, labels, strict=True) if first.setdefault(key, label) != label}
+        repeated, conflicting = len(keys) - len(first), sum(key in mixed for key in keys)
+        if repeated:
+            self.sentences.append(f"Training {noun} that are copies of earlier ones: {repeated:,} of {len(keys):,}.")
+            logger.info(self.sentences[-1])
+        if conflicting:
+            self.sentences.append(f"Training {noun} with a copy that has another label: {conflicting:,}.")
+            logger.warning("%s Correct the labels, or remove these %s.", self.sentences[-1], noun)
+
+    def _compare(self, keys: list[int], title: str, noun: str) -> list[str]:
+        sentences = []
+        for other, known in self._keys.items():
+            if other != title and (shared := sum(map(set(known).__contains__, keys))):
+                sentences.append(
+                    f"{title.capitalize()} {noun} that are copies of {other} {noun}: {shared:,} of {len(keys):,}."
+                )
+                logger.warning("%s Scores on copies are too high. Remove the copies from one set.", sentences[-1])
+        return sentences
+
+
+def _hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns a hash of the texts of each example. `columns` has a list of texts for each text of an example."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    # `normalize_str` takes longer than all the rest. ASCII text needs only a table, and words and contexts repeat.
+    normalize = cache(str if normalizer is None else normalizer.normalize_str)
+    ascii_table = {code: normalize(chr(code)) for code in range(128)}
+
+    @cache
+    def hash_text(text: str) -> int:
+        normalized = text.translate(ascii_table) if text.isascii() else " ".join(map(normalize, text.split()))
+        return hash(" ".join(normalized.split()))
+
+    return [hash(hashes) for hashes in zip(*(map(hash_text, texts) for texts in columns), strict=True)]
