@@ -25,7 +25,7 @@ from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_threshol
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, check_room, make_question_windows
+from snugbert.tasks.question_windows import ContextWindows, check_room, choose_stride, make_question_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
 
@@ -163,12 +163,14 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """Sets `tokenizer` and `max_length`, the size of a window.
+        """Sets `tokenizer`, `max_length`, the size of a window, and `doc_stride` unless the user chose it.
 
         Raises:
             InputError: the task predicts rows, and a window has no more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
+        if self.args.doc_stride is None:
+            self.args.doc_stride = choose_stride(self.max_length)
         if self.predicts:  # fine-tuning has all questions: `make_question_windows` checks the room
             self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 

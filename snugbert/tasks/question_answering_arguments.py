@@ -44,7 +44,10 @@ class SquadDataArguments(DataArguments):
         metadata={"help": "If an answer is not at its position: stop, or skip it in training."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Tokens that neighboring windows share. Default: 128, at most a third of --max_seq_length."},
+    )
     max_query_length: int = field(
         default=64,
         metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},

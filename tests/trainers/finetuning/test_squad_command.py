@@ -230,7 +230,9 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
 
 
 def test_limits_of_answers(run, workshop, tmp_path):
-    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), n_best_size=3, max_answer_length=1))
+    limits = {"n_best_size": 3, "max_answer_length": 1, "doc_stride": None}
+    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), **limits))
+    assert json.loads((tmp_path / "results.json").read_text())["settings"]["doc_stride"] == 6  # 20 // 3
     n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
     assert max(map(len, n_best.values())) == 3
     assert {len(candidate["text"].split()) for candidates in n_best.values() for candidate in candidates} == {1}
