@@ -62,8 +62,9 @@ class SnugBertTokenizer(TokenizersBackend):
     ):
         kwargs.pop("auto_map", None)  # would be saved, and may refer to another repository's code
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
-        if vocab is None and "tokenizer_object" in kwargs:  # from `train_new_from_iterator`
-            vocab = kwargs["tokenizer_object"].get_vocab()
+        trained = kwargs.get("tokenizer_object")  # from `train_new_from_iterator`
+        if vocab is None and trained is not None:
+            vocab = dict(trained.get_vocab())
         elif vocab is None:
             if kwargs.get("name_or_path"):
                 raise ValueError(f"{kwargs['name_or_path']}: no tokenizer.json or vocab.txt.")

@@ -4,8 +4,9 @@
 """
 
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from snugbert.data.languages import DEFAULT, check_language
 from snugbert.errors import InputError
@@ -15,6 +16,19 @@ OnBadText = Literal["error", "skip", "replace"]
 Deduplication = Literal["documents", "lines"]
 CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
 Names = list[str]  # `list` is a field of CacheArguments
+
+
+def complete_lists(arguments: Any) -> None:
+    """Makes a list of strings from each argument that takes a list, but got one path or another iterable of paths.
+
+    Args:
+        arguments: a dataclass of arguments.
+    """
+    for each in fields(arguments):
+        value = getattr(arguments, each.name)
+        if "list[str]" in str(each.type) and value is not None:
+            values = [value] if isinstance(value, str | Path) else value
+            setattr(arguments, each.name, [str(part) for part in values])
 
 
 @dataclass(kw_only=True)
@@ -43,6 +57,7 @@ class TextArguments:
     )
 
     def __post_init__(self):
+        complete_lists(self)
         if self.train_file and self.dataset_name is not None:
             raise InputError("--train_file and --dataset_name cannot be combined. Remove one flag.")
 
@@ -136,3 +151,6 @@ class CacheArguments:
         metadata={"help": "Remove prepared text from the cache, then stop: names from --list, or all."},
     )
     list: bool = field(default=False, metadata={"help": "List the prepared text in the cache, then stop."})
+
+    def __post_init__(self):
+        complete_lists(self)

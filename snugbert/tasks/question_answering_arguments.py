@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugbert.data.data_arguments import complete_lists
 from snugbert.data.sources import DataArguments, check_sources
 from snugbert.ranges import check_ranges
 
@@ -68,5 +69,6 @@ class SquadDataArguments(DataArguments):
     )
 
     def __post_init__(self):
+        complete_lists(self)
         check_ranges(self)
         check_sources(self.files, self.dataset_name, self.unlabeled_file)

@@ -109,7 +109,7 @@ class PretrainingTrainer(RunTrainer):
         trainer.train()
 
     Args:
-        args: training arguments.
+        args: training arguments. Of transformers' `TrainingArguments`, only values that are not their defaults are used.
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and
@@ -141,7 +141,7 @@ class PretrainingTrainer(RunTrainer):
         teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ):
-        args = copy.copy(args)
+        args = PretrainingArguments.adopt(args)
         use_one_gpu(args)
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)
