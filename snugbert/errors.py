@@ -9,7 +9,8 @@ MOST_LISTED = 8  # names in a message
 COMMAND = "SNUGBERT_COMMAND"  # a command sets this environment variable, for its processes, too
 # A command in backticks, or a flag with its value: a boolean, a number, or a word that ends a clause.
 FLAG = re.compile(
-    r"(`snugbert [^`]*`)|(?<![\w-])--([a-z]\w*)(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| ([a-z]\w*)(?=[.,:;)]|$))?"
+    r"(`snugbert [^`]*`)|(?<![\w-])--([a-z]\w*)"
+    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| ([a-z]\w*)(?=[.,:;)]|$))?"
 )
 PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"}
 
@@ -17,8 +18,8 @@ PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"
 class InputError(ValueError):
     """Invalid input: an argument, a file or a folder. The message says what is wrong, where, and what to do.
 
-    The command line prints the message. Other exceptions keep their traceback. Messages are written with flags. Without
-    a command, Python's names replace them, see [`name_arguments`].
+    The command line prints the message. Other exceptions keep their traceback. Messages are written with flags, which
+    [`name_arguments`] replaces in Python.
     """
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 
 
-def make_dataset(data: Any, name: str) -> Dataset:
+def load_rows(data: Any, name: str) -> Dataset:
     """Returns rows as a dataset.
 
     Args:
@@ -21,29 +21,29 @@ def make_dataset(data: Any, name: str) -> Dataset:
     """
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
+    features = None
+    if isinstance(data, IterableDataset):
+        features, data = data.features, data.with_format(None)
+    is_frame = _is_data_frame(data)
+    if isinstance(data, str | Mapping) or not (is_frame or isinstance(data, Iterable)):
+        expected = "a datasets.Dataset, a DataFrame or a list of dicts"
+        advice = " Pass one of its splits." if isinstance(data, Mapping) else ""
+        raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
+    rows = [] if is_frame else [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
+    columns = dict.fromkeys(column for values in rows for column in values)
     try:
-        if _is_data_frame(data):
+        if is_frame:
             return Dataset.from_pandas(data, preserve_index=False)
-        if isinstance(data, IterableDataset):
-            return Dataset.from_list(list(data.with_format(None)), features=data.features)
-        if isinstance(data, str | Mapping) or not isinstance(data, Iterable):
-            advice = " Pass one of its splits." if isinstance(data, Mapping) else ""
-            expected = "a datasets.Dataset, a DataFrame or a list of dicts"
-            raise InputError(f"{name}: expected {expected}, not a {type(data).__name__}.{advice}")
-        rows = [values for _, values in _check_rows(data, f"{name}, ", "a dict")]
-        columns = dict.fromkeys(column for values in rows for column in values)
-        return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns})
+        return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
     except (ValueError, TypeError, OverflowError) as error:  # from Arrow
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{name}: a column has values of different types ({error}). Use one type.") from error
+        raise InputError(f"{name}: a column cannot be stored ({error}). Give its values one type.") from error
 
 
 def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the number of each row to predict, counted from 1, and its values.
 
     Args:
-        data: as in [`make_dataset`], a single row, a text, or an iterable of texts.
+        data: as in [`load_rows`], a single row, a text, or an iterable of texts.
         text_column: the column that a text without a column belongs to. None: texts are refused.
         expected: what a row may be, for messages.
 
@@ -51,7 +51,7 @@ def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[t
         InputError: a row is neither a dict nor a text that may be predicted. The message names the row.
     """
     if isinstance(data, Dataset | IterableDataset) or _is_data_frame(data):
-        return read_rows(make_dataset(data, "rows"))
+        return read_rows(load_rows(data, "rows"))
     rows = data if isinstance(data, Iterable) and not isinstance(data, str | Mapping) else [data]
     if text_column is not None:
         rows = ({text_column: values} if isinstance(values, str) else values for values in rows)

@@ -24,7 +24,7 @@ from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.configuration_snugbert import SnugBertConfig, get_windows
 from snugbert.cuda_graphs import CudaGraphs
-from snugbert.data.in_memory import make_dataset, number_rows
+from snugbert.data.in_memory import load_rows, number_rows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.errors import InputError
@@ -177,7 +177,8 @@ class Predictor(RowPredictor):
         if not first:
             return []
         first_rows = [values for _, values in first]
-        self.columns = choose_columns(self.task, self.columns or None, "the rows", first_rows, trained_columns)
+        given = self.columns or None
+        self.columns = choose_columns(self.task, given, "the rows", first_rows, trained_columns, "columns")
         examples = []
         for row, values in chain(first, numbered):
             try:
@@ -197,7 +198,7 @@ class Predictor(RowPredictor):
             InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
         """
         config: Any = self.model.config
-        source = Path(data) if isinstance(data, str | Path) else make_dataset(data, "data")
+        source = Path(data) if isinstance(data, str | Path) else load_rows(data, "data")
         validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [source]})
         logits = self.run(validation.features)
         metrics = validation.score_in_training(logits)

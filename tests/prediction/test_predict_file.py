@@ -305,7 +305,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
         (
             "ForQuestionAnswering",
             [{"question": "a", "context": "b"}],
-            ["--max_seq_length", "99"],
+            ["--max_seq_length", "99", "--doc_stride", "95"],
             "leaves 95 for the context",
         ),
         (

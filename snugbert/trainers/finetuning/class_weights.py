@@ -42,11 +42,12 @@ def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> tor
         counts = np.bincount(ids[ids >= 0], minlength=len(labels))
         return torch.tensor(counts.sum() / (np.count_nonzero(counts) * counts.clip(1)), dtype=torch.float32)
     weights = dict.fromkeys(labels, 1.0)
-    pairs = given.items() if isinstance(given, Mapping) else [part.rpartition("=")[::2] for part in given.split(",")]
+    parts = str(given).split(",")
+    pairs = given.items() if isinstance(given, Mapping) else [part.rpartition("=")[::2] for part in parts]
     for label, weight in pairs:
         try:
             value = float(weight)
-        except (TypeError, ValueError):
+        except ValueError:
             value = -1
         if label not in weights or not 0 < value < float("inf"):
             part = f"{label}={weight}".removeprefix("=")

@@ -211,8 +211,8 @@ class FineTuningArguments(DeviceArguments):
     def __post_init__(self):
         self._read_sweep()
         check_ranges(self)
-        if isinstance(self.class_weights, dict):  # as JSON, which is compared on resume
-            self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
+        if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
+            self.class_weights = {str(label): float(weight) for label, weight in self.class_weights.items()}
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove the flag.")
         if self.label_names is not None:  # Trainer's names of columns in a batch

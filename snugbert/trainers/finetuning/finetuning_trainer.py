@@ -23,7 +23,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 
 from snugbert.checkpoints.loading import forget_decisions
 from snugbert.configuration_snugbert import get_windows
-from snugbert.data.in_memory import make_dataset
+from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError
@@ -404,7 +404,7 @@ class FineTuningTrainer(RunTrainer):
         is_list = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
         if known is not None or is_list:
             return dataset, known
-        dataset = make_dataset(dataset, "eval_dataset")
+        dataset = load_rows(dataset, "eval_dataset")
         if "input_ids" in dataset.column_names:
             return dataset, None
         encoded = self._make_evaluation_set(dataset, split, self.model.config)

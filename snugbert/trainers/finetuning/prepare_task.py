@@ -25,7 +25,7 @@ from snugbert.checkpoints.loading import (
 from snugbert.checkpoints.reading import HEADS_BY_CLASS
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.data.in_memory import make_dataset
+from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
 from snugbert.errors import InputError
@@ -257,10 +257,10 @@ def name_sources(**datasets: Any) -> Sources:
     """Returns the data of each split, from rows in memory. None: there is no such split.
 
     Raises:
-        InputError: an argument has no rows, see [`make_dataset`], or no data are given.
+        InputError: an argument has no rows, see [`load_rows`], or no data are given.
     """
     splits = {"train_dataset": "train", "unlabeled_dataset": "unlabeled", "eval_dataset": "validation"}
-    sources = {splits[name]: [make_dataset(data, name)] for name, data in datasets.items() if data is not None}
+    sources = {splits[name]: [load_rows(data, name)] for name, data in datasets.items() if data is not None}
     if not sources:
         raise InputError("no data. Pass train_dataset or eval_dataset.")
     return sources

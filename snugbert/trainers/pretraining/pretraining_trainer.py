@@ -7,7 +7,6 @@ state of the log, so a run that was killed and resumed ends with the weights and
 Shapes: a batch has N sequences.
 """
 
-import copy
 import functools
 import logging
 import time
@@ -109,7 +108,7 @@ class PretrainingTrainer(RunTrainer):
         trainer.train()
 
     Args:
-        args: training arguments. Of transformers' `TrainingArguments`, only values that are not their defaults are used.
+        args: training arguments, as in [`FineTuningTrainer`].
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and

@@ -212,7 +212,13 @@ def test_metrics_of_the_user_are_added(bert, dev, trained, tmp_path):
 
 def test_transformers_arguments_set_what_is_not_their_default(bert, train, dev, tmp_path, caplog):
     stock = TrainingArguments(
-        str(tmp_path), use_cpu=True, learning_rate=1e-4, eval_strategy="steps", eval_steps=7, seed=5, save_total_limit=2
+        str(tmp_path),
+        use_cpu=True,
+        learning_rate=1e-4,
+        eval_strategy="steps",
+        eval_steps=7,
+        seed=5,
+        save_total_limit=2,
     )
     args = FineTuningTrainer("tiny", stock, TextClassification(), train, dev, bert).args
     assert type(args) is FineTuningArguments and args.output_dir == str(tmp_path)
@@ -277,7 +283,7 @@ def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
     refuse(expected + r"DatasetDict\. Pass one of its splits", train_dataset=DatasetDict(train=train))
     refuse(r"train_dataset, row 1: expected a dict, not a str", train_dataset=["good"])
     mixed = [{"sentence": "good", "label": label} for label in (1, "gloomy")]
-    refuse(r"train_dataset: a column has values of different types \(.*'gloomy'", train_dataset=mixed)
+    refuse(r"train_dataset: a column cannot be stored \(.*'gloomy'", train_dataset=mixed)
     refuse(r"no data", train_dataset=None, eval_dataset=None)
     refuse(r"--sweep and --seeds", args=arguments(tmp_path, seeds=2))
     refuse(r"model and task are missing", task=None)
