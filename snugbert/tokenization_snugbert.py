@@ -71,8 +71,8 @@ class SnugBertTokenizer(TokenizersBackend):
             vocab = {token: index for index, token in enumerate(special_tokens)}
         elif not isinstance(vocab, dict):
             vocab = _read_vocabulary(Path(vocab))
-        # Special tokens may also be added tokens, with ids after the vocabulary. `train_new_from_iterator` passes their
-        # old ids.
+        # Special tokens may also be added tokens, with ids after the vocabulary. Their old ids come with a tokenizer
+        # that was trained.
         added = kwargs.get("added_tokens_decoder") or {}
         ids = {**{str(token): index for index, token in added.items()}, **vocab}
         missing = [token for token in special_tokens if token not in ids]

@@ -52,7 +52,6 @@ class DistillationTrainer(FineTuningTrainer):
     Args:
         model: the student, as in [`FineTuningTrainer`]. A size such as "tiny" gets the tokenizer of the teacher.
         args: the settings. `distillation_temperature` and `distillation_weight` apply to the teacher's soft targets.
-            `compare_without_teacher` is for commands only.
         task: as in [`FineTuningTrainer`]. A [`PreparedTask`] has soft targets.
         train_dataset: labeled rows.
         teacher: a Hub name or folder of a model that was fine-tuned for this task, or a SnugBERT model in memory with

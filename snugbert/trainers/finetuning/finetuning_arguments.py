@@ -164,13 +164,6 @@ class FineTuningArguments(DeviceArguments):
             "help": "Weight of the soft targets in the loss, from 0 to 1. The rest is the weight of the labels.",
         },
     )
-    compare_without_teacher: bool = field(
-        default=True,
-        metadata={
-            "advanced": True,
-            "help": "Also train the student without the teacher, for comparison. This can double the training time.",
-        },
-    )
     class_weights: dict | str | None = field(  # a dict in Python: label -> weight
         default=None,
         metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."},
