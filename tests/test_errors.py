@@ -2,10 +2,13 @@
 
 import logging
 import pickle
+import re
 
 import pytest
 
+from snugbert import FineTuningArguments, TextClassification, VocabularyArguments, train_vocabulary
 from snugbert.errors import COMMAND, InputError, format_count
+from snugbert_cli import main
 
 # message with flags -> message in Python
 MESSAGES = {
@@ -35,6 +38,25 @@ def test_messages_name_flags_in_a_command_and_arguments_in_python(flags, argumen
     logger.warning("%s", flags)
     logging.getLogger("other").warning("%s", flags)
     assert [record.getMessage() for record in caplog.records] == [flags, arguments, flags]
+
+
+def test_the_command_line_sets_its_form_and_python_has_its_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("a")
+    monkeypatch.delenv(COMMAND)
+    with pytest.raises(InputError, match=r"^vocab_size=3 is too small\."):
+        train_vocabulary(
+            VocabularyArguments(train_file=tmp_path / "text.txt", output_dir=tmp_path / "a", vocab_size=3)
+        )
+    for make, message in {
+        lambda: VocabularyArguments(output_dir="a"): "no text. Pass train_file or dataset_name.",
+        lambda: TextClassification(max_seq_length=1): "max_seq_length=1 must be at least 3.",
+        lambda: FineTuningArguments(output_dir="a", deepspeed="x"): "deepspeed is not supported. Remove the argument.",
+    }.items():
+        with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+            make()
+    flags = ["--train_file", str(tmp_path / "text.txt"), "--output_dir", str(tmp_path / "b"), "--vocab_size", "3"]
+    assert main(["vocabulary", *flags]) == 2
+    assert "error: --vocab_size 3 is too small." in capsys.readouterr().err
 
 
 def test_counts_are_singular_or_plural():
