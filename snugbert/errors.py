@@ -67,8 +67,8 @@ _make_record = logging.getLogRecordFactory()
 def _make_renamed_record(name: str, *args: object, **options: object) -> logging.LogRecord:
     """Makes log records of this package name Python's arguments, too."""
     record = _make_record(name, *args, **options)
-    if str(name).startswith("snugbert.") and COMMAND not in os.environ:
-        record.msg, record.args = name_arguments(record.getMessage()), ()
+    if str(name).startswith("snugbert.") and (renamed := name_arguments(record.getMessage())) != record.getMessage():
+        record.msg, record.args = renamed, ()
     return record
 
 
