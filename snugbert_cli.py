@@ -330,9 +330,10 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from huggingface_hub.utils import httpx
     from safetensors import SafetensorError
 
-    from snugbert.errors import InputError, RunStopped, join_lines
+    from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
     from snugbert.staging import show_urls
 
+    os.environ[COMMAND] = name
     try:
         run_command(name, arguments)
         _leave_process_group()

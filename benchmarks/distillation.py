@@ -91,12 +91,16 @@ def run_task(task: str, args: argparse.Namespace, student_flags: list[str]) -> N
     command = [part.replace("{}", args.data_dir) for part in TASKS[task].split()]
     names = ("bf16", "use_cpu", "max_train_samples", "max_eval_samples")
     command += as_flags({name: getattr(args, name) for name in names if getattr(args, name)})
-    teacher, student, alone = (args.output_dir / task / name for name in ("teacher", "student", "alone"))
+    teacher, student, without, alone = (
+        args.output_dir / task / name for name in ("teacher", "student", "without", "alone")
+    )
     start = ["--model_name_or_path", args.model_name_or_path]
     run([*command, *start, "--resume_from_checkpoint", "true"], teacher, args.use_cpu)
     command += as_flags({name: getattr(args, name) for name in ("num_student_layers", "student_layers", "seeds")})
     command += ["--sweep", "fixed"]  # so that one seed can continue, too
-    run([*command, *start, *drop_flags(student_flags, NEED_TEACHER)], alone, args.use_cpu)
+    for folder, model in ((alone, args.model_name_or_path), (without, str(teacher))):
+        names = ["--model_name_or_path", model]
+        run([*command, *names, *drop_flags(student_flags, NEED_TEACHER)], folder, args.use_cpu)
     run([*command, "--teacher_name_or_path", str(teacher), *student_flags], student, args.use_cpu)
 
 
@@ -121,10 +125,14 @@ def make_rows(task: str, folder: Path) -> list[list[str]]:
     """Formats the scores and the speeds of a task's models."""
     results = json.loads((folder / "student/results.json").read_text())
     scale = 100 / results["perfect_score"]
-    teacher, student, *others = results["comparison"]
-    alone = json.loads((folder / "alone/results.json").read_text())["sweep"]["best_setting"]
+    teacher, student = results["comparison"]
+    others = {"without": "student without teacher", "alone": "the same, from MODEL's layers"}
+    best = {
+        title: json.loads((folder / name / "results.json").read_text())["sweep"]["best_setting"]
+        for name, title in others.items()
+    }
     rows = []
-    for row in (teacher, student, *others, {**student, **alone, "model": "the same, from MODEL's layers"}):
+    for row in (teacher, student, *({**student, **found, "model": title} for title, found in best.items())):
         spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
         low, high = (f"{scale * end:.1f}" for end in row["interval"])
         rows.append(

@@ -1,16 +1,30 @@
-"""Exceptions that the command line handles without a traceback, and the format of counts and lists in messages."""
+"""Exceptions that the command line handles without a traceback, and the format of names and counts in messages."""
 
+import logging
+import os
+import re
 import signal
 from collections.abc import Iterable
 
 MOST_LISTED = 8  # names in a message
+COMMAND = "SNUGBERT_COMMAND"  # a command sets this environment variable, for its processes, too
+# A command in backticks, or a flag with its value: a boolean, a number, or a word that ends a clause.
+FLAG = re.compile(
+    r"(`snugbert [^`]*`)|(?<![\w-])--([a-z]\w*)"
+    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| ([a-z]\w*)(?=[.,:;)]|$))?"
+)
+PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"}
 
 
 class InputError(ValueError):
     """Invalid input: an argument, a file or a folder. The message says what is wrong, where, and what to do.
 
-    The command line prints the message. Other exceptions keep their traceback.
+    The command line prints the message. Other exceptions keep their traceback. Messages are written with flags, which
+    [`name_arguments`] replaces in Python.
     """
+
+    def __str__(self) -> str:
+        return name_arguments(super().__str__())
 
 
 class ProcessLost(RuntimeError):
@@ -27,6 +41,39 @@ class RunStopped(Exception):
     def __init__(self, number: signal.Signals):
         super().__init__(number.name)
         self.number = number
+
+
+def name_arguments(message: str) -> str:
+    """Replaces flags in a message by Python's arguments, unless a command runs.
+
+    `--do_regression false` becomes `do_regression=False`. A command such as `snugbert predict --shard 1/2` stays.
+    """
+    if COMMAND in os.environ:
+        return message
+
+    def rename(match: re.Match[str]) -> str:
+        command, name, boolean, value, word = match.groups()
+        if command:
+            return command
+        value = (boolean or "").capitalize() or value or (f'"{word}"' if word else "")
+        return PYTHON_NAMES.get(name, name) + (f"={value}" if value else "")
+
+    renamed = FLAG.sub(rename, message)
+    return message if renamed == message else re.sub(r"\bflag(s?)\b", r"argument\1", renamed)
+
+
+_make_record = logging.getLogRecordFactory()
+
+
+def _make_renamed_record(name: str, *args: object, **options: object) -> logging.LogRecord:
+    """Makes log records of this package name Python's arguments, too."""
+    record = _make_record(name, *args, **options)
+    if str(name).startswith("snugbert.") and (renamed := name_arguments(record.getMessage())) != record.getMessage():
+        record.msg, record.args = renamed, ()
+    return record
+
+
+logging.setLogRecordFactory(_make_renamed_record)
 
 
 def join_lines(error: BaseException) -> str:

@@ -62,15 +62,19 @@ class SnugBertTokenizer(TokenizersBackend):
     ):
         kwargs.pop("auto_map", None)  # would be saved, and may refer to another repository's code
         special_tokens = [str(token) for token in (pad_token, unk_token, cls_token, sep_token, mask_token)]
-        if vocab is None:
+        trained = kwargs.get("tokenizer_object")  # from `train_new_from_iterator`
+        if vocab is None and trained is not None:
+            vocab = dict(trained.get_vocab())
+        elif vocab is None:
             if kwargs.get("name_or_path"):
                 raise ValueError(f"{kwargs['name_or_path']}: no tokenizer.json or vocab.txt.")
             vocab = {token: index for index, token in enumerate(special_tokens)}
         elif not isinstance(vocab, dict):
             vocab = _read_vocabulary(Path(vocab))
-        # Special tokens may also be added tokens, with ids after the vocabulary.
+        # Special tokens may also be added tokens, with ids after the vocabulary. Their old ids come with a tokenizer
+        # that was trained.
         added = kwargs.get("added_tokens_decoder") or {}
-        ids = {**vocab, **{str(token): index for index, token in added.items()}}
+        ids = {**{str(token): index for index, token in added.items()}, **vocab}
         missing = [token for token in special_tokens if token not in ids]
         if missing:
             raise ValueError(

@@ -20,6 +20,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 _CACHE = tempfile.TemporaryDirectory()
 os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+# Messages name flags, as in commands. Tests of Python's names delete this variable.
+os.environ["SNUGBERT_COMMAND"] = "test"
 # One thread for each process. The models are small, and `make test` already runs a process on each core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -198,16 +198,16 @@ def test_a_card_with_metrics_is_pushed_with_its_weights(way, hub, trained, tmp_p
 def test_only_plots_of_a_card_are_pushed(hub, trained, tmp_path):
     """A card may come from anyone and name any file of the repository. A folder may contain links to any file."""
     (tmp_path / "token").write_text(SECRET)
-    (trained / "eval_thresholds.png").symlink_to(tmp_path / "token")
+    (trained / "eval_reliability.png").symlink_to(tmp_path / "token")
     for name in ("modeling_snugbert.py", "notes.png", "trainer_state.json"):
         (trained / name).write_text("a stranger's")
-    named = ("modeling_snugbert.py", "notes.png", "trainer_state.json", "eval_thresholds.png")
+    named = ("modeling_snugbert.py", "notes.png", "trainer_state.json", "eval_reliability.png")
     with (trained / "README.md").open("a") as card:
         card.write("".join(f"\n![x]({name})" for name in named))
     transformers.AutoModelForSequenceClassification.from_pretrained(trained).push_to_hub("me/copy")
     files = hub["me/copy"]
     assert "0.93" in card_of(files).content and files["learning_curve.png"] == b"a plot"
-    assert not {"notes.png", "trainer_state.json", "eval_thresholds.png"} & files.keys()
+    assert not {"notes.png", "trainer_state.json", "eval_reliability.png"} & files.keys()
     assert files["modeling_snugbert.py"] == Path(snugbert.__file__).with_name("modeling_snugbert.py").read_bytes()
 
 

@@ -77,7 +77,7 @@ def test_glue_scores_pairs_as_stock_does_and_trains(family, data, tmp_path):
     assert model.config.id2label == labels["id2label"] and tokenizer.model_max_length == 512
 
     del flags["model_name_or_path"]
-    flags |= {"output_dir": tmp_path / "student", "compare_without_teacher": False}
+    flags |= {"output_dir": tmp_path / "student"}
     assert run_command("glue", **flags, **teacher(tmp_path), **SHORT_RUN) == 0
     model, _ = open_result(tmp_path / "student", transformers.AutoModelForSequenceClassification)
     assert model.config.num_hidden_layers == 1

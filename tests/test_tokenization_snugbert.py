@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from itertools import islice
 
 import pytest
@@ -199,6 +200,31 @@ def test_train_new_from_iterator_keeps_class_flags_and_special_tokens(kind, data
     assert both["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
     assert loaded.mask_token_id in first and len(first) < len(text)
     assert both == trained(text, pair)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("added", [False, True])
+def test_train_new_from_iterator_of_a_loaded_tokenizer_gives_stock_berts_tokens(file, added, data_dir, tmp_path):
+    classes = (snugbert.SnugBertTokenizer, BertTokenizer)
+    shutil.copy(data_dir / "vocab/bert-base-uncased-vocab.txt", tmp_path / "vocab.txt")
+    old, stock = (cls.from_pretrained(tmp_path) for cls in classes)
+    for each in (old, stock) if added else ():
+        each.add_tokens(["snug-bert"])
+        each.add_special_tokens({"extra_special_tokens": ["[GENE]"]})
+    if file == "tokenizer.json":
+        old.save_pretrained(tmp_path)
+        old, stock = (cls.from_pretrained(tmp_path) for cls in classes)
+    lines = ["ab " * 3, "CD " * 5, "ef " * 7]  # no ties, which the trainer breaks differently each time
+    trained, expected = (each.train_new_from_iterator([lines], 100, show_progress=False) for each in (old, stock))
+    assert type(trained) is snugbert.SnugBertTokenizer
+    assert set(trained.get_vocab()) == set(expected.get_vocab()) and {"ab", "cd", "##d"} <= set(trained.get_vocab())
+    text = "ab snug-bert [GENE] cdef"
+    assert trained.tokenize(text) == expected.tokenize(text)
+    encoded = trained(text, "ef")
+    assert encoded["input_ids"][0] == trained.cls_token_id and encoded["input_ids"].count(trained.sep_token_id) == 2
+    trained.save_pretrained(tmp_path / "new")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert type(loaded) is snugbert.SnugBertTokenizer and loaded(text, "ef") == encoded
 
 
 def test_added_tokens_and_a_resized_model_are_saved_and_loaded_together(data_dir, tmp_path):

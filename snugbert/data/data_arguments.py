@@ -4,8 +4,9 @@
 """
 
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from snugbert.data.languages import DEFAULT, check_language
 from snugbert.errors import InputError
@@ -14,6 +15,19 @@ from snugbert.ranges import check_ranges
 OnBadText = Literal["error", "skip", "replace"]
 Deduplication = Literal["documents", "lines"]
 CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
+
+
+def complete_lists(arguments: Any) -> None:
+    """Makes a list of strings from each argument that takes a list, but got one path or another iterable of paths.
+
+    Args:
+        arguments: a dataclass of arguments.
+    """
+    for each in fields(arguments):
+        value = getattr(arguments, each.name)
+        if "list[str]" in str(each.type) and value is not None:
+            values = [value] if isinstance(value, str | Path) else value
+            setattr(arguments, each.name, [str(part) for part in values])
 
 
 @dataclass(kw_only=True)
@@ -42,6 +56,7 @@ class TextArguments:
     )
 
     def __post_init__(self):
+        complete_lists(self)
         if self.train_file and self.dataset_name is not None:
             raise InputError("--train_file and --dataset_name cannot be combined. Remove one flag.")
 

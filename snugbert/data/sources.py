@@ -51,7 +51,7 @@ class DataArguments:
         """The files of each split that was given as files."""
         names = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
         return {
-            split: [Path(name) for name in ([given] if isinstance(given, str) else given)]
+            split: [Path(name) for name in ([given] if isinstance(given, str | Path) else given)]
             for split, given in names.items()
             if given
         }

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from snugbert.checkpoints.model_arguments import SIZE_NAMES, ModelArguments
-from snugbert.data.data_arguments import PreparationArguments
+from snugbert.data.data_arguments import PreparationArguments, complete_lists
 from snugbert.errors import InputError
 from snugbert.ranges import check_ranges
 
@@ -55,6 +55,9 @@ class PairsArguments:
     )
     good_column_name: str = field(default="sentence_good", metadata={"help": "Column of the acceptable sentence."})
     bad_column_name: str = field(default="sentence_bad", metadata={"help": "Column of the unacceptable sentence."})
+
+    def __post_init__(self):
+        complete_lists(self)
 
 
 @dataclass(kw_only=True)

@@ -31,6 +31,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.checkpoints.stock_models import choose_family, keep_encoder
+from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
@@ -79,7 +80,7 @@ def export_model(
     calibration_file: str | Path | None = None,
     text_file: str | Path | None = None,
     validation_file: str | Path | None = None,
-    eval_dataset: Dataset | None = None,
+    eval_dataset: Any = None,
     task_name: str | None = None,
     text_column_names: str | None = None,
     label_column_name: str | None = None,
@@ -105,7 +106,7 @@ def export_model(
         text_file: more texts on which the outputs are compared, one per line. The outputs are always compared on
             built-in text of all lengths.
         validation_file: labeled examples to score the model and its export on.
-        eval_dataset: labeled examples in memory, instead of `validation_file`.
+        eval_dataset: labeled rows as in [`FineTuningTrainer`], instead of `validation_file`.
         task_name, text_column_names, label_column_name, max_seq_length, version_2_with_negative: how to read the
             labeled examples, as in the arguments of the model's task.
         overwrite_output_dir: whether to replace a model in `output_dir`.
@@ -125,7 +126,7 @@ def export_model(
     files = {name: None if file is None else Path(file) for name, file in given.items()}
     if validation_file is not None and eval_dataset is not None:
         raise InputError("--validation_file and eval_dataset cannot be combined. Pass only one.")
-    labeled = files["validation_file"] if eval_dataset is None else eval_dataset
+    labeled = files["validation_file"] if eval_dataset is None else load_rows(eval_dataset, "eval_dataset")
     data = {
         "task_name": task_name,
         "text_column_names": text_column_names,

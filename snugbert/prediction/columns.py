@@ -24,6 +24,7 @@ def choose_columns(
     source: str,
     first_rows: Sequence[Mapping[str, Any]],
     trained_columns: tuple[str, ...],
+    argument: str = "--text_column_names",
 ) -> Sequence[str]:
     """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
 
@@ -33,6 +34,7 @@ def choose_columns(
         source: the name of the input, for messages.
         first_rows: the rows to inspect. Without rows, the columns are not checked.
         trained_columns: the columns that the model was trained on. Empty if it stores no columns.
+        argument: the argument that names columns, for messages.
 
     Raises:
         InputError: a given column or a text column is missing, or the choice of columns is ambiguous.
@@ -42,7 +44,7 @@ def choose_columns(
     if given is not None:
         if len(given) not in numbers:
             expected = " or ".join(map(str, numbers))
-            raise InputError(f"--text_column_names: this model reads {expected} text columns, not {len(given)}.")
+            raise InputError(f"{argument}: this model reads {expected} text columns, not {len(given)}.")
         missing = [name for name in given if first_rows and name not in present]
         if missing:
             raise InputError(f"{source}: no column {missing[0]!r}. {list_columns(present)}")
@@ -59,14 +61,14 @@ def choose_columns(
             return names
     if not reader.any_columns:
         expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
-        raise InputError(f"{source}: no {expected}. {list_columns(present)} Set --text_column_names.")
+        raise InputError(f"{source}: no {expected}. {list_columns(present)} Set {argument}.")
     try:
         found, others = find_text_columns(list(first_rows), "label", source)
     except InputError as error:
-        raise InputError(f"{source}: no text column. {list_columns(present)} Set --text_column_names.") from error
+        raise InputError(f"{source}: no text column. {list_columns(present)} Set {argument}.") from error
     if others or len(found) != numbers[0]:
         found = (*found, *others)
         problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
-        raise InputError(f"{source}: {problem}: {', '.join(map(repr, found))}.{trained} Set --text_column_names.")
+        raise InputError(f"{source}: {problem}: {', '.join(map(repr, found))}.{trained} Set {argument}.")
     logger.info("%s: text %s", source, describe_columns(found))
     return found

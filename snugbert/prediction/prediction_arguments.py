@@ -50,7 +50,7 @@ class PredictionArguments:
     )
     doc_stride: int | None = field(
         default=None,
-        metadata={"help": "Tokens that neighboring windows share. Default: as in training, but 128 for questions."},
+        metadata={"help": "Tokens that neighboring windows share. Default: as in training, or as in snugbert squad."},
     )
     version_2_with_negative: bool = field(
         default=False, metadata={"help": "Question answering: allow the empty answer, as in SQuAD v2.0."}

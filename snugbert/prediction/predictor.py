@@ -24,16 +24,16 @@ from snugbert.checkpoints.model_arguments import ModelArguments
 from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.configuration_snugbert import SnugBertConfig, get_windows
 from snugbert.cuda_graphs import CudaGraphs
+from snugbert.data.in_memory import load_rows, number_rows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
 from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
-from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.prediction.columns import choose_columns
 from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task
 from snugbert.tasks.evaluation_set import make_evaluation_set
-from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
+from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT, describe_columns
 from snugbert.tasks.outputs import Logits, average_windows
 
 Prediction = dict[str, Any]
@@ -149,14 +149,15 @@ class Predictor(RowPredictor):
         longest = max_seq_length or (windows[0] if windows else max(512, loaded.config.max_position_embeddings))
         self.task.use_tokenizer(tokenizer, min(max_tokens(loaded, tokenizer), longest))
 
-    def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[Prediction]:
+    def predict(self, rows: Any) -> list[Prediction]:
         """Returns the prediction for each row, as columns to add to the row.
 
         If neither `columns` nor the task names the columns, the first call with rows chooses the columns, as
         `snugbert predict` does.
 
         Args:
-            rows: dicts, or a `datasets.Dataset`.
+            rows: a `datasets.Dataset`, a DataFrame of pandas, or dicts in a list or another iterable. For a model that
+                reads one text, also texts, or a single text.
 
         Returns:
             A dict for each row, such as `predicted_label` and `probabilities` of a text. docs/how-to/predict.md lists
@@ -166,13 +167,18 @@ class Predictor(RowPredictor):
             InputError: the columns are missing, or a row has no text in these columns. The message names the row,
                 counted from 1.
         """
-        if not len(rows):
-            return []
-        numbered = read_rows(rows) if isinstance(rows, Dataset) else iter(enumerate(rows, start=1))
-        first = list(islice(numbered, ROWS_TO_INSPECT))
-        first_rows = [values for _, values in first]
         trained_columns = get_text_columns(self.model.config.to_dict())
-        self.columns = choose_columns(self.task, self.columns or None, "the rows", first_rows, trained_columns)
+        known = (tuple(self.columns),) if self.columns else (trained_columns,) if trained_columns else ()
+        choices = known or self.task.default_columns
+        one_text = [name for name, *others in choices if not others] if self.task.any_columns else []
+        dicts = f"a dict with the {' or the '.join(map(describe_columns, choices))}"
+        numbered = number_rows(rows, *((one_text[0], "a text or a dict") if one_text else (None, dicts)))
+        first = list(islice(numbered, ROWS_TO_INSPECT))
+        if not first:
+            return []
+        first_rows = [values for _, values in first]
+        given = self.columns or None
+        self.columns = choose_columns(self.task, given, "the rows", first_rows, trained_columns, "columns")
         examples = []
         for row, values in chain(first, numbered):
             try:
@@ -181,17 +187,19 @@ class Predictor(RowPredictor):
                 raise InputError(f"row {row}: {error}") from error
         return self.answer(examples)
 
-    def evaluate(self, data: Path | Dataset) -> dict[str, float]:
+    def evaluate(self, data: Any) -> dict[str, float]:
         """Returns the metrics on labeled examples, as in the fine-tuning commands, and sets `intervals`.
 
         Args:
-            data: a dataset, or a file in a format of the command. Windows have the `max_seq_length` of the task.
+            data: rows as in [`FineTuningTrainer`], or a file in a format of the command. Windows have the
+                `max_seq_length` of the task.
 
         Raises:
             InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
         """
         config: Any = self.model.config
-        validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [data]})
+        source = Path(data) if isinstance(data, str | Path) else load_rows(data, "data")
+        validation = make_evaluation_set(self.task, config, self.tokenizer, {"validation": [source]})
         logits = self.run(validation.features)
         metrics = validation.score_in_training(logits)
         self.intervals = validation.estimate_intervals(validation.decode(logits))

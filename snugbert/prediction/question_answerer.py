@@ -72,19 +72,19 @@ class QuestionAnswerer:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.max_seq_length = min(max_seq_length, max_tokens(model, tokenizer))
-        self.doc_stride = min(128, self.max_seq_length // 3) if doc_stride is None else doc_stride
         self.max_query_length = max_query_length
         self._predictor = Predictor(
             model if device is None else model.to(device),  # type: ignore[arg-type]
             tokenizer,
             QuestionAnswering(
-                max_seq_length=self.max_seq_length, doc_stride=self.doc_stride, max_query_length=max_query_length
+                max_seq_length=self.max_seq_length, doc_stride=doc_stride, max_query_length=max_query_length
             ),
             max_seq_length=self.max_seq_length,
             max_batch_tokens=batch_size * self.max_seq_length,
             cuda_graphs=cuda_graphs,
         )
         self.model = self._predictor.model
+        self.doc_stride: int = self._predictor.task.args.doc_stride
 
     @overload
     def __call__(

@@ -30,7 +30,6 @@ CAPTIONS = {
     "learning_curve.png": "Loss and score over the steps of training",
     "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
     "f1_by_answer_length.png": "F1 by the length of the correct answer",
-    "thresholds.png": "Exact match and F1 by no-answer threshold",
     "reliability.png": "Reliability: how often predictions are correct, by their probability",
     "sweep.png": "Validation score of each run of the sweep by its settings",
 }
@@ -182,46 +181,6 @@ def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) ->
     panel.set_title("F1 by length of the correct answer", **TITLE)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     tidy(panel, "y")
-    save_figure(figure, file)
-
-
-def draw_thresholds(thresholds: np.ndarray, exact: np.ndarray, f1: np.ndarray, chosen: float, file: Path) -> None:
-    """Draws exact match and F1 over the threshold above which the predicted answer is "no answer".
-
-    Args:
-        thresholds: thresholds in ascending order. The first is -inf: every question gets "no answer". *Shape:* (K,)
-        exact: exact match for each threshold, in percent. *Shape:* (K,)
-        f1: F1 for each threshold, in percent. *Shape:* (K,)
-        chosen: the threshold of the predictions.
-        file: the plot, a PNG. It is not written if -inf is the only threshold.
-    """
-    if len(thresholds) < 2:
-        return
-    # A score is constant from its threshold to the next. The first and the last score reach the edges of the plot.
-    at = int(np.searchsorted(thresholds, chosen, side="right")) - 1
-    shown = [*thresholds[1:], chosen] if np.isfinite(chosen) else thresholds[1:]
-    low, high = min(shown), max(shown)
-    margin = 0.03 * (high - low or 1.0)
-    drawn = np.array([low - margin, *thresholds[1:], high + margin])
-    figure = new_figure(8, 4.6)
-    panel = figure.subplots()
-    panel.set_xlim(drawn[0], drawn[-1])
-    for name, scores, color, line in (("F1", f1, BLUE, "-"), ("exact match", exact, ORANGE, "--")):
-        label = f"{name}, {scores[at]:.1f} at the chosen threshold"
-        style: dict[str, Any] = {"color": color, "linestyle": line, "linewidth": 1.7}
-        panel.plot(drawn, [*scores, scores[-1]], drawstyle="steps-post", label=label, **style)
-    panel.axvline(
-        np.clip(chosen, drawn[0], drawn[-1]), color=GREY, linestyle=":", label=f"chosen threshold, {chosen:.2f}"
-    )
-    best = int(f1.argmax())
-    where = f"at {thresholds[best]:.2f}" if best else "without any answer"
-    diamond: dict[str, Any] = {"linestyle": "", "marker": "D", "color": INK, "clip_on": False, "zorder": 3}
-    panel.plot([drawn[best]], [f1[best]], label=f"best F1, {f1[best]:.1f} {where}", **diamond)
-    panel.set_xlabel('threshold: questions with a higher no-answer score get "no answer"')
-    panel.set_ylabel("score (percent)")
-    panel.set_title("F1 and exact match by no-answer threshold", **TITLE)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    tidy(panel)
     save_figure(figure, file)
 
 

@@ -21,13 +21,13 @@ from snugbert.data.sources import DataSource, describe_source
 from snugbert.data.squad import Question, can_be_scored, check_answers, read_questions
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
-from snugbert.reports.score_plots import draw_f1_by_answer_length, draw_thresholds, plot_file
+from snugbert.reports.score_plots import draw_f1_by_answer_length, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert.tasks.question_windows import ContextWindows, check_room, make_question_windows
-from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
-from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2, sum_by_threshold
+from snugbert.tasks.question_windows import ContextWindows, check_room, choose_stride, make_question_windows
+from snugbert.tasks.spans import Answer, best_answers
+from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +168,14 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """Sets `tokenizer` and `max_length`, the size of a window.
+        """Sets `tokenizer`, `max_length`, the size of a window, and `doc_stride` unless the user chose it.
 
         Raises:
             InputError: the task predicts rows, and a window has no more context than it shares with its neighbor.
         """
         super().use_tokenizer(tokenizer, min(max_length, self.args.max_seq_length))
+        if self.args.doc_stride is None:
+            self.args.doc_stride = choose_stride(self.max_length)
         if self.predicts:  # fine-tuning has all questions: `make_question_windows` checks the room
             self._question_limit = check_room(tokenizer, self.max_length, self.args.doc_stride)
 
@@ -281,8 +283,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         """Writes the answers by question id, in the format of the original BERT release.
 
         Files: predictions.json, nbest_predictions.json, and null_odds.json for SQuAD v2.0. If the questions have
-        correct answers, also f1_by_answer_length.png, and thresholds.png for SQuAD v2.0. Files of sets other than
-        "eval" have the name of the set as prefix.
+        correct answers, also f1_by_answer_length.png. Files of sets other than "eval" have the name of the set as
+        prefix.
         """
         ids = [question.id for question in split.questions]
         contents: dict[str, list[Any]] = {
@@ -298,18 +300,11 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
             self._draw(split, self.measure(split, answers), folder)
 
     def _draw(self, split: QuestionSplit, rows: np.ndarray, folder: Path) -> None:
-        """Draws the plots of answers. `rows` are from `measure`."""
+        """Draws the plot of answers. `rows` are from `measure`."""
         name = self.set_names[split.name]
         lengths = np.array([len(correct[0].split()) if correct else 0 for correct in split.golds])
         f1 = 100 * rows[:, 3 if self.version_2 else 1]
         draw_f1_by_answer_length(lengths, f1, plot_file(folder, name, "f1_by_answer_length.png"))
-        if self.version_2:
-            thresholds, exact_sums, f1_sums = sum_by_threshold(rows, np.ones(len(rows)))
-            thresholds[0] = -np.inf  # every question gets "no answer"
-            finite = thresholds < SURELY_NULL
-            exact, f1 = (100 * sums[finite] / len(rows) for sums in (exact_sums, f1_sums))
-            chosen = self.args.null_score_diff_threshold
-            draw_thresholds(thresholds[finite], exact, f1, chosen, plot_file(folder, name, "thresholds.png"))
 
     # --- prediction ---------------------------------------------------------------------------------------------
 

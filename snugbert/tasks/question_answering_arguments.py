@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugbert.data.data_arguments import complete_lists
 from snugbert.data.sources import DataArguments, check_sources
 from snugbert.ranges import check_ranges
 
@@ -44,7 +45,10 @@ class SquadDataArguments(DataArguments):
         metadata={"help": "If an answer is not at its position: stop, or skip it in training."},
     )
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighboring windows share."})
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Tokens that neighboring windows share. Default: 128, at most a third of a window."},
+    )
     max_query_length: int = field(
         default=64,
         metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
@@ -65,5 +69,6 @@ class SquadDataArguments(DataArguments):
     )
 
     def __post_init__(self):
+        complete_lists(self)
         check_ranges(self)
         check_sources(self.files, self.dataset_name, self.unlabeled_file)

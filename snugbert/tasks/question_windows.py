@@ -167,6 +167,11 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
     return ids[: first.start], ids[first.stop : second.start], ids[second.stop :]
 
 
+def choose_stride(max_seq_length: int) -> int:
+    """Returns the default number of tokens that neighboring windows share: 128, but at most a third of a window."""
+    return min(128, max_seq_length // 3)
+
+
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
     """Checks that a window has room for more context than it shares with its neighbor.
 

@@ -3,8 +3,11 @@
 `--help` imports this module, so it does not import Trainer or datasets, which take seconds.
 """
 
+import copy
+import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -13,6 +16,8 @@ from transformers.utils import strtobool
 
 from snugbert.errors import InputError
 from snugbert_arguments import explain_reporter
+
+logger = logging.getLogger(__name__)
 
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
 # Trainer would keep the loader of the first validation set and use it for all validation sets.
@@ -124,6 +129,21 @@ class DeviceArguments(TrainingArguments):
             self.accelerator_config.non_blocking = True  # type: ignore[union-attr]
         # Trainer would use the precision of the launcher even with `--bf16 false`.
         self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    @classmethod
+    def adopt(cls, args: TrainingArguments) -> Self:
+        """Returns a copy of `args`, or the values that a user set in transformers' `TrainingArguments`.
+
+        A value that equals its default may not be the user's, so the default of this class replaces it.
+        """
+        if isinstance(args, cls):
+            return copy.copy(args)
+        default = TrainingArguments(output_dir=args.output_dir)
+        names = [each.name for each in fields(TrainingArguments) if each.init]
+        given = {name: getattr(args, name) for name in names if getattr(args, name) != getattr(default, name)}
+        message = "args: TrainingArguments were read as %s. Not their defaults: %s. For other values, see %s."
+        logger.warning(message, cls.__name__, ", ".join(given) or "none", cls.__name__)
+        return cls(**{"output_dir": args.output_dir, **given})
 
     @property
     def uses_cuda(self) -> bool:

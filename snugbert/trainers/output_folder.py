@@ -39,7 +39,6 @@ WRITTEN_BY_A_RUN = re.compile(
     r"(trainer_state|config|plan)\.json",
     re.ASCII,
 )
-WITHOUT_TEACHER = "without_teacher"  # the run that a distilled model is compared with
 TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbers per parameter
 
 

@@ -12,16 +12,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveS
 from transformers.utils import PushInProgress
 
 from snugbert.files import MANIFEST_NAME
-from snugbert.trainers.output_folder import WITHOUT_TEACHER
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
 # Predictions for the user's examples, also in the formats of run_glue.py, gluebenchmark.com (.tsv) and SQuAD v2.0.
 PREDICTIONS = ["*predictions.*", "*predict_results.txt", "*.tsv", "*null_odds.json"]
-# The run of a student without its teacher, and the logs of TensorBoard, which contain paths of this machine.
-OTHERS = [f"{WITHOUT_TEACHER}/*", "*.tfevents.*"]
+LOGS = ["*.tfevents.*"]  # of TensorBoard. They contain paths of this machine
 # Trainer also omits the first two: unfinished files and checkpoints. The third file contains the training arguments.
-NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICTIONS, *OTHERS]
+NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICTIONS, *LOGS]
 
 
 class HubUploads(TrainerCallback):

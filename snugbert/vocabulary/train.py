@@ -24,7 +24,7 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
-from snugbert.errors import InputError
+from snugbert.errors import InputError, name_arguments
 from snugbert.files import writing
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.output_folder import remove_generator
@@ -93,12 +93,12 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         _save(tokenizer, output_dir)
 
     if len(tokenizer) < args.vocab_size:
-        print(
+        _print(
             f"Note: the vocabulary has fewer than {args.vocab_size:,} tokens. No other pair of tokens occurs "
             f"{args.min_frequency} times in this text (--min_frequency)."
         )
     if summary := log.summarize():
-        print(f"Note: {summary}")
+        _print(f"Note: {summary}")
     example = sample.find_example()
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
     written = sorted(name for name, version in _list_files(output_dir).items() if before.get(name) != version)
@@ -107,8 +107,12 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
     flags = {**model_flags, **text_flags, "output_dir": "pretrained"}
     print(f"Next: {format_command('pretrain', flags)}")
     if read_language(tokenizer) is None:
-        print("Add --language if the text is not English.")
+        _print("Add --language if the text is not English.")
     return tokenizer
+
+
+def _print(message: str) -> None:
+    print(name_arguments(message))
 
 
 def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
@@ -137,7 +141,7 @@ def _learn(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> t
     tokenizer = make_tokenizer(kind, tokens, merges, **casing)
     store_language(args.language, tokenizer)
     print(f"Learned {len(tokens):,} tokens ({kind}) from {_format_counts(words)}.")
-    print(sample.describe(tokenizer, casing, _advise(args, sample, casing)))
+    _print(sample.describe(tokenizer, casing, _advise(args, sample, casing)))
     return tokenizer, _new_model(output_dir, tokenizer, words)
 
 

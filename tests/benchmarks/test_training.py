@@ -240,8 +240,8 @@ def test_distillation(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     distillation.main(argv)
     table = capsys.readouterr().out[-1200:]
     results = json.loads((tmp_path / "out/mrpc/student/results.json").read_text())
-    assert len(results["comparison"]) == 3 and results["sweep"]["best_setting"]["seeds"] == 2
-    teacher, student, _ = results["comparison"]
+    assert results["sweep"]["best_setting"]["seeds"] == 2
+    teacher, student = results["comparison"]
     ratio = student["examples_per_second"] / teacher["examples_per_second"]
     assert f"| mrpc | student | f1 | {100 * student['mean']:.2f} ± {100 * student['std']:.2f} (" in table
     assert f" | {student['examples_per_second']:.0f} | {ratio:.2f} |" in table
@@ -250,16 +250,16 @@ def test_distillation(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
     flags = {
         name: [name in command for command in commands] for name in ("--num_train_epochs", "--distillation_weight")
     }
-    assert flags == {"--num_train_epochs": [True] * 3, "--distillation_weight": [False, False, True]}
-    assert [command[-1].rpartition("/")[2] for command in commands] == ["teacher", "alone", "student"]
+    assert flags == {"--num_train_epochs": [True] * 4, "--distillation_weight": [False, False, False, True]}
+    assert [command[-1].rpartition("/")[2] for command in commands] == ["teacher", "alone", "without", "student"]
     distillation.main([*argv, "--report"])
-    assert capsys.readouterr().out.splitlines()[-7:] == table.splitlines()[-7:] and len(commands) == 3
+    assert capsys.readouterr().out.splitlines()[-7:] == table.splitlines()[-7:] and len(commands) == 4
     monkeypatch.setattr("snugbert.trainers.finetuning.finetuning_trainer.FineTuningTrainer.train", None)
     distillation.main(argv)
     without_speeds = [
         [line.split(" | ")[:7] for line in text.splitlines()] for text in (table, capsys.readouterr().out)
     ]
-    assert without_speeds[1][-7:] == without_speeds[0][-7:] and len(commands) == 6
+    assert without_speeds[1][-7:] == without_speeds[0][-7:] and len(commands) == 8
     with pytest.raises(SystemExit, match=r"other settings \(num_student_layers\)"):
         distillation.main([*argv, "--num_student_layers", "2"])
 

@@ -1,9 +1,33 @@
 """The arguments that select a text, and say where to write the corpus."""
 
+from dataclasses import fields
+from importlib import import_module
+
 import pytest
+from transformers import TrainingArguments
 
 from snugbert.data.data_arguments import OutputArguments, TextArguments
 from snugbert.errors import InputError
+from snugbert_cli import COMMANDS
+
+CLASSES = {
+    getattr(import_module(f"snugbert.{module}"), name)
+    for command in COMMANDS.values()
+    for module, _, name in (each.rpartition(".") for each in command.arguments)
+}
+OWN = [each for each in CLASSES if not issubclass(each, TrainingArguments)]
+LISTS = [(each, field.name) for each in OWN for field in fields(each) if "list[str]" in str(field.type)]
+
+
+@pytest.mark.parametrize(("arguments", "name"), LISTS)
+def test_an_argument_that_takes_a_list_takes_one_path(arguments, name, tmp_path):
+    file = tmp_path / "text.json"
+    file.touch()
+    names = {field.name for field in fields(arguments)}
+    needed = {"output_dir": "out", "train_file": [file], "validation_file": [file]}
+    needed = {each: value for each, value in needed.items() if each in names}
+    for given in (file, str(file), [file], (str(file),)):
+        assert getattr(arguments(**needed | {name: given}), name) == [str(file)]
 
 
 def test_a_shard_is_read():

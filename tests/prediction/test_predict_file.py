@@ -217,10 +217,9 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert main([*arguments, "--max_seq_length", "9"]) == 2  # other settings
     partial = tmp_path / "out.jsonl.partial"
     content = partial.read_bytes()
-    for damaged in (b"x" + content[1:], content[:9]):
-        partial.write_bytes(damaged)
-        assert main(arguments) == 2
-        assert partial.read_bytes() and damaged.startswith(partial.read_bytes())
+    partial.write_bytes(content[:9])
+    assert main(arguments) == 2
+    assert partial.read_bytes() == content[:9]
     partial.write_bytes(content)
     caplog.clear()
     assert main(arguments) == 0
@@ -310,7 +309,7 @@ def test_bad_rows_are_refused_or_left_out_by_line(checkpoint, tmp_path, capsys, 
         (
             "ForQuestionAnswering",
             [{"question": "a", "context": "b"}],
-            ["--max_seq_length", "99"],
+            ["--max_seq_length", "99", "--doc_stride", "95"],
             "leaves 95 for the context",
         ),
         (

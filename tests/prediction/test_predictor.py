@@ -1,7 +1,10 @@
 """`Predictor` in Python: rows, columns that it finds, and scores of a dataset in memory."""
 
+import re
+
 import family_checkpoints
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from datasets import Dataset
@@ -75,6 +78,57 @@ def test_a_task_names_the_columns_and_fits_the_head(classifier):
     assert [len(row) for row in one.predict(rows())] == [2] * len(rows())
 
 
+TEXTS = [row["question"] for row in rows()]
+TITLES = [{"title": text} for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        TEXTS,
+        tuple(TEXTS),
+        iter(TEXTS),
+        map(str.upper, TEXTS),
+        np.array(TEXTS),
+        pd.Series(TEXTS),
+        Dataset.from_list(TITLES)["title"],
+        iter(TITLES),
+        tuple(TITLES),
+        pd.DataFrame(TITLES, index=range(7, 7 + len(TITLES))),
+        Dataset.from_list(TITLES).with_format("torch"),
+        Dataset.from_list(TITLES).with_format("pandas"),
+        Dataset.from_list(TITLES).to_iterable_dataset(),
+        [*TEXTS[:5], *TITLES[5:]],
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_texts_and_rows_of_all_kinds_are_predicted(given, classifier):
+    predictor = Predictor(classifier, columns="title")
+    assert predictor.predict(given) == predictor.predict(TITLES)
+
+
+def test_one_text_and_one_row_are_predicted(classifier):
+    model, tokenizer = Predictor(classifier).model, Predictor(classifier).tokenizer
+    model.config.text_columns = None  # a model of another library
+    predictor = Predictor(model, tokenizer)
+    assert predictor.predict(TEXTS[3]) == predictor.predict([TEXTS[3]]) == predictor.predict({"text": TEXTS[3]})
+
+
+def test_rows_that_cannot_be_read_are_named_with_what_is_expected(classifier, tmp_path):
+    family_checkpoints.write_checkpoint(tmp_path, "bert", "ForTokenClassification", id2label={0: "O", 1: "B-PER"})
+    pairs, titles, tagger = Predictor(classifier), Predictor(classifier, columns="title"), Predictor(tmp_path)
+    expected = {
+        (pairs, "a"): "row 1: expected a dict with the columns 'question' and 'title', not a str.",
+        (titles, ("a", 7)): "row 2: expected a text or a dict, not a int.",
+        (titles, 7): "row 1: expected a text or a dict, not a int.",
+        (tagger, ("Ada wrote.",)): "row 1: expected a dict with the column 'tokens' or the column 'text', not a str.",
+    }
+    for (predictor, given), message in expected.items():
+        with pytest.raises(InputError, match=re.escape(message)):
+            predictor.predict(given)
+    assert len(tagger.predict(iter([{"tokens": ["a", "b"]}]))[0]["predicted_tags"]) == 2
+
+
 def test_text_of_a_dataset_that_is_not_utf8_has_a_row(classifier):
     table = pa.table(
         {"question": ["a", "b"], "title": pa.array([b"a", b"\xff"], pa.binary()).cast(pa.string(), safe=False)}
@@ -89,5 +143,7 @@ def test_a_dataset_is_scored(classifier):
     labels = ["yes"] * len(answers)
     data = Dataset.from_list([{**row, "label": label} for row, label in zip(rows(), labels, strict=True)])
     assert predictor.evaluate(data) == {"accuracy": pytest.approx(np.mean([answer == "yes" for answer in answers]))}
+    for same in (data.with_format("numpy"), data.to_pandas(), list(data)):
+        assert predictor.evaluate(same) == predictor.evaluate(data)
     with pytest.raises(InputError, match="unknown label 'maybe'"):
         predictor.evaluate(Dataset.from_list([{**rows()[0], "label": "maybe"}]))

@@ -6,6 +6,7 @@ import torch
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
 from snugbert import SnugBertConfig, SnugBertForQuestionAnswering, SnugBertTokenizer
+from snugbert.prediction.predictor import Predictor
 from snugbert.prediction.question_answerer import QuestionAnswerer
 
 WORDS = "who wrote it when was the book written by ada byron in 1843 london ? , . ##s".split()
@@ -102,6 +103,8 @@ def test_a_long_context_is_read_in_windows(tokenizer):
     assert (answerer.max_seq_length, answerer.doc_stride) == (48, 16)  # the model's maximum
     answer = answerer("Who wrote it?", context)
     assert answer["answer"] == "Ada Byron" == context[answer["start"] : answer["end"]]
+    (row,) = Predictor(model, tokenizer).predict([{"question": "Who wrote it?", "context": context}])
+    assert row == answer  # with the same windows
     small = QuestionAnswerer(model, tokenizer, max_seq_length=16, doc_stride=3, batch_size=7)
     assert small("Who wrote it?", context)["start"] == answer["start"]
     # The softmax runs over all windows. In its own window the answer would have a probability near 1.

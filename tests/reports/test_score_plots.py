@@ -16,7 +16,6 @@ from snugbert.reports.score_plots import (
     draw_f1_by_answer_length,
     draw_learning_curve,
     draw_reliability,
-    draw_thresholds,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread", "pictures")
@@ -137,27 +136,6 @@ def test_answer_lengths_have_no_gaps():
     assert [low for low, _ in ANSWER_LENGTHS] == [0, *(high + 1 for _, high in ANSWER_LENGTHS[:-1])]
 
 
-@pytest.mark.parametrize(
-    "chosen, f1_there", [(-np.inf, 50.0), (-5.0, 50.0), (-2.0, 51.0), (0.5, 52.0), (9.0, 53.0), (np.inf, 53.0)]
-)
-def test_thresholds(plot, chosen, f1_there):
-    thresholds = np.array([-np.inf, -2.0, 0.0, 3.0])
-    exact_at, f1_at = np.array([50.0, 40.0, 45.0, 41.0]), np.array([50.0, 51.0, 52.0, 53.0])
-    figure = plot(draw_thresholds, thresholds, exact_at, f1_at, chosen)
-    f1, exact, line, best = figure.axes[0].lines
-    assert f1.get_linestyle() != exact.get_linestyle()
-    assert (best.get_xdata()[0], best.get_ydata()[0]) == (3.0, 53.0)
-    assert list(f1.get_xdata())[1:-1] == list(exact.get_xdata())[1:-1] == [-2.0, 0.0, 3.0]
-    low, high = figure.axes[0].get_xlim()
-    assert low == f1.get_xdata()[0] < -2.0 and high == f1.get_xdata()[-1] > 3.0
-    assert list(f1.get_ydata()) == [*f1_at, 53.0] and list(exact.get_ydata()) == [*exact_at, 41.0]
-    assert set(line.get_xdata()) == {chosen if np.isfinite(chosen) else low if chosen < 0 else high}
-    assert low <= line.get_xdata()[0] <= high
-    texts = words(figure.legends[0].get_texts())
-    assert texts[0] == f"F1, {f1_there} at the chosen threshold"
-    assert texts[2:] == [f"chosen threshold, {chosen:.2f}", "best F1, 53.0 at 3.00"]
-
-
 def test_learning_curve(plot):
     training = [{"loss": 1 / step, "learning_rate": 1e-5, "epoch": step / 10, "step": step} for step in range(1, 31)]
     validation = [
@@ -210,6 +188,5 @@ def test_no_plot_without_data(tmp_path):
     file, none = tmp_path / "plot.png", np.array([])
     draw_confusion_matrix(none, none, ["a", "b"], file)
     draw_f1_by_answer_length(none, none, file)
-    draw_thresholds(none, none, none, 0.0, file)
     draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, {}, None, file)
     assert not file.exists()

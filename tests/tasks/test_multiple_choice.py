@@ -366,7 +366,7 @@ def test_sweep(workshop, tmp_path, capsys):
 def test_distillation(run, workshop, tmp_path):
     unlabeled = write_lines(tmp_path / "more.jsonl", as_lists(swag(100, seed=9, labeled=False)))
     student = {"teacher_name_or_path": run, "unlabeled_file": unlabeled, "distillation_weight": 1}
-    flags = {"cache_dir": tmp_path / "cache", "compare_without_teacher": False}
+    flags = {"cache_dir": tmp_path / "cache"}
     assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path / "student", **student, **flags)]) == 0
     results = json.loads((tmp_path / "student" / "results.json").read_text())
     assert results["metrics"]["eval"]["accuracy"] > 0.9 and results["training"]["train_samples"] == 300

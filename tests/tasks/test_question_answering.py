@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
@@ -13,10 +14,19 @@ QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b
 
 
 def test_defaults_equal_the_original_release():
-    limits = {"max_seq_length": 384, "doc_stride": 128, "max_query_length": 64}
+    limits = {"max_seq_length": 384, "max_query_length": 64}
     limits |= {"n_best_size": 20, "max_answer_length": 30, "null_score_diff_threshold": 0.0}
     data_args = SquadDataArguments(dataset_name="squad")
     assert {name: getattr(data_args, name) for name in limits} == limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "given", "expected"), [(512, None, 128), (256, None, 85), (128, None, 42), (128, 5, 5)]
+)
+def test_windows_share_128_tokens_but_at_most_a_third_of_a_short_window(limit, given, expected):
+    task = QuestionAnswering(doc_stride=given)
+    task.use_tokenizer(SnugBertTokenizer(), limit)
+    assert task.args.doc_stride == expected
 
 
 def test_baselines():

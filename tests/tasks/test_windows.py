@@ -256,7 +256,7 @@ def test_the_code_of_cards_averages_windows(run, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("student_stride", [None, STRIDE])
 def test_distillation(student_stride, run, workshop, tmp_path):
     """The teacher reads its own windows, whatever the student reads."""
-    student = {"teacher_name_or_path": run, "compare_without_teacher": False, "cache_dir": tmp_path / "cache"}
+    student = {"teacher_name_or_path": run, "cache_dir": tmp_path / "cache"}
     length = {"max_seq_length": 64 if student_stride is None else LENGTH, "doc_stride": student_stride}
     run_command("glue", arguments(workshop, tmp_path / "student", **student, **length))
     results = json.loads((tmp_path / "student" / "results.json").read_text())

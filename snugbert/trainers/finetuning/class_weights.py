@@ -1,6 +1,6 @@
 """Weights of classes in the loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ def has_classes(prepared: PreparedTask) -> bool:
     return prepared.task.labels is not None and prepared.task.problem == "single_label_classification"
 
 
-def class_weights(text: str, prepared: PreparedTask) -> torch.Tensor:
+def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
     """Returns the weight of each class in the loss.
 
     Args:
-        text: "balanced": labels / (classes * labels of the class), as in scikit-learn. Or weights such as
-            "positive=2,negative=0.5". All other classes get 1.
+        given: "balanced": labels / (classes * labels of the class), as in scikit-learn. Or weights such as
+            "positive=2,negative=0.5", or label -> weight. All other classes get 1.
         prepared: a task with classes, and its training examples.
 
     Returns:
@@ -36,22 +36,24 @@ def class_weights(text: str, prepared: PreparedTask) -> torch.Tensor:
     labels = prepared.task.labels
     if labels is None or not has_classes(prepared) or prepared.train_features is None:
         raise InputError(f"--class_weights: {prepared.task.name} needs training examples with exactly one class each.")
-    if text == "balanced":
+    if given == "balanced":
         (column,) = prepared.task.output.label_columns
         ids = np.concatenate([np.atleast_1d(value) for value in prepared.train_features[column][:]])
         counts = np.bincount(ids[ids >= 0], minlength=len(labels))
         return torch.tensor(counts.sum() / (np.count_nonzero(counts) * counts.clip(1)), dtype=torch.float32)
     weights = dict.fromkeys(labels, 1.0)
-    for part in text.split(","):
-        label, _, weight = part.rpartition("=")
+    parts = str(given).split(",")
+    pairs = given.items() if isinstance(given, Mapping) else [part.rpartition("=")[::2] for part in parts]
+    for label, weight in pairs:
         try:
             value = float(weight)
         except ValueError:
             value = -1
         if label not in weights or not 0 < value < float("inf"):
-            known = ", ".join(labels)
+            part = f"{label}={weight}".removeprefix("=")
             raise InputError(
-                f"--class_weights: expected LABEL=WEIGHT with a positive weight, not {part!r}. Labels: {known}."
+                f"--class_weights: expected LABEL=WEIGHT with a positive weight, not {part!r}. Labels: "
+                f"{', '.join(labels)}."
             )
         weights[label] = value
     return torch.tensor(list(weights.values()))

@@ -1,9 +1,8 @@
 """Runs a fine-tuning command. With a teacher, distills the teacher into a student.
 
-teacher's logits (cached) -> student without the teacher, for comparison -> student -> a table of the three models
+teacher's logits (cached) -> student -> a table of both models
 """
 
-import copy
 import dataclasses
 import functools
 import logging
@@ -16,7 +15,6 @@ import numpy as np
 
 from snugbert.data.sources import DataArguments
 from snugbert.errors import InputError
-from snugbert.reports.results import RESULTS, read_results
 from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import make_soft_targets, move_model, prepare_distillation
@@ -27,10 +25,8 @@ from snugbert.trainers.finetuning.plan import check_plan
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, prepare_task
 from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
 from snugbert.trainers.finetuning.teacher import compute_logits, count_parameters
-from snugbert.trainers.output_folder import WITHOUT_TEACHER
 from snugbert.trainers.processes import set_up
 from snugbert.trainers.run_lock import lock_output_dir
-from snugbert.trainers.stopping import DivergedError
 
 DISTILLATION_FLAGS = ("distillation_temperature", "distillation_weight")
 TIMED_EXAMPLES = 1000  # of the validation set
@@ -79,10 +75,7 @@ def fine_tune_or_distill(
     distillation.soft_targets = make_soft_targets(teacher, student, trainer, model_args.cache_dir)
     move_model(trainer, "cpu")  # the student needs the memory of the GPU
     if teacher.validation_set is not None and teacher.validation_set.labeled:
-        without = _train_without_teacher(task, model_args, args, teacher)
-        distillation.compare = functools.partial(
-            measure_models, teacher, student, trainer, without, model_args.cache_dir
-        )
+        distillation.compare = functools.partial(measure_models, teacher, student, trainer, model_args.cache_dir)
     logger.info("training the student with the teacher")
     run_task(student, args)
 
@@ -94,39 +87,6 @@ def refuse_distillation_flags(args: FineTuningArguments) -> None:
             raise InputError(f"--{name} needs --teacher_name_or_path.")
 
 
-def _train_without_teacher(
-    task: Task[Any, Any, Any],
-    model_args: FineTunedModelArguments,
-    args: FineTuningArguments,
-    teacher: PreparedTask,
-) -> Path | None:
-    """Trains the same student on the gold labels alone. Returns its folder, or None if there is no such student."""
-    labeled = any(source.split != "unlabeled" for source in teacher.data["train"])
-    if not args.compare_without_teacher or not labeled:
-        return None
-    args = copy.copy(args)
-    args.output_dir = str(Path(str(args.output_dir)) / WITHOUT_TEACHER)
-    args.push_to_hub = False
-    args.run_name = f"{args.run_name or Path(args.output_dir).resolve().parent.name}-{WITHOUT_TEACHER}"
-    if str(args.resume_from_checkpoint or "false").lower() != "false":
-        args.resume_from_checkpoint = "true"  # a named checkpoint belongs to the student with the teacher
-    if args.search is not None:
-        settings = {flag: values for flag, values in args.search.settings.items() if flag not in DISTILLATION_FLAGS}
-        # Without settings, other methods would repeat the same run.
-        args.search = dataclasses.replace(
-            args.search, settings=settings, method=args.search.method if settings else "grid"
-        )
-    model_args = dataclasses.replace(model_args, teacher_name_or_path=None)
-    logger.info("training the student without the teacher, for comparison (--compare_without_teacher false: skip)")
-    student = prepare_task(task.copy(unlabeled_file=None), model_args, args, teacher)
-    try:
-        run_task(student, args)
-    except DivergedError as error:
-        logger.warning("without the teacher: %s", error)
-        return None
-    return Path(args.output_dir)
-
-
 # --- comparison -------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +94,6 @@ def measure_models(
     teacher: PreparedTask,
     student: PreparedTask,
     trainer: FineTuningTrainer,
-    without: Path | None,
     cache_dir: str | None,
 ) -> Callable[[Mapping[str, Any]], list[dict[str, Any]]]:
     """Scores the teacher, and measures the speed of the teacher and the student. Every process must call this.
@@ -143,14 +102,13 @@ def measure_models(
         teacher: the teacher's task.
         student: the student's task.
         trainer: a trainer with the teacher.
-        without: the folder of the student without the teacher. None: no such row.
         cache_dir: see [`compute_logits`].
 
     Returns:
         A function for the main process. From the results of the student's run or sweep, the function makes a row for
-        the teacher, the student, and the student without the teacher. Rows have `model`; `metric`, `mean`, `std`,
-        `interval` and `seeds` on the validation set; `parameters`; `bytes` of the weights; and `examples_per_second`,
-        on the first `TIMED_EXAMPLES` windows of the validation examples.
+        the teacher and one for the student. Rows have `model`; `metric`, `mean`, `std`, `interval` and `seeds` on the
+        validation set; `parameters`; `bytes` of the weights; and `examples_per_second`, on the first `TIMED_EXAMPLES`
+        windows of the validation examples.
     """
     validation, distillation = teacher.validation_set, student.distillation
     assert validation is not None and distillation is not None
@@ -172,15 +130,11 @@ def measure_models(
     teacher_name = "teacher with its thresholds" if teacher.task.thresholds else "teacher"
 
     def make_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-        rows = [{"model": teacher_name, "metric": metric, **score, **teacher_costs}]
-        students = {"student": results}
-        if without is not None:
-            students["student without teacher"] = read_results(without / RESULTS)
-        for name, found in students.items():
-            rows.append(
-                {"model": name, "metric": metric, **_read_score(found, validation.name, metric), **student_costs}
-            )
-        return rows
+        student_score = _read_score(results, validation.name, metric)
+        return [
+            {"model": teacher_name, "metric": metric, **score, **teacher_costs},
+            {"model": "student", "metric": metric, **student_score, **student_costs},
+        ]
 
     return make_rows
 

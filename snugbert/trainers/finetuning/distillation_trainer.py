@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.checkpoints.loading import load_tokenizer
@@ -52,7 +52,6 @@ class DistillationTrainer(FineTuningTrainer):
     Args:
         model: the student, as in [`FineTuningTrainer`]. A size such as "tiny" gets the tokenizer of the teacher.
         args: the settings. `distillation_temperature` and `distillation_weight` apply to the teacher's soft targets.
-            `compare_without_teacher` is for commands only.
         task: as in [`FineTuningTrainer`]. A [`PreparedTask`] has soft targets.
         train_dataset: labeled rows.
         teacher: a Hub name or folder of a model that was fine-tuned for this task, or a SnugBERT model in memory with
@@ -69,20 +68,20 @@ class DistillationTrainer(FineTuningTrainer):
     def __init__(
         self,
         model: str | Path | PreTrainedModel | None = None,
-        args: FineTuningArguments | None = None,
+        args: TrainingArguments | None = None,
         task: Task[Any, Any, Any] | PreparedTask | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         *,
         teacher: str | Path | PreTrainedModel | None = None,
-        unlabeled_dataset: Dataset | None = None,
+        unlabeled_dataset: Any = None,
         **kwargs: Any,
     ):
         if not isinstance(task, PreparedTask):
             if teacher is None or model is None or task is None:
                 raise InputError("model, teacher or task is missing.")
-            args = FineTuningArguments() if args is None else copy.copy(args)
+            args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
             first = next(iter(eval_dataset.values())) if isinstance(eval_dataset, Mapping) else eval_dataset
             sources = name_sources(
                 train_dataset=train_dataset, unlabeled_dataset=unlabeled_dataset, eval_dataset=first

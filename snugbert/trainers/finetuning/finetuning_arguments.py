@@ -164,14 +164,7 @@ class FineTuningArguments(DeviceArguments):
             "help": "Weight of the soft targets in the loss, from 0 to 1. The rest is the weight of the labels.",
         },
     )
-    compare_without_teacher: bool = field(
-        default=True,
-        metadata={
-            "advanced": True,
-            "help": "Also train the student without the teacher, for comparison. This can double the training time.",
-        },
-    )
-    class_weights: str | None = field(
+    class_weights: dict | str | None = field(  # a dict in Python: label -> weight
         default=None,
         metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."},
     )
@@ -211,6 +204,8 @@ class FineTuningArguments(DeviceArguments):
     def __post_init__(self):
         self._read_sweep()
         check_ranges(self)
+        if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
+            self.class_weights = {str(label): float(weight) for label, weight in self.class_weights.items()}
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove the flag.")
         if self.label_names is not None:  # Trainer's names of columns in a batch

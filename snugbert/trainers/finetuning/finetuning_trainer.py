@@ -3,8 +3,7 @@
 Shapes in comments: N examples in a batch, T tokens in total, L tokens in the longest example, C labels.
 """
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,19 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
 from snugbert.checkpoints.loading import forget_decisions
 from snugbert.configuration_snugbert import get_windows
+from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
 from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError
@@ -67,15 +74,18 @@ class FineTuningTrainer(RunTrainer):
     Args:
         model: a Hub name or folder of a checkpoint of the BERT family, a size such as "tiny" for random weights, or a
             SnugBERT model with the task's head, which is trained in place.
-        args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. Default: the paper's, in the
-            folder "trainer_output".
+        args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. Of transformers'
+            `TrainingArguments`, only values that are not their defaults are used. Default: the paper's, in the folder
+            "trainer_output".
         task: such as [`TextClassification`]. The trainer does not change it. Commands pass a [`PreparedTask`], which
             includes model and data.
-        train_dataset: rows with the columns of the task. None: the model is only scored.
+        train_dataset: rows with the columns of the task: a `datasets.Dataset`, whose format is ignored, a streamed
+            dataset, which is read to its end, a DataFrame of pandas, or dicts. None: the model is only scored.
         eval_dataset: labeled rows. They are scored after each epoch, unless `args` says otherwise. A dict of datasets
             prefixes the metrics with its keys, and the first dataset selects the best model.
         processing_class: the tokenizer. Default: the checkpoint's.
         callbacks: further callbacks.
+        compute_metrics: returns metrics in addition to the task's, as in `Trainer`. They do not select the best model.
         kwargs: other arguments of `Trainer`, such as `optimizers`.
 
     Attributes:
@@ -94,26 +104,30 @@ class FineTuningTrainer(RunTrainer):
     def __init__(
         self,
         model: str | Path | PreTrainedModel | None = None,
-        args: FineTuningArguments | None = None,
+        args: TrainingArguments | None = None,
         task: Task[Any, Any, Any] | PreparedTask | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: Sequence[TrainerCallback] = (),
+        compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
         **kwargs: Any,
     ):
         if task is None or (model is None and not isinstance(task, PreparedTask)):
             raise InputError('model and task are missing. For example: model="bert-base-uncased", task=Tagging().')
-        args = FineTuningArguments() if args is None else args
+        if not isinstance(args, FineTuningArguments) or not isinstance(task, PreparedTask):
+            args = FineTuningArguments() if args is None else FineTuningArguments.adopt(args)
         first, *others = eval_dataset.items() if isinstance(eval_dataset, Mapping) else [("", eval_dataset)]
         self._eval_prefix = f"eval_{first[0]}_" if first[0] else "eval_"
         if not isinstance(task, PreparedTask):
-            args = copy.copy(args)
             sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)  # type: ignore[arg-type]
             task = prepare_task(task, model_args, args, sources=sources, checks_output_dir=False)
         _check_settings(task, args)
         self.prepared, self.output = task, task.task.output
+        self._more_metrics = compute_metrics
+        if compute_metrics is not None and len(self.output.label_columns) > 1:
+            raise InputError(f"compute_metrics: {task.task.name} has no label ids. Score the result of `predict`.")
         self.evaluation_sets = list(task.evaluation_sets)
         self._scored: EvaluationSet[Any] | None = None  # in the current evaluation
         self._predicted: dict[str, tuple[EvaluationSet[Any], Any]] = {}  # prefix -> the last answers to score
@@ -307,15 +321,15 @@ class FineTuningTrainer(RunTrainer):
 
     def evaluate(
         self,
-        eval_dataset: Dataset | Mapping[str, Dataset] | str | None = None,
+        eval_dataset: Any = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Extends Trainer's method: scores labeled rows, and returns loss, metrics and speed. See also `intervals`.
 
         Args:
-            eval_dataset: rows, or a dict of datasets. Default: the `eval_dataset` of the trainer. Encoded features,
-                with a column `input_ids`, get a loss and no metrics.
+            eval_dataset: rows, a dict of datasets, or a key of such a dict. Default: the `eval_dataset` of the
+                trainer. Encoded features, with a column `input_ids`, get a loss and no metrics.
             ignore_keys: outputs of the model to leave out.
             metric_key_prefix: prefix of the names of metrics.
 
@@ -338,7 +352,7 @@ class FineTuningTrainer(RunTrainer):
             self._scored = None
 
     def predict(
-        self, test_dataset: Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Computes the logits of rows, and scores them if all have labels. [`Predictor`] returns answers instead.
 
@@ -360,6 +374,7 @@ class FineTuningTrainer(RunTrainer):
             return output
         self._predicted[metric_key_prefix] = encoded, encoded.decode(output.predictions)  # type: ignore[arg-type]
         scores = encoded.score_in_training(output.predictions)  # type: ignore[arg-type]
+        scores |= self._compute_more_metrics(encoded, output.predictions)
         scored = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         return output._replace(metrics={**(output.metrics or {}), **scored})
 
@@ -375,15 +390,29 @@ class FineTuningTrainer(RunTrainer):
             for name, interval in examples.estimate_intervals(answers).items()
         }
 
-    def _encode(self, dataset: Dataset, split: str = "validation") -> tuple[Dataset, EvaluationSet[Any] | None]:
+    def _compute_more_metrics(self, examples: EvaluationSet[Any], predictions: Any) -> dict[str, float]:
+        """Returns the metrics of the user's `compute_metrics`, which gets predictions and label ids as in Trainer."""
+        inputs, (column, *_) = examples.features.inputs, self.output.label_columns
+        if self._more_metrics is None or column not in inputs.column_names:
+            return {}
+        labels = inputs[column][:]
+        if self.output.per_token:
+            labels = [row + [IGNORE_INDEX] * (predictions.shape[1] - len(row)) for row in labels]
+        return self._more_metrics(EvalPrediction(predictions, np.array(labels)))
+
+    def _encode(self, dataset: Any, split: str = "validation") -> tuple[Dataset, EvaluationSet[Any] | None]:
         """Returns the features of rows, and how to score them. Features are returned as they are."""
         known = next((each for each in self.evaluation_sets if each.features.inputs is dataset), None)
-        if known is not None or "input_ids" in getattr(dataset, "column_names", ["input_ids"]):
+        is_list = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
+        if known is not None or is_list:
             return dataset, known
+        dataset = load_rows(dataset, "eval_dataset")
+        if "input_ids" in dataset.column_names:
+            return dataset, None
         encoded = self._make_evaluation_set(dataset, split, self.model.config)
         return encoded.features.inputs, encoded
 
-    def _make_evaluation_set(self, dataset: Dataset, split: str, config: Any) -> EvaluationSet[Any]:
+    def _make_evaluation_set(self, dataset: Any, split: str, config: Any) -> EvaluationSet[Any]:
         prepared, (source,) = self.prepared, name_sources(eval_dataset=dataset).values()
         examples = make_evaluation_set(prepared.task, config, prepared.task.tokenizer, {split: source})
         prepared.copies.compare(examples.task, examples.split)
@@ -463,7 +492,8 @@ class FineTuningTrainer(RunTrainer):
             if self.decisions is not None and self._scored is self.prepared.validation_set:
                 answers = self.decisions.fitted  # the stored thresholds were chosen on these examples
                 scores = self._scored.score(answers)
-            metrics.update({f"{prefix}_{name}": value for name, value in scores.items()})
+            more = self._compute_more_metrics(self._scored, predictions)
+            metrics.update({f"{prefix}_{name}": value for name, value in (scores | more).items()})
             self._predicted[prefix] = self._scored, answers
             if self._scored is self.prepared.validation_set:
                 self._scores[self.model_step] = scores

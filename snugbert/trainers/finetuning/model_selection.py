@@ -41,7 +41,7 @@ def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
     if prepared.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
         raise InputError(
-            "--validation_file is missing. Evaluation during training and sweeps need validation examples."
+            "no validation examples. Evaluation during training and sweeps need them (--validation_file)."
         )
 
 

@@ -25,6 +25,7 @@ from snugbert.checkpoints.loading import (
 from snugbert.checkpoints.reading import HEADS_BY_CLASS
 from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
 from snugbert.errors import InputError
@@ -258,20 +259,14 @@ def name_model(
     return args
 
 
-def name_sources(**datasets: Dataset | None) -> Sources:
-    """Returns the data of each split, from datasets in memory. None: there is no such split.
+def name_sources(**datasets: Any) -> Sources:
+    """Returns the data of each split, from rows in memory. None: there is no such split.
 
     Raises:
-        InputError: an argument is not a dataset, or no dataset is given.
+        InputError: an argument has no rows, see [`load_rows`], or no data are given.
     """
-    for name, dataset in datasets.items():
-        if dataset is not None and not isinstance(dataset, Dataset):
-            raise InputError(
-                f"{name}: expected a datasets.Dataset, not a {type(dataset).__name__}. For a list of rows, use "
-                "Dataset.from_list."
-            )
     splits = {"train_dataset": "train", "unlabeled_dataset": "unlabeled", "eval_dataset": "validation"}
-    sources = {splits[name]: [dataset] for name, dataset in datasets.items() if dataset is not None}
+    sources = {splits[name]: [load_rows(data, name)] for name, data in datasets.items() if data is not None}
     if not sources:
         raise InputError("no data. Pass train_dataset or eval_dataset.")
     return sources

@@ -269,6 +269,6 @@ def _convert(flag: str, value: Any, args_class: type) -> Any:
         argv = ["--output_dir", ".", *device, *freeze, f"--{name}={text}"]
         (args,) = parse_arguments([args_class], argv, "snugbert", "")
     except InputError as error:
-        message = str(error).partition(" `snugbert")[0]  # without the hint to `--help`
+        message = error.args[0].partition(" `snugbert")[0]  # without the hint to `--help`
         raise InputError(re.sub(rf"^(argument )?--{name}(/--[\w-]+)?:? ", f"{flag}: ", message)) from error
     return getattr(args, name)

@@ -7,7 +7,6 @@ state of the log, so a run that was killed and resumed ends with the weights and
 Shapes: a batch has N sequences.
 """
 
-import copy
 import functools
 import logging
 import time
@@ -108,7 +107,7 @@ class PretrainingTrainer(RunTrainer):
         trainer.train()
 
     Args:
-        args: training arguments.
+        args: training arguments, as in [`FineTuningTrainer`].
         train_dataset: the features of an epoch: a list, a torch `Dataset` with a length, or a `datasets.Dataset`.
         phases: instead of `train_dataset`: several datasets one after the other, see [`plan_phases`].
         data_settings: names and JSON values that determine the examples. Checkpoints store them, and
@@ -140,7 +139,7 @@ class PretrainingTrainer(RunTrainer):
         teacher: PreTrainedModel | None = None,
         **kwargs: Any,
     ):
-        args = copy.copy(args)
+        args = PretrainingArguments.adopt(args)
         use_one_gpu(args)
         if phases is None:
             phases = [] if train_dataset is None else plan_phases([train_dataset], [1.0], args)

@@ -6,16 +6,30 @@ from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, DatasetDict
 from finetuning_examples import arguments
 from glue_examples import arguments as command_line
 from glue_examples import sentences
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, TrainerCallback
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.utils import logging as transformers_logging
 
 import snugbert
-from snugbert import DistillationTrainer, FineTuningTrainer, Predictor, TextClassification
+from snugbert import (
+    DistillationTrainer,
+    FineTuningArguments,
+    FineTuningTrainer,
+    Predictor,
+    QuestionAnswering,
+    Tagging,
+    TextClassification,
+)
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.prepare_task import name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.sweep import run_task
@@ -185,6 +199,72 @@ def test_other_datasets_can_be_scored(trained, dev):
         trained.evaluate(strange)
 
 
+FORMS = {
+    "torch": lambda data: data.with_format("torch"),
+    "numpy": lambda data: data.with_format("numpy"),
+    "arrow": lambda data: data.with_format("arrow"),
+    "pandas": lambda data: data.with_format("pandas"),
+    "rows": list,
+    "generator": iter,
+    "frame": lambda data: data.to_pandas().rename(index=lambda row: row + 9),
+    "streamed": lambda data: data.to_iterable_dataset().with_format("torch"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_all_kinds_are_trained_on_and_scored(form, bert, train, dev, trained, tmp_path):
+    make, classes = FORMS[form], ClassLabel(names=["gloomy", "cheerful"])
+    train = train.cast_column("label", classes) if form in ("torch", "streamed") else train  # ids
+    args = arguments(tmp_path, **SETTINGS)
+    trainer = FineTuningTrainer("tiny", args, TextClassification(), make(train), {"a": make(dev)}, bert)
+    expected = FineTuningTrainer("tiny", args, TextClassification(), train, {"a": dev}, bert)
+    assert trainer.train_dataset[:] == expected.train_dataset[:]
+    assert trainer.eval_dataset["a"][:] == expected.eval_dataset["a"][:]
+    part = dev.select(range(20))
+    assert trained.evaluate(make(part))["eval_accuracy"] == trained.evaluate(part)["eval_accuracy"]
+    assert (trained.predict(make(part)).predictions == trained.predict(part).predictions).all()
+
+
+def test_metrics_of_the_user_are_added(bert, dev, trained, tmp_path):
+    def compute_metrics(prediction):
+        predictions, labels = prediction
+        assert labels.shape == predictions.shape[:-1]
+        scored = labels != -100
+        return {"own": (predictions.argmax(-1) == labels)[scored].mean()}
+
+    options = {"processing_class": bert, "compute_metrics": compute_metrics}
+    trainer = FineTuningTrainer(trained.model, arguments(tmp_path), TextClassification(), None, dev, **options)
+    metrics = trainer.evaluate()
+    assert metrics["eval_own"] == metrics["eval_accuracy"] > 0.9
+    assert trainer.predict(dev).metrics["test_own"] == metrics["eval_own"]
+    assert "test_own" not in trainer.predict(dev.remove_columns("label")).metrics
+    words = ["good", "film", "a", "the"]
+    rows = [{"tokens": words[: 1 + i % 4], "tags": (["B-X", "O", "O", "B-X"])[: 1 + i % 4]} for i in range(20)]
+    tagger = FineTuningTrainer("tiny", arguments(tmp_path), Tagging(), rows, rows, **options)
+    metrics = tagger.evaluate()
+    assert metrics["eval_own"] == metrics["eval_accuracy"]
+    story = {"question": "who", "context": "a good film", "answers": {"text": ["film"], "answer_start": [7]}}
+    with pytest.raises(InputError, match="compute_metrics: Question answering has no label ids"):
+        FineTuningTrainer("tiny", arguments(tmp_path), QuestionAnswering(), [story], **options)
+
+
+def test_transformers_arguments_set_what_is_not_their_default(bert, train, dev, tmp_path, caplog):
+    stock = TrainingArguments(
+        str(tmp_path),
+        use_cpu=True,
+        learning_rate=1e-4,
+        eval_strategy="steps",
+        eval_steps=7,
+        seed=5,
+        save_total_limit=2,
+    )
+    args = FineTuningTrainer("tiny", stock, TextClassification(), train, dev, bert).args
+    assert type(args) is FineTuningArguments and args.output_dir == str(tmp_path)
+    assert (args.learning_rate, args.eval_strategy, args.eval_steps, args.seed) == (1e-4, "steps", 7, 5)
+    assert (args.per_device_train_batch_size, args.warmup_steps, args.save_total_limit) == (32, 0.1, 2)
+    assert "TrainingArguments were read as FineTuningArguments. Not their defaults: learning_rate" in caplog.text
+
+
 def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_path):
     def make(**settings):
         args = arguments(tmp_path, **SETTINGS | {"save_steps": 10, "num_train_epochs": 2} | settings)
@@ -236,7 +316,12 @@ def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
     three = snugbert.SnugBertConfig.from_size("tiny", vocab_size=len(bert), num_labels=3)
     refuse(r"the model has 3 labels, but the data have 2\.", snugbert.SnugBertForSequenceClassification(three))
     refuse(r"processing_class is missing", processing_class=None)
-    refuse(r"expected a datasets.Dataset, not a list", train_dataset=[{"sentence": "good"}])
+    expected = r"train_dataset: expected a datasets.Dataset, a DataFrame or a list of dicts, not a "
+    refuse(expected + "str", train_dataset="train.csv")
+    refuse(expected + r"DatasetDict\. Pass one of its splits", train_dataset=DatasetDict(train=train))
+    refuse(r"train_dataset, row 1: expected a dict, not a str", train_dataset=["good"])
+    mixed = [{"sentence": "good", "label": label} for label in (1, "gloomy")]
+    refuse(r"train_dataset: a column cannot be stored \(.*'gloomy'", train_dataset=mixed)
     refuse(r"no data", train_dataset=None, eval_dataset=None)
     refuse(r"--sweep and --seeds", args=arguments(tmp_path, seeds=2))
     refuse(r"model and task are missing", task=None)
@@ -245,7 +330,7 @@ def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
 def test_a_student_learns_from_a_teacher(trained, train, dev, tmp_path):
     unlabeled = Dataset.from_list(sentences(40, seed=7)).remove_columns("label")
     args = arguments(tmp_path, num_train_epochs=1, save_strategy="no")
-    data = {"train_dataset": train, "eval_dataset": dev, "unlabeled_dataset": unlabeled}
+    data = {"train_dataset": train, "eval_dataset": dev, "unlabeled_dataset": unlabeled.to_pandas()}
     trainer = DistillationTrainer("tiny", args, TextClassification(), teacher=trained.args.output_dir, **data)
     assert len(trainer.train_dataset) == 200
     in_memory = DistillationTrainer(

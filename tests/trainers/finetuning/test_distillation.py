@@ -78,12 +78,11 @@ def test_a_command_compares_teacher_and_student(folder, tmp_path, capsys):
     )
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "run/results.json").read_text())
-    without = json.loads((tmp_path / "run/without_teacher/results.json").read_text())
     rows = {row["model"]: row for row in results["comparison"]}
     teacher = json.loads((folder / "teacher/results.json").read_text())
     assert rows["teacher"]["mean"] == teacher["metrics"]["eval"]["accuracy"] == 1
     assert rows["student"]["mean"] == results["metrics"]["eval"]["accuracy"]
-    assert rows["student without teacher"]["mean"] == without["metrics"]["eval"]["accuracy"]
+    assert [*rows] == ["teacher", "student"]
     weights = {
         name: load_file(path / "model.safetensors")
         for name, path in (("teacher", folder / "teacher"), ("student", tmp_path / "run"))
@@ -103,8 +102,7 @@ def test_a_command_compares_teacher_and_student(folder, tmp_path, capsys):
     assert "train.csv (160 examples) and unlabeled.csv (80 examples without labels)" in card
     assert "starting from 2 layers of teacher." in card and "| student layers | first |" in card
     assert "| training, unlabeled | unlabeled.csv | 80 |" in card
-    # Without the teacher, the student learned from the labeled examples only.
-    assert results["training"]["train_samples"] == 240 and without["training"]["train_samples"] == 160
+    assert results["training"]["train_samples"] == 240
 
 
 def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
@@ -112,15 +110,11 @@ def test_a_sweep_compares_means_over_seeds(folder, tmp_path, capsys):
     search.write_text("settings: {distillation_weight: [0.1, 0.9]}")
     command = student(folder, tmp_path / "run", seeds=2, sweep=search, teacher_name_or_path=teacher)
     assert snugbert_cli.main(["glue", *command]) == 0
-    results, without = (
-        json.loads((path / "results.json").read_text())
-        for path in (tmp_path / "run", tmp_path / "run/without_teacher")
-    )
-    for row, found in zip(results["comparison"][1:], (results, without), strict=True):
-        score = found["sweep"]["metrics"]["eval"]["accuracy"]
-        assert (row["mean"], row["std"], row["interval"], row["seeds"]) == (*score.values(), 2)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    _, row = results["comparison"]
+    score = results["sweep"]["metrics"]["eval"]["accuracy"]
+    assert (row["mean"], row["std"], row["interval"], row["seeds"]) == (*score.values(), 2)
     assert [row["distillation_weight"] for row in results["sweep"]["settings"]] == [0.1, 0.9]
-    assert "distillation_weight" not in without["sweep"]["best_setting"]  # it would change nothing
     printed = capsys.readouterr().out
     assert "Students: mean ± standard deviation of 2 seeds. In parentheses: 95 % intervals: Student's t" in printed
     change_weights(teacher)
@@ -137,7 +131,7 @@ def change_weights(model: Path) -> None:
 
 
 def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
-    """From layers of the teacher or of another checkpoint. So does the student without the teacher."""
+    """From layers of the teacher or of another checkpoint."""
     settings = {"learning_rate": 0.0, "max_steps": 1, "num_student_layers": 1, "student_layers": "last"}
     other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
     change_weights(other)
@@ -149,11 +143,10 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
             for name, weight in load_file(start / "model.safetensors").items()
             if ".layer.0." not in name and ".layer.1." not in name
         }
-        for path in (output_dir, output_dir / "without_teacher"):
-            weights = load_file(path / "model.safetensors")
-            assert weights.keys() == expected.keys()
-            for name in weights:
-                assert torch.equal(weights[name], expected[name]), name
+        weights = load_file(output_dir / "model.safetensors")
+        assert weights.keys() == expected.keys()
+        for name in weights:
+            assert torch.equal(weights[name], expected[name]), name
 
 
 def distill_on_one_gpu(argv: list[str]) -> None:
@@ -169,7 +162,7 @@ def distill_on_one_gpu(argv: list[str]) -> None:
 
 def test_two_processes_equal_one(folder, tmp_path):
     """Also in a sweep, where only the first process writes the results."""
-    settings = {"seeds": 2, "compare_without_teacher": False, "learning_rate": 1e-3}
+    settings = {"seeds": 2, "learning_rate": 1e-3}
     run_command("glue", student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
     changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
     process = forked.run(distill_on_one_gpu, student(folder, tmp_path / "two", **settings | changes), processes=2)
@@ -190,7 +183,7 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
 
     def run(name: str, **changes: object) -> None:
         predicted.clear()
-        settings = {"compare_without_teacher": False, "cache_dir": tmp_path / "cache", "max_steps": 1}
+        settings = {"cache_dir": tmp_path / "cache", "max_steps": 1}
         run_command("glue", student(folder, tmp_path / name, **settings | changes))
 
     measured = [60] * 8  # the speed of both models in a warmup and three rounds; training scored the student
@@ -216,11 +209,11 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
 
 
 def train_until(argv: list[str], step: int, number: signal.Signals) -> None:
-    """Runs the command. The student with the teacher gets a signal after a step."""
+    """Runs the command. The student gets a signal after a step."""
 
     class Stop(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == step and "without" not in args.output_dir:
+            if state.global_step == step:
                 os.kill(os.getpid(), number)
 
     init = FineTuningTrainer.__init__
@@ -244,11 +237,11 @@ def test_a_stopped_and_killed_run_ends_with_identical_bits(folder, tmp_path, mon
         ({"student_layers": "spread"}, '--student_layers was "first" and is "spread"'),
     ):
         with pytest.raises(InputError, match=message):
-            run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, **changes)
+            run("stopped", resume_from_checkpoint="true", **changes)
     other = shutil.copytree(folder / "teacher", tmp_path / "other/teacher")
     change_weights(other)
     with pytest.raises(InputError, match="the teacher has changed"):
-        run("stopped", resume_from_checkpoint="true", compare_without_teacher=False, teacher_name_or_path=other)
+        run("stopped", resume_from_checkpoint="true", teacher_name_or_path=other)
     settings = {"resume_from_checkpoint": "true", "save_strategy": None}
     process = forked.run(
         train_until, student(folder, tmp_path / "stopped", save_steps=2, **settings), 9, signal.SIGKILL
@@ -269,7 +262,6 @@ def test_unlabeled_text_alone(folder, tmp_path, capsys):
     run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, **changes))
     rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
     assert [row["model"] for row in rows] == ["teacher", "student"] and rows[1]["mean"] > 0.9
-    assert not (tmp_path / "run/without_teacher").exists()
 
 
 def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
@@ -279,7 +271,7 @@ def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
         distillation_trainer, "hash_model", lambda model: digests.append(hash_model(model)) or digests[-1]
     )
     for name, changes in (("plain", {}), ("reinit", {"reinit_layers": 1}), ("bf16", {"bf16_full_eval": True})):
-        settings = {"num_train_epochs": 1, "max_train_samples": 32, "compare_without_teacher": False}
+        settings = {"num_train_epochs": 1, "max_train_samples": 32}
         run_command("glue", student(folder, tmp_path / name, **settings | changes))
     assert len(digests) == 3 and len(set(digests)) == 1
 
@@ -303,14 +295,13 @@ def test_only_unlabeled_text_in_other_ways(changes, folder, tmp_path):
 def test_labels_of_unlabeled_text_are_not_read(folder, tmp_path):
     rows = [json.dumps({"sentence": row["sentence"], "label": ["x", "y"]}) for row in sentences(20, seed=5)]
     (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
-    changes = {"unlabeled_file": tmp_path / "unlabeled.jsonl", "compare_without_teacher": False}
+    changes = {"unlabeled_file": tmp_path / "unlabeled.jsonl"}
     run_command("glue", student(folder, tmp_path / "run", **changes))
     assert json.loads((tmp_path / "run/results.json").read_text())["training"]["train_samples"] == 180
 
 
 def test_nothing_is_compared_without_validation_examples(folder, tmp_path):
     run_command("glue", student(folder, tmp_path / "run", validation_file=None))
-    assert not (tmp_path / "run/without_teacher").exists()
     assert "comparison" not in json.loads((tmp_path / "run/results.json").read_text())
 
 
@@ -320,7 +311,6 @@ def test_the_output_folder_is_checked_first(folder, tmp_path, settings):
     (tmp_path / "run/results.json").write_text("{}")
     with pytest.raises(InputError, match="already contains a run"):
         run_command("glue", student(folder, tmp_path / "run", **settings))
-    assert not (tmp_path / "run/without_teacher").exists()
 
 
 def test_a_teacher_with_more_labels(folder, tmp_path):
@@ -348,9 +338,7 @@ def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
     reordered = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
     SnugBertTokenizer(vocab={token: i for i, token in enumerate(reordered)}).save_pretrained(tmp_path / "tokenizer")
     changes = {"config_name": "tiny", **LARGER, "tokenizer_name": tmp_path / "tokenizer", "num_student_layers": None}
-    run_command(
-        "glue", student(folder, tmp_path / "run", num_train_epochs=4, compare_without_teacher=False, **changes)
-    )
+    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, **changes))
     rows = json.loads((tmp_path / "run/results.json").read_text())["comparison"]
     assert rows[0]["mean"] == 1 and rows[1]["mean"] > 0.9
 

@@ -22,7 +22,7 @@ from snugbert.tasks.base import Features
 from snugbert.trainers.checkpoint_files import write_manifest
 from snugbert.trainers.finetuning.class_weights import class_weights
 from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import check_early
 from snugbert.trainers.finetuning.sweep import run_task
@@ -249,7 +249,9 @@ def test_named_class_weights():
     task = prepare_counting(make_tokenizer(), 3)
     task.task.labels = ["a=b", "few"]
     assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
-    for text in ("few", "few=0", "few=x", "none=2", "few=inf"):
+    args = FineTuningArguments(output_dir="out", class_weights={"few": np.float32(3)})
+    assert class_weights(args.class_weights, task).tolist() == [1.0, 3.0]
+    for text in ("few", "few=0", "few=x", "none=2", "few=inf", {"none": 2.0}, {"few": 0.0}, [1.0, 2.0]):
         with pytest.raises(InputError, match=r"with a positive weight, not .*\. Labels: a=b, few\."):
             class_weights(text, task)
     with pytest.raises(InputError, match="needs training examples with exactly one class each"):

@@ -137,7 +137,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
     scores = {
         row["model"]: row["mean"] for row in json.loads((tmp_path / "out/results.json").read_text())["comparison"]
     }
-    assert scores["teacher"] == 100 and scores["student"] > 95 > scores["student without teacher"]
+    assert scores["teacher"] == 100 and scores["student"] > 95
 
     SnugBertTokenizer(vocab={word: i for i, word in enumerate([*VOCABULARY, "##s"])}).save_pretrained(
         tmp_path / "other"
@@ -145,7 +145,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
     write_stories(tmp_path / "other.jsonl", [{**row, "question": "whos"} for row in stories(20, seed=5)])
     changes |= {"unlabeled_file": tmp_path / "other.jsonl", "tokenizer_name": tmp_path / "other"}
     with pytest.raises(InputError, match="teacher and student split the text differently"):
-        run_command("squad", arguments(workshop, tmp_path / "other-out", **changes, compare_without_teacher=False))
+        run_command("squad", arguments(workshop, tmp_path / "other-out", **changes))
 
 
 def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
@@ -182,7 +182,6 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
     assert source == ("google/xquad (xquad.en)", "validation", 9, "google/xquad", "xquad.en")
 
 
-@pytest.mark.usefixtures("pictures")
 def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     first, second = tmp_path / "first", tmp_path / "second"
     files = {
@@ -206,7 +205,6 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     }
     assert all(low <= results[f"eval_{name}"] <= high for name, (low, high) in intervals.items())
     assert "  baseline     always no answer\n" in summary
-    assert (first / "thresholds.png").stat().st_size > 5000
     threshold = results["eval_best_f1_thresh"]
     changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
     run_command("squad", arguments(workshop, second, **changes))
@@ -230,7 +228,9 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
 
 
 def test_limits_of_answers(run, workshop, tmp_path):
-    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), n_best_size=3, max_answer_length=1))
+    limits = {"n_best_size": 3, "max_answer_length": 1, "doc_stride": None}
+    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), **limits))
+    assert json.loads((tmp_path / "results.json").read_text())["settings"]["doc_stride"] == 6  # 20 // 3
     n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
     assert max(map(len, n_best.values())) == 3
     assert {len(candidate["text"].split()) for candidates in n_best.values() for candidate in candidates} == {1}

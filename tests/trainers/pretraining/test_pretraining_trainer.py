@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from synthetic import VOCAB_SIZE, tiny_model
-from transformers import DataCollatorForLanguageModeling
+from transformers import DataCollatorForLanguageModeling, TrainingArguments
 
 import snugbert
 from snugbert.errors import InputError
@@ -147,6 +147,16 @@ def test_a_process_uses_one_gpu(tokenizer, tmp_path):
         model=trainer.model, args=args, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator
     )
     assert (other.args.n_gpu, other.phases[0].batch_size, args.n_gpu) == (1, 8, 2)
+
+
+def test_transformers_arguments_set_what_is_not_their_default(tokenizer, tmp_path):
+    trainer = make_trainer(tokenizer, tmp_path, make_features(tokenizer))
+    stock = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=3, learning_rate=2e-3)
+    other = snugbert.PretrainingTrainer(
+        model=trainer.model, args=stock, train_dataset=trainer.train_dataset, data_collator=trainer.data_collator
+    )
+    assert type(other.args) is snugbert.PretrainingArguments
+    assert (other.args.max_steps, other.args.learning_rate, other.args.warmup_steps) == (3, 2e-3, 0.01)
 
 
 def test_once_per_epoch_is_a_number_of_steps(tokenizer, tmp_path):
