@@ -34,7 +34,7 @@ class QuestionAnswerer:
         device: the device to run on. Default: an accelerator if there is one. A model object stays on its device.
         batch_size: windows per batch if all have `max_seq_length` tokens. A batch of shorter windows has more of them.
         max_seq_length: maximum tokens of a window, limited by the model and the tokenizer.
-        doc_stride: tokens that neighboring windows share. Default: 128, but at most a third of a window.
+        doc_stride: tokens that neighboring windows share. Default: 128, or a third of a window below 256 tokens.
         max_query_length: maximum tokens of a question.
         cuda_graphs: whether, on a GPU, calls with at least 3 batches pad them to a few sizes and run CUDA graphs.
 

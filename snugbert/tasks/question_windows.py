@@ -168,8 +168,11 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
 
 
 def choose_stride(max_seq_length: int) -> int:
-    """Returns the default number of tokens that neighboring windows share: 128, but at most a third of a window."""
-    return min(128, max_seq_length // 3)
+    """Returns the default number of tokens that neighboring windows share: 128, as in `run_qa.py`, if they fit.
+
+    In windows below 256 tokens, it is a third of the window, which leaves room for a question and new context.
+    """
+    return 128 if max_seq_length >= 256 else max_seq_length // 3
 
 
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
