@@ -633,11 +633,22 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         others = [label_indices, kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
         if boundaries[0] is None and any(value is not None for value in (*boundaries, *others)):
             raise ValueError("`cu_seq_lens_q` is missing. Pass the boundaries of the sequences in a packed batch.")
+        if kwargs.pop("past_key_values", None) is not None:
+            raise ValueError("SnugBERT has no `past_key_values`, so it cannot use prefix tuning. Use prompt tuning.")
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
             # DataParallel would split `cu_seq_lens_q` and the labels among replicas, but not the row of tokens.
             raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        batch = make_batch(self.config, *inputs, *boundaries, labels)
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if boundaries[0] is None and inputs is not None:
+            # Stock BERT has buffers of these names. Some scripts replace them.
+            length, embeddings = inputs.shape[1], self.base_model.embeddings
+            if position_ids is None and hasattr(embeddings, "position_ids"):
+                position_ids = embeddings.position_ids[:, :length]
+            if token_type_ids is None and hasattr(embeddings, "token_type_ids"):
+                columns = slice(length) if position_ids is None else position_ids
+                token_type_ids = embeddings.token_type_ids[0, columns]
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        batch = make_batch(self.config, *given, *boundaries, labels)
         if label_indices is not None:
             batch.label_indices = label_indices
         batch.first_padding = first_padding
@@ -824,16 +835,20 @@ class SnugBertModel(SnugBertPreTrainedModel):
         """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
         # Hooks, replaced modules and `output_hidden_states` need the caller's layout between the layers.
         layers = self.encoder.layer
+        has_own_embeddings = _runs(self.embeddings, SnugBertEmbeddings)
         modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or has_hooks(modules)
         has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
         has_own_layers = all(map(is_own_layer, layers))
-        layout = batch if observed or not (len(layers) > 0 and has_own_layers and has_own_pooler) else None
+        has_own_modules = len(layers) > 0 and has_own_layers and has_own_pooler and has_own_embeddings
+        layout = batch if observed or not has_own_modules else None
         inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
         if layout is not None:
             inputs = [layout.scatter(values) for values in inputs]
-        words = inputs[0] if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(inputs[0])
-        hidden_states = self.embeddings(token_type_ids=inputs[1], position_ids=inputs[2], inputs_embeds=words)
+        embedded = {"inputs_embeds" if batch.inputs.dim() == 3 else "input_ids": inputs[0]}
+        if "input_ids" in embedded and has_own_embeddings:  # not part of compiled embeddings
+            embedded = {"inputs_embeds": self.embeddings.word_embeddings(inputs[0])}
+        hidden_states = self.embeddings(**embedded, token_type_ids=inputs[1], position_ids=inputs[2])
         if self.embeddings_project is not None:
             hidden_states = self.embeddings_project(hidden_states)
         if layout is not None:
@@ -993,14 +1008,15 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             raise ValueError(
                 "`output_last_hidden_state` needs `labels`. It cannot be combined with `output_hidden_states` or vmap."
             )
+        predict = self.cls.predictions  # a replaced `cls` needs this attribute
         if labels is None:
             outputs = self._encode(batch, **kwargs)
-            return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
+            return outputs, batch.scatter(predict(outputs.last_hidden_state)), None, 0
         token_labels = batch.gather_labels(labels)[0]
         num_labeled = (token_labels != IGNORE_INDEX).sum()
         if is_transformed():  # vmap cannot select labeled tokens
             outputs = self._encode(batch, **kwargs)
-            logits = self.cls.predictions(outputs.last_hidden_state)
+            logits = predict(outputs.last_hidden_state)
             loss = F.cross_entropy(upcast(logits[0]), token_labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
             return outputs, batch.scatter(logits), loss, num_labeled
         token_indices = batch.find_labels(token_labels)
@@ -1014,7 +1030,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
         if sparse:
             return outputs, *self.cls(last_hidden_state, targets, detach_logits), num_labeled
-        logits = self.cls.predictions(last_hidden_state)
+        logits = predict(last_hidden_state)
         loss_sum = cross_entropy_sum(logits.index_select(1, token_indices).squeeze(0), targets)
         return outputs, batch.scatter(logits), loss_sum, num_labeled
 
@@ -1313,6 +1329,11 @@ def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_document
     return sums / belongs.sum(1, keepdim=True)
 
 
+def _flatten_rows(values: torch.Tensor | None) -> torch.Tensor | None:
+    """Flattens windows or choices. One row for all of them stays. *Shape:* (B, windows, L) -> (B x windows, L)"""
+    return values if values is None or values.dim() == 1 else values.flatten(0, 1)
+
+
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
     """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`).
 
@@ -1374,7 +1395,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
             documents = torch.arange(len(given), device=given.device)[:, None].expand(given.shape[:2])
             if attention_mask is not None:
                 documents = documents.masked_fill(~attention_mask.bool().any(-1), -1)
-            inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+            inputs = [_flatten_rows(tensor) for tensor in inputs]
         batch = self._batch(kwargs, *inputs)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
@@ -1470,7 +1491,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                     f"choices, tokens, embedding size), not {list(given.shape)}."
                 )
             num_choices = None if given is None else given.shape[1]
-            inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+            inputs = [_flatten_rows(tensor) for tensor in inputs]
         batch = self._batch(kwargs, *inputs)
         if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
@@ -1544,6 +1565,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
     def __init__(self, config: SnugBertConfig):
         config.num_labels = 2  # stock BERT's head has `num_labels` outputs
         super().__init__(config)
+        self.num_labels: int = config.num_labels  # type: ignore[assignment]
         self.bert = SnugBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
