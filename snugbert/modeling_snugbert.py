@@ -189,7 +189,9 @@ def eager_attention_forward(
         The output (B, L, heads, D) and the attention weights (B, heads, L, L).
     """
     scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
-    weights = F.dropout(scores.softmax(dim=-1), p=dropout)
+    weights = scores.softmax(dim=-1)
+    if dropout:
+        weights = F.dropout(weights, p=dropout)
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -284,8 +286,8 @@ class SnugBertSelfAttention(nn.Module):
         """
         if distances is None and self.config.position_embedding_type == "relative":
             raise ValueError(
-                "A layer with relative positions needs all arguments that the encoder passes. Call the encoder, or the "
-                "model with `inputs_embeds`."
+                "A layer with relative positions needs all arguments that the encoder passes. Call the model with "
+                "`inputs_embeds` instead."
             )
         if batch_size is None and padded_shape is None and "cu_seq_lens_q" not in kwargs:  # called as in stock BERT
             batch_size, score_mask = len(hidden_states), attention_mask
@@ -355,8 +357,9 @@ class SnugBertSelfAttention(nn.Module):
     def _project_distances(self, distances: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and queries that [`score_distances`] needs. *Shape:* (R, H), (2, 2 L) -> (heads, 2 L, D)"""
         distances = to_autocast_dtype(self.position_dropout(distances))
+        heads = (-1, self.attention_head_size)
         keys, queries = (
-            to_autocast_dtype(projection(distances)).unflatten(-1, (-1, self.attention_head_size))[order].transpose(0, 1)
+            to_autocast_dtype(projection(distances)).unflatten(-1, heads)[order].transpose(0, 1)
             for projection, order in zip((self.key, self.query), rows.unbind(), strict=True)
         )
         return keys, queries
@@ -485,10 +488,8 @@ def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
 
 def has_own_attention(layer: nn.Module) -> bool:
     """Whether the attention of a layer is SnugBERT's, not replaced or wrapped, see [`_unwrap`]."""
-    return _runs(layer.attention, SnugBertAttention) and _runs(  # type: ignore[arg-type]
-        layer.attention.self,  # type: ignore[arg-type, union-attr]
-        SnugBertSelfAttention,
-    )
+    attention: Any = layer.attention
+    return _runs(attention, SnugBertAttention) and _runs(attention.self, SnugBertSelfAttention)
 
 
 def is_own_layer(layer: nn.Module) -> bool:
@@ -640,12 +641,12 @@ class SnugBertPreTrainedModel(PreTrainedModel):
             raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
         inputs = input_ids if inputs_embeds is None else inputs_embeds
         if boundaries[0] is None and inputs is not None:
-            # Stock BERT has buffers of these names. Some scripts replace them.
-            length, embeddings = inputs.shape[1], self.base_model.embeddings
+            # Stock BERT's embeddings have buffers of these names. Some scripts replace them.
+            embeddings: Any = self.base_model.embeddings
             if position_ids is None and hasattr(embeddings, "position_ids"):
-                position_ids = embeddings.position_ids[:, :length]
+                position_ids = embeddings.position_ids[:, : inputs.shape[1]]
             if token_type_ids is None and hasattr(embeddings, "token_type_ids"):
-                columns = slice(length) if position_ids is None else position_ids
+                columns = slice(inputs.shape[1]) if position_ids is None else position_ids
                 token_type_ids = embeddings.token_type_ids[0, columns]
         given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         batch = make_batch(self.config, *given, *boundaries, labels)
@@ -791,11 +792,12 @@ class SnugBertModel(SnugBertPreTrainedModel):
         Args:
             input_ids: token ids. *Shape:* (B, L), or (1, T) if packed
             attention_mask: 1 at tokens, 0 at padding; no padding if None. *Shape:* (B, L). A 4-D mask is applied to
-                the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding.
+                the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding. A
+                mask, segments or positions of one row, (L,) or (1, L), are for all rows.
             token_type_ids: segments; 0 if None. *Shape:* as `input_ids`
             position_ids: positions, which count from 0 in every family. If None: 0 to L - 1, or from 0 in each packed
-                sequence. With `position_embedding_type="after_padding"`, padding tokens do not count. *Shape:* (1, L)
-                or (B, L), or (1, T) if packed
+                sequence. With `position_embedding_type="after_padding"`, padding tokens do not count. *Shape:* (B, L),
+                or (1, T) if packed
             inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, E), or (1, T, E) if packed
             batch: a batch gathered by a head, instead of the arguments above. The output keeps the packed layout.
             token_indices: with `batch`, the tokens whose last hidden states are needed; all if None. The last layer
@@ -816,8 +818,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
                 `max_position_embeddings` tokens, except with relative positions; an id out of range (checked on the
                 CPU only); boundaries that do not start at 0 and end at T, or that decrease; a sequence longer than
-                `max_length_q`; positions that restart in a row without boundaries; a mask without any token;
-                `label_indices` that do not match the labels (checked on the CPU only).
+                `max_length_q`; positions that restart in a row without boundaries and mask; a mask without any token;
+                `past_key_values`; `label_indices` that do not match the labels (checked on the CPU only).
             RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
         if batch is not None:

@@ -109,7 +109,7 @@ class SnugBertTokenizer(TokenizersBackend):
         # Set after super().__init__, which loads the post-processor of tokenizer.json, and so ignores the caller's
         # special tokens.
         self._tokenizer.post_processor = processors.BertProcessing(
-            *((str(token), self._tokenizer.token_to_id(str(token))) for token in (sep_token, cls_token))
+            (str(sep_token), self.sep_token_id), (str(cls_token), self.cls_token_id)
         )
 
 

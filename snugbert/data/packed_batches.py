@@ -102,8 +102,8 @@ class SnugBertDataCollatorWithPacking:
             and `labels` and `num_windows` have one value per document. With `pad_to_multiple_of`, the batch is filled.
 
         Raises:
-            ValueError: a column is not numeric or has unknown lists, columns differ between features, lengths differ within a
-                feature, a sequence has no tokens, or there are more examples than `max_sequences`.
+            ValueError: a column is not numeric, or is unknown and has lists, columns differ between features, lengths
+                differ within a feature, a sequence has no tokens, or there are more examples than `max_sequences`.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
