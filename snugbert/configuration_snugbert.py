@@ -134,9 +134,7 @@ class SnugBertConfig(PreTrainedConfig):
         if name not in ("is_decoder", "add_cross_attention"):
             super().__setattr__(name, value)
         elif value:
-            raise ValueError(
-                f"`{name}` is true, but SnugBERT is an encoder. Use transformers' own class for a decoder."
-            )
+            raise ValueError(f"`{name}` is true, but SnugBERT is an encoder. Use transformers' class for a decoder.")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -140,10 +140,7 @@ class SnugBertEmbeddings(nn.Module):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Embeds tokens, with the arguments and defaults of stock BERT.
-
-        *Shape:* (B, L), or word embeddings (B, L, E) -> (B, L, E)
-        """
+        """Embeds tokens as stock BERT does. *Shape:* (B, L), or (B, L, E) for `inputs_embeds` -> (B, L, E)"""
         embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.token_type_embeddings is not None:
             if token_type_ids is None:
@@ -278,8 +275,7 @@ class SnugBertSelfAttention(nn.Module):
                 without relative positions.
 
         Returns:
-            The output (1, Q, H) or (B, L, H), and the attention weights (N, heads, L, L) if the implementation returns
-            them.
+            The output (1, Q, H) or (B, L, H), and the weights (N, heads, L, L) if the implementation returns them.
 
         Raises:
             ValueError: `distances` are missing.
@@ -837,11 +833,11 @@ class SnugBertModel(SnugBertPreTrainedModel):
         """Returns `last_hidden_state` (1, T, H), or (1, M, H) of `token_indices`, and `pooler_output` (N, H)."""
         # Hooks, replaced modules and `output_hidden_states` need the caller's layout between the layers.
         layers = self.encoder.layer
-        has_own_embeddings = _runs(self.embeddings, SnugBertEmbeddings)
         modules = (self.embeddings, *self.embeddings.children(), self.encoder, *layers)
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or has_hooks(modules)
         has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
         has_own_layers = all(map(is_own_layer, layers))
+        has_own_embeddings = _runs(self.embeddings, SnugBertEmbeddings)
         has_own_modules = len(layers) > 0 and has_own_layers and has_own_pooler and has_own_embeddings
         layout = batch if observed or not has_own_modules else None
         inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
@@ -1331,11 +1327,6 @@ def _average_windows(logits: torch.Tensor, documents: torch.Tensor, num_document
     return sums / belongs.sum(1, keepdim=True)
 
 
-def _flatten_rows(values: torch.Tensor | None) -> torch.Tensor | None:
-    """Flattens windows or choices. One row for all of them stays. *Shape:* (B, windows, L) -> (B x windows, L)"""
-    return values if values is None or values.dim() == 1 else values.flatten(0, 1)
-
-
 class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
     """Linear layer on the pooled output, for one label, several labels or regression (`config.problem_type`).
 
@@ -1397,7 +1388,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
             documents = torch.arange(len(given), device=given.device)[:, None].expand(given.shape[:2])
             if attention_mask is not None:
                 documents = documents.masked_fill(~attention_mask.bool().any(-1), -1)
-            inputs = [_flatten_rows(tensor) for tensor in inputs]
+            inputs = [values if values is None or values.dim() == 1 else values.flatten(0, 1) for values in inputs]
         batch = self._batch(kwargs, *inputs)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
@@ -1493,7 +1484,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                     f"choices, tokens, embedding size), not {list(given.shape)}."
                 )
             num_choices = None if given is None else given.shape[1]
-            inputs = [_flatten_rows(tensor) for tensor in inputs]
+            inputs = [values if values is None or values.dim() == 1 else values.flatten(0, 1) for values in inputs]
         batch = self._batch(kwargs, *inputs)
         if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
