@@ -122,16 +122,19 @@ class SnugBertConfig(PreTrainedConfig):
         # Fields of BertConfig for decoders.
         kwargs.pop("use_cache", None)
         for name in ("is_decoder", "add_cross_attention"):
-            if kwargs.pop(name, False):
-                raise ValueError(
-                    f"`{name}` is true, but SnugBERT is an encoder. Use transformers' own class for a decoder."
-                )
+            setattr(self, name, kwargs.pop(name, False))  # raises an error for a decoder
         super().__post_init__(**kwargs)
         if self.architectures is None:
             self.architectures = []  # AutoModelForPreTraining, which opens two models, reads the list
         if self.id2label is not None and self.label2id is None:  # pipelines need both
             self.label2id = {str(label): int(index) for index, label in self.id2label.items()}
         self._check_ranges()
+
+    def __setattr__(self, name: str, value: Any):
+        if name not in ("is_decoder", "add_cross_attention"):
+            super().__setattr__(name, value)
+        elif value:
+            raise ValueError(f"`{name}` is true, but SnugBERT is an encoder. Use transformers' class for a decoder.")
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

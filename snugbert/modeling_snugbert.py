@@ -27,6 +27,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
+    BaseModelOutput,
     BaseModelOutputWithPooling,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
@@ -68,6 +69,7 @@ from .packing_snugbert import (
     is_checkable,
     is_ragged,
     make_batch,
+    make_positions,
     scatter,
     warn_of_padding,
     warn_once,
@@ -117,6 +119,7 @@ class SnugBertEmbeddings(nn.Module):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
+        self.config = config
         size = compute_embedding_size(config)
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size) if config.type_vocab_size else None
@@ -131,13 +134,21 @@ class SnugBertEmbeddings(nn.Module):
         self.dropout = SnugBertDropout(config.hidden_dropout_prob)
 
     def forward(
-        self, inputs_embeds: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
+        self,
+        input_ids: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Embeds tokens. *Shape:* word embeddings (1, T, E), segments (1, T), positions (1, T) -> (1, T, E)"""
-        embeddings = inputs_embeds
+        """Embeds tokens as stock BERT does. *Shape:* (B, L), or (B, L, E) for `inputs_embeds` -> (B, L, E)"""
+        embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(embeddings.shape[:2], dtype=torch.long, device=embeddings.device)
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         if self.position_embeddings is not None:
+            if position_ids is None:
+                position_ids = make_positions(self.config, embeddings if input_ids is None else input_ids)
             embeddings = embeddings + self.position_embeddings(position_ids).to(embeddings.dtype)
         return self.dropout(self.LayerNorm(embeddings))
 
@@ -175,7 +186,9 @@ def eager_attention_forward(
         The output (B, L, heads, D) and the attention weights (B, heads, L, L).
     """
     scores = mask_scores(query @ key.transpose(-2, -1) * scaling, attention_mask)
-    weights = F.dropout(scores.softmax(dim=-1), p=dropout)
+    weights = scores.softmax(dim=-1)
+    if dropout:
+        weights = F.dropout(weights, p=dropout)
     return (weights @ value).transpose(1, 2), weights
 
 
@@ -219,17 +232,20 @@ def score_distances(
 class SnugBertSelfAttention(nn.Module):
     """Multi-head attention within each sequence."""
 
-    is_causal = False  # transformers' sdpa defaults to True
+    @property
+    def is_causal(self) -> bool:
+        """False, and cannot be set. Without this property, transformers' sdpa would use True."""
+        return False
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.config = config
-        self.head_size = compute_head_size(config)
-        self.scaling = self.head_size**-0.5
+        self.attention_head_size = compute_head_size(config)
+        self.scaling = self.attention_head_size**-0.5
         if config.position_embedding_type == "relative":
             self.position_dropout = SnugBertDropout(config.hidden_dropout_prob)
             # Three products are summed. The root is rounded to float32, as in transformers.
-            self.scaling = 1 / float(np.sqrt(np.float32(3 * self.head_size)))
+            self.scaling = 1 / float(np.sqrt(np.float32(3 * self.attention_head_size)))
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)  # its `p` is read in every call
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
@@ -237,8 +253,9 @@ class SnugBertSelfAttention(nn.Module):
 
     def forward(
         self,
-        query_states: torch.Tensor,
         hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        query_states: torch.Tensor | None = None,
         score_mask: torch.Tensor | None = None,
         batch_size: int | None = None,
         padded_shape: tuple[int, int] | None = None,
@@ -250,17 +267,29 @@ class SnugBertSelfAttention(nn.Module):
         """Computes attention.
 
         Args:
-            query_states: tokens whose output is needed. *Shape:* (1, Q, H)
-            hidden_states: all tokens. *Shape:* (1, T, H)
+            hidden_states: all tokens. *Shape:* (1, T, H), or (B, L, H) without the arguments after `query_states`
+            attention_mask: mask of the scores of (B, L, H), as in stock BERT. *Shape:* broadcasts to (B, heads, L, L)
+            query_states: tokens whose output is needed; all if None. *Shape:* (1, Q, H)
             score_mask, batch_size, padded_shape, token_indices, kwargs: from [`attention_arguments`].
             distances, rows: embeddings of distances and their order, from [`SnugBertEncoder.embed_distances`]; None
                 without relative positions.
 
         Returns:
-            The output (1, Q, H), and the attention weights (N, heads, L, L) if the implementation returns them.
+            The output (1, Q, H) or (B, L, H), and the weights (N, heads, L, L) if the implementation returns them.
+
+        Raises:
+            ValueError: `distances` are missing.
         """
+        if distances is None and self.config.position_embedding_type == "relative":
+            raise ValueError(
+                "A layer with relative positions needs all arguments that the encoder passes. Call the model with "
+                "`inputs_embeds` instead."
+            )
+        if batch_size is None and padded_shape is None and "cu_seq_lens_q" not in kwargs:  # called as in stock BERT
+            batch_size, score_mask = len(hidden_states), attention_mask
+        query_states = hidden_states if query_states is None else query_states
         query, key, value = (
-            to_autocast_dtype(projected.squeeze(0)).unflatten(-1, (-1, self.head_size))
+            to_autocast_dtype(projected.flatten(0, 1)).unflatten(-1, (-1, self.attention_head_size))
             for projected in self._project(query_states, hidden_states)
         )
         # As in transformers: BERT drops weights if the attention module is in training mode, DeBERTa if `dropout` is.
@@ -273,9 +302,10 @@ class SnugBertSelfAttention(nn.Module):
                 warn_once(f"{implementation} does not support dropout. Attention drops no weights.")
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         tables = () if distances is None or rows is None else self._project_distances(distances, rows)
-        # torch's kernels have no second or forward derivatives. ONNX export does not support these kernels with
-        # a mask of scores.
-        if implementation == "sdpa" and (is_transformed() or (tables and is_exporting())):
+        # torch's kernels have no second or forward derivatives. ONNX export does not support them with a mask of
+        # scores. The older ONNX exporter, which traces, would make the length of the example a constant.
+        is_traced = torch.jit.is_tracing() and torch.onnx.is_in_onnx_export()
+        if implementation == "sdpa" and (is_transformed() or is_traced or (tables and is_exporting())):
             attention = eager_attention_forward
         weights = None
         if query_states.shape[1] == 0:  # gives keys and values zero gradients instead of None
@@ -301,8 +331,6 @@ class SnugBertSelfAttention(nn.Module):
                 score_mask = mask_scores(score_distances(query, key, *tables) * self.scaling, score_mask)
             context, weights = attention(self, query, key, value, score_mask, **options, **kwargs)
             context = context.flatten(0, 1).index_select(0, token_indices)
-        elif "cu_seq_lens_q" not in kwargs:
-            raise ValueError("A wrapper of the layer dropped keyword arguments. Pass all arguments on to the layer.")
         elif implementation == "sdpa":
             if options["dropout"] == 1:  # the scale of the weights that are left would be infinite
                 value, options["dropout"] = 0 * value, 0.0
@@ -325,8 +353,9 @@ class SnugBertSelfAttention(nn.Module):
     def _project_distances(self, distances: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and queries that [`score_distances`] needs. *Shape:* (R, H), (2, 2 L) -> (heads, 2 L, D)"""
         distances = to_autocast_dtype(self.position_dropout(distances))
+        heads = (-1, self.attention_head_size)
         keys, queries = (
-            to_autocast_dtype(projection(distances)).unflatten(-1, (-1, self.head_size))[order].transpose(0, 1)
+            to_autocast_dtype(projection(distances)).unflatten(-1, heads)[order].transpose(0, 1)
             for projection, order in zip((self.key, self.query), rows.unbind(), strict=True)
         )
         return keys, queries
@@ -357,19 +386,23 @@ class SnugBertAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
         query_indices: torch.Tensor | None = None,
         **kwargs,
-    ) -> torch.Tensor:
-        """Applies attention to all tokens, or to `query_indices` (Q,) only. *Shape:* (1, T, H) -> (1, T or Q, H)"""
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Applies attention to all tokens, or to `query_indices` (Q,) only. Also returns the attention weights.
+
+        *Shape:* (1, T, H) -> (1, T or Q, H). As in stock BERT, (B, L, H) -> (B, L, H)
+        """
         residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
         inputs = to_autocast_dtype(hidden_states)
         if kwargs.get("distances") is None:
-            query_states = inputs if query_indices is None else to_autocast_dtype(residual)
-            context, _ = self.self(query_states, inputs, **kwargs)
+            query_states = None if query_indices is None else to_autocast_dtype(residual)
+            context, weights = self.self(inputs, attention_mask, query_states, **kwargs)
         else:  # the scores of relative positions need all queries of a sequence
-            context, _ = self.self(inputs, inputs, **kwargs)
+            context, weights = self.self(inputs, attention_mask, **kwargs)
             context = context if query_indices is None else context.index_select(1, query_indices)
-        return self.output(context, residual)
+        return self.output(context, residual), weights
 
 
 class SnugBertIntermediate(nn.Module):
@@ -378,11 +411,11 @@ class SnugBertIntermediate(nn.Module):
     def __init__(self, config: SnugBertConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.intermediate_act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Projects and activates. *Shape:* (..., H) -> (..., intermediate size)"""
-        return self.activation(self.dense(hidden_states))
+        return self.intermediate_act_fn(self.dense(hidden_states))
 
 
 class SnugBertLayer(GradientCheckpointingLayer):
@@ -390,6 +423,7 @@ class SnugBertLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: SnugBertConfig):
         super().__init__()
+        self.chunk_size_feed_forward = config.chunk_size_feed_forward
         self.attention = SnugBertAttention(config)
         self.intermediate = SnugBertIntermediate(config)
         self.output = SnugBertResidual(config, config.intermediate_size)
@@ -397,7 +431,7 @@ class SnugBertLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        layer_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
         distances: torch.Tensor | None = None,
         *args,
         query_indices: torch.Tensor | None = None,
@@ -406,15 +440,27 @@ class SnugBertLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """Computes the output of all tokens, or of `query_indices` (Q,) only.
 
-        `layer_mask` and `args` are ignored. They come from wrappers that pass the arguments of stock BERT's layers.
+        `attention_mask` is used as in stock BERT if no further arguments are passed. `args` are ignored. They come
+        from wrappers that pass the arguments of stock BERT's layers.
 
-        *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, (B, L, H) -> (B, L, H), and all tokens
+        *Shape:* (1, T, H) -> (1, T or Q, H). With a `layout`, or as in stock BERT, (B, L, H) -> (B, L, H), all tokens
         """
+        if layout is not None and distances is None and not has_own_attention(self):
+            layout, kwargs = None, {}  # another attention gets the arguments of stock BERT
         if layout is not None:
             hidden_states = layout.gather(hidden_states)
-        hidden_states = self.attention(hidden_states, query_indices, distances=distances, **kwargs)
-        hidden_states = self.output(self.intermediate(hidden_states), hidden_states)
+        options = {"query_indices": query_indices, "distances": distances, **kwargs}
+        hidden_states, _ = self.attention(hidden_states, attention_mask, **options)
+        if self.chunk_size_feed_forward:  # saves memory
+            parts = hidden_states.split(self.chunk_size_feed_forward, dim=1)
+            hidden_states = torch.cat([self.feed_forward_chunk(part) for part in parts], dim=1)
+        else:
+            hidden_states = self.feed_forward_chunk(hidden_states)
         return hidden_states if layout is None else layout.scatter(hidden_states)
+
+    def feed_forward_chunk(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Applies the feed-forward sublayer. *Shape:* (..., H) -> (..., H)"""
+        return self.output(self.intermediate(hidden_states), hidden_states)
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
@@ -436,13 +482,15 @@ def _runs(module: nn.Module, module_class: type[nn.Module]) -> bool:
     return forward is own
 
 
+def has_own_attention(layer: nn.Module) -> bool:
+    """Whether the attention of a layer is SnugBERT's, not replaced or wrapped, see [`_unwrap`]."""
+    attention: Any = layer.attention
+    return _runs(attention, SnugBertAttention) and _runs(attention.self, SnugBertSelfAttention)
+
+
 def is_own_layer(layer: nn.Module) -> bool:
     """Whether a layer and its attention are SnugBERT's, not replaced or wrapped, see [`_unwrap`]."""
-    return (
-        _runs(layer, SnugBertLayer)
-        and _runs(layer.attention, SnugBertAttention)  # type: ignore[arg-type]
-        and _runs(layer.attention.self, SnugBertSelfAttention)  # type: ignore[arg-type, union-attr]
-    )
+    return _runs(layer, SnugBertLayer) and has_own_attention(layer)
 
 
 class SnugBertEncoder(nn.Module):
@@ -475,28 +523,32 @@ class SnugBertEncoder(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        batch: SnugBertBatch,
+        attention_mask: torch.Tensor | None = None,
+        batch: SnugBertBatch | None = None,
         query_indices: torch.Tensor | None = None,
-        layer_mask: torch.Tensor | None = None,
         **kwargs,
-    ) -> torch.Tensor:
+    ) -> BaseModelOutput:
         """Runs all layers.
 
         Args:
-            hidden_states: embeddings. *Shape:* (1, T, H)
+            hidden_states: embeddings. *Shape:* (1, T, H), or (B, L, H) as in stock BERT, without a `batch`
+            attention_mask: without a `batch`, the mask of the scores, as in stock BERT. Otherwise, for layers that are
+                not SnugBERT's, see [`SnugBertBatch.layer_mask`].
             batch: the batch.
             query_indices: sorted indices of the tokens whose output is needed; all if None. The last layer computes
                 only these tokens. This layer must be SnugBERT's, see [`is_own_layer`]. *Shape:* (Q,)
-            layer_mask: for layers that are not SnugBERT's, see [`SnugBertBatch.layer_mask`].
             kwargs: passed on to the layers, among them `layout`.
 
         Returns:
-            *Shape:* (1, T, H), or (1, Q, H) with `query_indices`. With a `layout`, (B, L, H) -> (B, L, H)
+            `last_hidden_state` (1, T, H), or (1, Q, H) with `query_indices`. With a `layout` or without a `batch`,
+            (B, L, H).
         """
-        arguments = attention_arguments(self.config, batch, None)
+        arguments = {} if batch is None else attention_arguments(self.config, batch, None)
         distances = None
         if self.config.position_embedding_type == "relative":
-            if is_ragged(self.config, batch):
+            if batch is None:
+                length = hidden_states.shape[1]
+            elif is_ragged(self.config, batch):
                 length = int(batch.cu_seq_lens.diff().max())
             else:
                 _, length = arguments.get("padded_shape", batch.shape)
@@ -504,11 +556,11 @@ class SnugBertEncoder(nn.Module):
         for number, layer in enumerate(self.layer, start=1):
             if query_indices is not None and number == len(self.layer):
                 kwargs["query_indices"] = query_indices
-                if distances is None:
+                if distances is None and batch is not None:
                     arguments = attention_arguments(self.config, batch, query_indices)
             # By position, because gradient checkpointing may ignore gradients of keyword arguments.
-            hidden_states = layer(hidden_states, layer_mask, distances, **arguments, **kwargs)
-        return hidden_states
+            hidden_states = layer(hidden_states, attention_mask, distances, **arguments, **kwargs)
+        return BaseModelOutput(last_hidden_state=hidden_states)
 
 
 class SnugBertPooler(nn.Module):
@@ -578,11 +630,22 @@ class SnugBertPreTrainedModel(PreTrainedModel):
         others = [label_indices, kwargs.pop("cu_seq_lens_k", None), kwargs.pop("max_length_k", None)]
         if boundaries[0] is None and any(value is not None for value in (*boundaries, *others)):
             raise ValueError("`cu_seq_lens_q` is missing. Pass the boundaries of the sequences in a packed batch.")
+        if kwargs.pop("past_key_values", None) is not None:
+            raise ValueError("SnugBERT has no `past_key_values`, so it cannot use prefix tuning. Use prompt tuning.")
         if boundaries[0] is not None and getattr(self, "_is_replica", False):
             # DataParallel would split `cu_seq_lens_q` and the labels among replicas, but not the row of tokens.
             raise ValueError("DataParallel cannot split a packed batch. Start one process per GPU (torchrun).")
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        batch = make_batch(self.config, *inputs, *boundaries, labels)
+        inputs = input_ids if inputs_embeds is None else inputs_embeds
+        if boundaries[0] is None and inputs is not None:
+            # Stock BERT's embeddings have buffers of these names. Some scripts replace them.
+            embeddings: Any = self.base_model.embeddings
+            if position_ids is None and hasattr(embeddings, "position_ids"):
+                position_ids = embeddings.position_ids[:, : inputs.shape[1]]
+            if token_type_ids is None and hasattr(embeddings, "token_type_ids"):
+                columns = slice(inputs.shape[1]) if position_ids is None else position_ids
+                token_type_ids = embeddings.token_type_ids[0, columns]
+        given = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        batch = make_batch(self.config, *given, *boundaries, labels)
         if label_indices is not None:
             batch.label_indices = label_indices
         batch.first_padding = first_padding
@@ -725,11 +788,12 @@ class SnugBertModel(SnugBertPreTrainedModel):
         Args:
             input_ids: token ids. *Shape:* (B, L), or (1, T) if packed
             attention_mask: 1 at tokens, 0 at padding; no padding if None. *Shape:* (B, L). A 4-D mask is applied to
-                the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding.
+                the attention scores, boolean or additive. With a 4-D mask the encoder also computes on padding. A
+                mask, segments or positions of one row, (L,) or (1, L), are for all rows.
             token_type_ids: segments; 0 if None. *Shape:* as `input_ids`
             position_ids: positions, which count from 0 in every family. If None: 0 to L - 1, or from 0 in each packed
-                sequence. With `position_embedding_type="after_padding"`, padding tokens do not count. *Shape:* (1, L)
-                or (B, L), or (1, T) if packed
+                sequence. With `position_embedding_type="after_padding"`, padding tokens do not count. *Shape:* (B, L),
+                or (1, T) if packed
             inputs_embeds: word embeddings instead of `input_ids`. *Shape:* (B, L, E), or (1, T, E) if packed
             batch: a batch gathered by a head, instead of the arguments above. The output keeps the packed layout.
             token_indices: with `batch`, the tokens whose last hidden states are needed; all if None. The last layer
@@ -750,8 +814,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             ValueError: both or neither of `input_ids` and `inputs_embeds`; shapes that do not match; more than
                 `max_position_embeddings` tokens, except with relative positions; an id out of range (checked on the
                 CPU only); boundaries that do not start at 0 and end at T, or that decrease; a sequence longer than
-                `max_length_q`; positions that restart in a row without boundaries; a mask without any token;
-                `label_indices` that do not match the labels (checked on the CPU only).
+                `max_length_q`; positions that restart in a row without boundaries and mask; a mask without any token;
+                `past_key_values`; `label_indices` that do not match the labels (checked on the CPU only).
             RuntimeError: on an accelerator, wrong boundaries or restarting positions. A later operation raises it.
         """
         if batch is not None:
@@ -773,12 +837,16 @@ class SnugBertModel(SnugBertPreTrainedModel):
         observed = kwargs.get("output_hidden_states", self.config.output_hidden_states) or has_hooks(modules)
         has_own_pooler = self.pooler is None or _runs(self.pooler, SnugBertPooler)
         has_own_layers = all(map(is_own_layer, layers))
-        layout = batch if observed or not (len(layers) > 0 and has_own_layers and has_own_pooler) else None
+        has_own_embeddings = _runs(self.embeddings, SnugBertEmbeddings)
+        has_own_modules = len(layers) > 0 and has_own_layers and has_own_pooler and has_own_embeddings
+        layout = batch if observed or not has_own_modules else None
         inputs = [batch.inputs, batch.token_type_ids, batch.position_ids]
         if layout is not None:
             inputs = [layout.scatter(values) for values in inputs]
-        words = inputs[0] if batch.inputs.dim() == 3 else self.embeddings.word_embeddings(inputs[0])
-        hidden_states = self.embeddings(words, *inputs[1:])
+        embedded = {"inputs_embeds" if batch.inputs.dim() == 3 else "input_ids": inputs[0]}
+        if "input_ids" in embedded and has_own_embeddings:  # not part of compiled embeddings
+            embedded = {"inputs_embeds": self.embeddings.word_embeddings(inputs[0])}
+        hidden_states = self.embeddings(**embedded, token_type_ids=inputs[1], position_ids=inputs[2])
         if self.embeddings_project is not None:
             hidden_states = self.embeddings_project(hidden_states)
         if layout is not None:
@@ -797,7 +865,8 @@ class SnugBertModel(SnugBertPreTrainedModel):
             new_indices = torch.searchsorted(query_indices, needed)
             first_tokens, token_indices = new_indices.split([len(first_tokens), len(token_indices)])
         layer_mask = None if has_own_layers else batch.layer_mask(hidden_states.dtype)
-        hidden_states = self.encoder(hidden_states, batch, query_indices, layer_mask, layout=layout, **kwargs)
+        encoded = self.encoder(hidden_states, layer_mask, batch, query_indices, layout=layout, **kwargs)
+        hidden_states = encoded.last_hidden_state
         hidden_states = hidden_states if layout is None else layout.gather(hidden_states)
         hidden_states = hidden_states.to(first_tokens.device)
         pooled = None
@@ -822,12 +891,12 @@ class SnugBertPredictionTransform(nn.Module):
         super().__init__()
         size = compute_embedding_size(config)
         self.dense = nn.Linear(config.hidden_size, size)
-        self.activation = ACT2FN[config.prediction_act or config.hidden_act]
+        self.transform_act_fn = ACT2FN[config.prediction_act or config.hidden_act]
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Transforms hidden states. *Shape:* (..., H) -> (..., E)"""
-        return self.LayerNorm(self.activation(self.dense(hidden_states)))
+        return self.LayerNorm(self.transform_act_fn(self.dense(hidden_states)))
 
 
 class SnugBertVocabularyProjection(nn.Linear):
@@ -937,14 +1006,15 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             raise ValueError(
                 "`output_last_hidden_state` needs `labels`. It cannot be combined with `output_hidden_states` or vmap."
             )
+        predict = self.cls.predictions  # a replaced `cls` needs this attribute
         if labels is None:
             outputs = self._encode(batch, **kwargs)
-            return outputs, batch.scatter(self.cls.predictions(outputs.last_hidden_state)), None, 0
+            return outputs, batch.scatter(predict(outputs.last_hidden_state)), None, 0
         token_labels = batch.gather_labels(labels)[0]
         num_labeled = (token_labels != IGNORE_INDEX).sum()
         if is_transformed():  # vmap cannot select labeled tokens
             outputs = self._encode(batch, **kwargs)
-            logits = self.cls.predictions(outputs.last_hidden_state)
+            logits = predict(outputs.last_hidden_state)
             loss = F.cross_entropy(upcast(logits[0]), token_labels.long(), ignore_index=IGNORE_INDEX, reduction="sum")
             return outputs, batch.scatter(logits), loss, num_labeled
         token_indices = batch.find_labels(token_labels)
@@ -958,7 +1028,7 @@ class SnugBertMaskedTokenModel(SnugBertPreTrainedModel):
             last_hidden_state = last_hidden_state.index_select(1, token_indices) if sparse else last_hidden_state
         if sparse:
             return outputs, *self.cls(last_hidden_state, targets, detach_logits), num_labeled
-        logits = self.cls.predictions(last_hidden_state)
+        logits = predict(last_hidden_state)
         loss_sum = cross_entropy_sum(logits.index_select(1, token_indices).squeeze(0), targets)
         return outputs, batch.scatter(logits), loss_sum, num_labeled
 
@@ -1318,7 +1388,7 @@ class SnugBertForSequenceClassification(SnugBertPreTrainedModel):
             documents = torch.arange(len(given), device=given.device)[:, None].expand(given.shape[:2])
             if attention_mask is not None:
                 documents = documents.masked_fill(~attention_mask.bool().any(-1), -1)
-            inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+            inputs = [values if values is None or values.dim() == 1 else values.flatten(0, 1) for values in inputs]
         batch = self._batch(kwargs, *inputs)
         outputs = self._encode(batch, batch.no_tokens, **kwargs)
         logits = self.classifier(self.dropout(outputs.pooler_output))
@@ -1414,7 +1484,7 @@ class SnugBertForMultipleChoice(SnugBertPreTrainedModel):
                     f"choices, tokens, embedding size), not {list(given.shape)}."
                 )
             num_choices = None if given is None else given.shape[1]
-            inputs = [None if tensor is None else tensor.flatten(0, 1) for tensor in inputs]
+            inputs = [values if values is None or values.dim() == 1 else values.flatten(0, 1) for values in inputs]
         batch = self._batch(kwargs, *inputs)
         if num_choices is None or batch.num_sequences % num_choices:
             raise ValueError(
@@ -1488,6 +1558,7 @@ class SnugBertForQuestionAnswering(SnugBertPreTrainedModel):
     def __init__(self, config: SnugBertConfig):
         config.num_labels = 2  # stock BERT's head has `num_labels` outputs
         super().__init__(config)
+        self.num_labels: int = config.num_labels  # type: ignore[assignment]
         self.bert = SnugBertModel(config, add_pooling_layer=False)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()

@@ -320,15 +320,23 @@ def make_batch(
     if token_type_ids is None:
         token_type_ids = torch.zeros((B, L), dtype=torch.long, device=inputs.device)
     else:
-        check_shape("token_type_ids", token_type_ids, (B, L))
+        token_type_ids = _expand("token_type_ids", token_type_ids, (B, L))
         if config.type_vocab_size:  # otherwise segments have no effect
             check_range("token_type_ids", token_type_ids, config.type_vocab_size, "type_vocab_size")
     if position_ids is not None:
-        check_shape("position_ids", position_ids, (1, L), (B, L))
+        position_ids = _expand("position_ids", position_ids, (B, L))
         check_range("position_ids", position_ids, compute_max_length(config), "max_position_embeddings")
+    if attention_mask is not None and attention_mask.dim() != 4:
+        attention_mask = _expand("attention_mask", attention_mask, (B, L))
     if cu_seq_lens_q is not None:
         return _packed_batch(config, inputs, attention_mask, token_type_ids, position_ids, cu_seq_lens_q, max_length_q)
     return _padded_batch(config, inputs, attention_mask, token_type_ids, position_ids, labels)
+
+
+def _expand(name: str, values: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Repeats one row of values for a batch. *Shape:* (L,), (1, L) or (B, L) -> (B, L)"""
+    check_shape(name, values, shape, (1, shape[1]), shape[1:])
+    return values.expand(shape)
 
 
 def _check_length(length: int, config: SnugBertConfig) -> None:
@@ -379,7 +387,7 @@ def _packed_batch(
     if position_ids is None:
         order = torch.arange(tokens, dtype=torch.int32, device=inputs.device)
         first_tokens = cu_seq_lens[torch.searchsorted(cu_seq_lens[1:], order, right=True)]
-        position_ids = _make_positions(config, inputs, first_tokens)
+        position_ids = make_positions(config, inputs, first_tokens)
     return SnugBertBatch(
         inputs=inputs,
         token_type_ids=token_type_ids,
@@ -431,11 +439,9 @@ def _padded_batch(
     B, L = inputs.shape[:2]
     token_mask = _check_mask(attention_mask, (B, config.num_attention_heads, L))
     if position_ids is None:
-        position_ids = _make_positions(config, inputs)
-    else:
-        position_ids = position_ids.expand(B, L)
-        if attention_mask is None or token_mask is not None:  # a 4-D mask may separate several sequences in a row
-            _refuse_restarts(position_ids, token_mask)
+        position_ids = make_positions(config, inputs)
+    elif attention_mask is None:  # a mask shows that each row is a sequence, and a 4-D mask may separate several
+        _refuse_packed_rows(position_ids)
     _check_length(L, config)
     starts = torch.arange(B + 1, dtype=torch.int32, device=inputs.device) * L
     batch = SnugBertBatch(
@@ -467,7 +473,7 @@ def _padded_batch(
     return batch
 
 
-def _make_positions(
+def make_positions(
     config: SnugBertConfig, inputs: torch.Tensor, first_tokens: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns the position of each token: the number of tokens before it in its sequence. *Shape:* (B, L)
@@ -499,31 +505,31 @@ def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]
     if attention_mask.dim() == 4:
         check_shape("attention_mask", attention_mask, *product((1, B), (1, heads), (1, L), (L,)))
         return None
-    check_shape("attention_mask", attention_mask, (B, L))
     if is_checkable(attention_mask) and ((attention_mask != 0) & (attention_mask != 1)).any():
         wrong = attention_mask[(attention_mask != 0) & (attention_mask != 1)][0].item()
         raise ValueError(f"`attention_mask` contains {wrong}. It must be 1 at tokens and 0 at padding.")
     return attention_mask.bool()
 
 
-def _refuse_restarts(position_ids: torch.Tensor, token_mask: torch.Tensor | None) -> None:
-    """Refuses several sequences in one row without boundaries, because they would attend to each other."""
+def _refuse_packed_rows(position_ids: torch.Tensor) -> None:
+    """Refuses several sequences in one row without boundaries, because they would attend to each other.
+
+    In such a row, each position is the one before plus 1, or the smallest one, and positions decrease at least once.
+    """
     if is_tracing():
         return
-    token_mask = torch.ones_like(position_ids, dtype=torch.bool) if token_mask is None else token_mask
-    first = token_mask.long().argmax(dim=1, keepdim=True)
-    from_zero = F.pad((position_ids[:, :-1] == 0) & (position_ids[:, 1:] == 1) & token_mask[:, 1:], (0, 1))
-    restarts = token_mask & ((position_ids == position_ids.gather(1, first)) | from_zero)
-    restarts = restarts.scatter(1, first, False)
+    steps = position_ids.diff(dim=1)
+    starts = position_ids[:, 1:] == position_ids.amin(dim=1, keepdim=True)
+    restarts = starts & (steps < 0) & (starts | (steps == 1)).all(dim=1, keepdim=True)
     problem = (
-        "as in a packed batch, but the batch has no boundaries. Pass `cu_seq_lens_q`, for example with "
-        "`SnugBertDataCollatorWithPacking`."
+        "as in a packed batch. For several sequences in a row, pass `cu_seq_lens_q`, for example with "
+        "`SnugBertDataCollatorWithPacking`. For one sequence in a row, pass an `attention_mask`."
     )
     if not must_read(restarts):
         assert_later(~restarts.any(), f"`position_ids` restart in a row, {problem}")
     elif restarts.any():
         row, column = restarts.nonzero()[0].tolist()
-        raise ValueError(f"`position_ids` restart in row {row} at token {column}, {problem}")
+        raise ValueError(f"`position_ids` restart in row {row} at token {column + 1}, {problem}")
 
 
 def _drop_padding(batch: SnugBertBatch, token_mask: torch.Tensor, labels: torch.Tensor | None) -> None:

@@ -13,6 +13,7 @@ from transformers import TokenizersBackend
 
 # Longest sequence of all released BERT models, in tokens (Devlin et al., 2018, appendix A.2).
 MODEL_MAX_LENGTH = 512
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class SnugBertTokenizer(TokenizersBackend):
@@ -35,6 +36,8 @@ class SnugBertTokenizer(TokenizersBackend):
         mask_token (`str`, *optional*, defaults to `"[MASK]"`): Replaces tokens to predict.
         tokenize_chinese_chars (`bool`, *optional*, defaults to `True`): Whether to make each Chinese character a word.
         strip_accents (`bool`, *optional*): Whether to remove accents. None: as `do_lower_case`.
+
+    A special token with another name that is not in the vocabulary is added to it, except `unk_token`.
 
     Raises:
         ValueError: the vocabulary is missing, lacks a special token, contains a token twice or is not UTF-8.
@@ -75,7 +78,9 @@ class SnugBertTokenizer(TokenizersBackend):
         # that was trained.
         added = kwargs.get("added_tokens_decoder") or {}
         ids = {**{str(token): index for index, token in added.items()}, **vocab}
-        missing = [token for token in special_tokens if token not in ids]
+        # A token with another name is added, as in stock BERT. WordPiece needs the unknown token in the vocabulary.
+        required = {*SPECIAL_TOKENS, str(unk_token), str(None)}
+        missing = [token for token in special_tokens if token in required and token not in ids]
         if missing:
             raise ValueError(
                 f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}. Every vocabulary must contain "
@@ -108,7 +113,7 @@ class SnugBertTokenizer(TokenizersBackend):
         # Set after super().__init__, which loads the post-processor of tokenizer.json, and so ignores the caller's
         # special tokens.
         self._tokenizer.post_processor = processors.BertProcessing(
-            (str(sep_token), ids[str(sep_token)]), (str(cls_token), ids[str(cls_token)])
+            (str(sep_token), self.sep_token_id), (str(cls_token), self.cls_token_id)
         )
 
 

@@ -94,3 +94,11 @@ def test_values_of_the_wrong_type_are_refused():
 def test_an_unknown_size_lists_the_sizes():
     with pytest.raises(ValueError, match=r"Unknown size 'huge'\. Sizes: tiny, mini, small, medium, base, large"):
         SnugBertConfig.from_size("huge")
+
+
+@pytest.mark.parametrize("field", ["is_decoder", "add_cross_attention"])
+def test_a_decoder_is_refused_after_construction_too(field):
+    config = SnugBertConfig()
+    setattr(config, field, False)
+    with pytest.raises(ValueError, match=f"`{field}` is true, but SnugBERT is an encoder"):
+        setattr(config, field, True)

@@ -157,6 +157,17 @@ class StockSignature(torch.nn.Module):
         return 1.5 * self.inner(hidden_states, attention_mask, *others, **kwargs)
 
 
+class PassMask(torch.nn.Module):
+    """Wraps a layer or an attention, and passes on the mask only."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, hidden_states, attention_mask=None, *args, **kwargs):
+        return self.inner(hidden_states, attention_mask)
+
+
 class FirstToken(torch.nn.Module):
     def forward(self, hidden_states):
         return hidden_states[:, 0].sigmoid()
@@ -179,6 +190,10 @@ def wrap_attention(layers):
     layers[-1].attention = Scale(layers[-1].attention)
 
 
+def wrap_self_attention(layers):
+    layers[0].attention.self = PassMask(layers[0].attention.self)
+
+
 # Name -> a function that changes the layers of a model, of ours or of stock BERT.
 CHANGES = {
     "skip": lambda layers: layers.__setitem__(-1, Skip()),
@@ -186,6 +201,8 @@ CHANGES = {
     "mix": lambda layers: layers.__setitem__(-1, AddFirst()),
     "wrap": lambda layers: layers.__setitem__(-1, Scale(layers[-1])),
     "wrap_first_by_signature": lambda layers: layers.__setitem__(0, StockSignature(layers[0])),
+    "wrap_first_with_mask": lambda layers: layers.__setitem__(0, PassMask(layers[0])),
+    "self_attention_with_mask": wrap_self_attention,
     "override": override_forward,
     "subclass": make_subclass,
     "attention": wrap_attention,
@@ -214,6 +231,126 @@ def test_changed_layers_equal_stock_bert(head, change):
     if head != "Model" and change != "mix":  # in a packed batch, the row has several first tokens
         batches.append(("sdpa", packed(inputs)))
     assert_same_steps(ours, stock, inputs, batches)
+
+
+# Attributes that cannot be set, because only decoders use them.
+REFUSED = {"is_causal", "is_decoder", "add_cross_attention"}
+
+
+def change_value(value):
+    """Returns a different value of an attribute, a submodule or a buffer. None: there is nothing to try."""
+    if isinstance(value, transformers.activations.GELUActivation | torch.nn.Tanh):
+        return torch.nn.ReLU()
+    if isinstance(value, torch.nn.Module):
+        return None if isinstance(value, torch.nn.ModuleList) else Scale(value)
+    if isinstance(value, torch.Tensor):
+        return torch.ones_like(value)
+    if isinstance(value, bool | None):
+        return not value
+    if isinstance(value, float):
+        return value + 0.25
+    return 2 * value or 1 if isinstance(value, int) else None
+
+
+def list_attributes(model, head):
+    """Yields stock BERT's attributes, submodules and buffers: path and name."""
+    common = {*vars(torch.nn.Module()), "config", "problem_type", "return_dict", "is_cross_attention"}
+    for path, module in [*model.named_modules(), ("config", model.config)]:
+        if head == "Model" or not path.startswith("bert."):
+            names = {*vars(module), *vars(module).get("_modules", ()), *vars(module).get("_buffers", ())} - common
+            yield from ((path, name) for name in sorted(names) if not name.startswith("_"))
+
+
+@pytest.mark.parametrize(("head", "attention"), [*((head, "eager") for head in HEADS), ("Model", "sdpa")])
+def test_attributes_of_all_modules_act_as_in_stock_bert(head, attention, monkeypatch):
+    """A changed attribute or a wrapped module has the effect that it has in stock BERT, or raises an error."""
+
+    def scale(values, p=0.5, training=True, inplace=False):
+        return values * (1 + p) if training else values
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", scale)
+    monkeypatch.setattr(SnugBertDropout, "forward", lambda self, values: scale(values, self.p, self.training))
+    models = ours_and_stock(head, num_hidden_layers=1)
+    models[0].set_attn_implementation(attention)
+    ours, stock = (dict(model.train().named_modules()) | {"config": model.config} for model in models)
+    assert {path for path in ours if not path.endswith("pooler.dropout")} == set(stock)
+    inputs = ragged_batch(head, batch=2, length=5, ragged=head != "ForQuestionAnswering")
+    del inputs["token_type_ids"]
+
+    def run(number, path, name):
+        module, is_set = (ours, stock)[number][path], False
+        existed, value = hasattr(module, name), getattr(module, name, getattr(stock[path], name))
+        try:
+            setattr(module, name, change_value(value))
+            is_set = True
+            return scalar(models[number](**inputs)).detach()
+        except Exception as error:
+            return error
+        finally:
+            if is_set:
+                setattr(module, name, value) if existed else delattr(module, name)
+
+    before = scalar(models[1](**inputs))
+    effective = set()
+    for path, name in list_attributes(models[1], head):
+        is_random = attention == "sdpa" and (path, name) == ("encoder.layer.0.attention.self.dropout", "p")
+        if is_random or change_value(getattr(stock[path], name)) is None:
+            continue
+        mine, theirs = (run(number, path, name) for number in range(2))
+        if isinstance(theirs, Exception):
+            continue
+        if isinstance(mine, Exception):
+            assert name in REFUSED or (name == "cls" and isinstance(mine, AttributeError)), (path, name, mine)
+            continue
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-5, msg=lambda m, at=(path, name): f"{at}: {m}")
+        effective |= {name} if not torch.isclose(theirs, before, rtol=1e-4) else set()
+    expected = {
+        "Model": "LayerNorm activation attention attention_head_size dense dropout embeddings eps intermediate key p "
+        "intermediate_act_fn output pooler position_embeddings position_ids query scaling self value token_type_ids "
+        "token_type_embeddings word_embeddings",
+        "ForPreTraining": "LayerNorm decoder dense eps predictions seq_relationship transform transform_act_fn",
+        "ForMaskedLM": "LayerNorm decoder dense eps predictions transform transform_act_fn",
+        "ForNextSentencePrediction": "seq_relationship",
+        "ForQuestionAnswering": "qa_outputs",
+    }.get(head, "classifier dropout p")
+    assert effective >= set(expected.split())
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("mask", ["additive", "boolean", None])
+def test_modules_called_by_your_code_equal_stock_bert(mask, attention):
+    """Mixes the embeddings of two batches (mixup), and runs the encoder, a layer, its attention and the pooler."""
+    ours, stock = ours_and_stock("Model")
+    ours.set_attn_implementation(attention)
+    inputs = ragged_batch("Model")
+    real = inputs["attention_mask"].bool()
+    allowed = real[:, None, None].expand(-1, 1, 17, -1)
+    added = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    masks = {"additive": (added, added), "boolean": (allowed, added), None: (None, None)}[mask]
+
+    def run(model, mask):
+        first = model.embeddings(inputs["input_ids"], inputs["token_type_ids"])
+        second = model.embeddings(inputs_embeds=model.embeddings.word_embeddings(inputs["input_ids"].flip(0)))
+        states = 0.7 * first + 0.3 * second
+        encoded = model.encoder(states, attention_mask=mask)
+        layer = model.encoder.layer[0]
+        attended = layer.attention(states, mask)
+        outputs = (*layer.attention.self(states, mask)[:1], attended[0], layer.feed_forward_chunk(attended[0]))
+        return states, encoded[0], encoded.last_hidden_state, layer(states, mask), model.pooler(encoded[0]), *outputs
+
+    for mine, theirs in zip(run(ours, masks[0]), run(stock, masks[1]), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-6, rtol=1e-5)
+
+
+def test_chunks_of_the_feed_forward_sublayer_change_nothing():
+    ours, _ = ours_and_stock("ForMaskedLM", chunk_size_feed_forward=4)
+    inputs = ragged_batch("ForMaskedLM")
+    sizes = []
+    ours.bert.encoder.layer[0].intermediate.register_forward_hook(
+        lambda module, arguments, output: sizes.append(output.shape[1])
+    )
+    torch.testing.assert_close(ours(**inputs).loss, ours_and_stock("ForMaskedLM")[1](**inputs).loss)
+    assert max(sizes) == 4 and sum(sizes) == inputs["attention_mask"].sum()
 
 
 @pytest.mark.parametrize("head", HEADS)

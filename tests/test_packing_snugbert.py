@@ -23,7 +23,6 @@ BAD_INPUTS = [
     ({"token_type_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`token_type_ids` has shape \[2, 4\]"),
     ({"position_ids": torch.zeros(2, 4, dtype=torch.long)}, r"`position_ids` has shape \[2, 4\]"),
     ({"position_ids": torch.tensor([[0, 1, 2], [0, 1, 0]])}, "`position_ids` restart in row 1 at token 2"),
-    ({"position_ids": torch.tensor([[0, 1, 2], [0, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
     ({"position_ids": torch.tensor([[1, 2, 1], [1, 2, 3]])}, "`position_ids` restart in row 0 at token 2"),
     ({"position_ids": torch.tensor([[0, 1, 2], [5, 0, 1]])}, "`position_ids` restart in row 1 at token 1"),
     ({"max_length_q": 3}, "`cu_seq_lens_q` is missing"),
@@ -108,5 +107,41 @@ def test_batches_of_transformers_collator_are_packed():
     batch = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(examples)
     inputs.pop("token_type_ids")  # the collator has no segments
     torch.testing.assert_close(ours(**batch).loss, ours(**inputs).loss, atol=2e-6, rtol=1e-5)
-    with pytest.raises(ValueError, match="the batch has no boundaries"):
+    with pytest.raises(ValueError, match="For several sequences in a row, pass `cu_seq_lens_q`"):
         ours(**transformers.DataCollatorWithFlattening()(examples))
+
+
+RESTARTS = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]])
+MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
+ONE_MEANING = {
+    "constant positions": {"position_ids": torch.zeros(2, 5, dtype=torch.long)},
+    "equal neighbors": {"position_ids": torch.tensor([[0, 1, 1, 2, 3]])},
+    "two first positions": {"position_ids": torch.tensor([[0, 0, 1, 2, 3]])},
+    "positions of left padding": {"position_ids": torch.tensor([[1, 1, 0, 1, 2]])},
+    "descending positions": {"position_ids": torch.arange(5).flip(0)[None]},
+    "positions without a dimension of rows": {"position_ids": torch.arange(5).flip(0)},
+    "restarts with a mask of rows": {"position_ids": RESTARTS, "attention_mask": MASK},
+    "one row of segments": {"token_type_ids": torch.tensor([[0, 0, 1, 1, 1]])},
+    "segments without a dimension of rows": {"token_type_ids": torch.tensor([0, 0, 1, 1, 1])},
+    "one mask for two rows": {"attention_mask": MASK[:1]},
+}
+
+
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForMultipleChoice"])
+@pytest.mark.parametrize("form", ONE_MEANING)
+def test_inputs_with_one_meaning_equal_stock_bert(form, head):
+    ours, stock = ours_and_stock(head)
+    inputs = {"input_ids": torch.arange(3, 13).view(2, 5), "token_type_ids": torch.zeros(2, 5, dtype=torch.long)}
+    inputs |= ONE_MEANING[form]
+    if head == "ForMultipleChoice":  # an example with two choices
+        inputs = {name: value[None] if value.dim() == 2 else value for name, value in inputs.items()}
+    logits = ours(**inputs).logits
+    if form == "one mask for two rows":  # stock BERT fails
+        inputs["attention_mask"] = MASK[[0, 0]].view(inputs["input_ids"].shape)
+    torch.testing.assert_close(logits, stock(**inputs).logits, atol=2e-6, rtol=1e-5)
+
+
+def test_a_cache_is_refused():
+    ours, _ = ours_and_stock("Model")
+    with pytest.raises(ValueError, match="SnugBERT has no `past_key_values`, so it cannot use prefix tuning"):
+        ours(torch.ones(1, 6, dtype=torch.long), past_key_values=transformers.DynamicCache())

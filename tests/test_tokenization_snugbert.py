@@ -118,6 +118,21 @@ def test_a_replaced_special_token_round_trips(tmp_path):
         assert other("a")["input_ids"] == [6, 5, 3]
 
 
+def test_special_tokens_with_new_names_are_added_as_in_stock_bert(tmp_path):
+    pieces = {piece: index for index, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
+    names = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+    for number in (1, 4):
+        results = []
+        for tokenizer_class in (snugbert.SnugBertTokenizer, BertTokenizer):
+            tokenizer = tokenizer_class(pieces, **dict(list(names.items())[-number:]))
+            tokenizer.save_pretrained(tmp_path / f"{tokenizer_class.__name__}{number}")
+            for one in (tokenizer, tokenizer_class.from_pretrained(tmp_path / f"{tokenizer_class.__name__}{number}")):
+                results.append((one("a <mask>", "a", padding="max_length", max_length=9)["input_ids"], one.mask_token))
+        assert results == [results[-1]] * 4
+    with pytest.raises(ValueError, match=r"lacks <unk>\."):
+        snugbert.SnugBertTokenizer(pieces, unk_token="<unk>")
+
+
 SPECIAL = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
 
 

@@ -93,6 +93,7 @@ class SnugBertDataCollatorWithPacking:
                   a warning.
                 - `next_sentence_label`, `start_positions` and `end_positions`. Positions are adjusted for dropped
                   padding. Positions at padding become -100, with a warning.
+                - Other columns with one number per feature, for example weights for your own loss.
 
         Returns:
             The batch, as in [`pack`]. Token labels are (1, T), sequence labels (N,), and multi-label targets
@@ -101,8 +102,8 @@ class SnugBertDataCollatorWithPacking:
             and `labels` and `num_windows` have one value per document. With `pad_to_multiple_of`, the batch is filled.
 
         Raises:
-            ValueError: a column is unknown or not numeric, columns differ between features, lengths differ within a
-                feature, a sequence has no tokens, or there are more examples than `max_sequences`.
+            ValueError: a column is not numeric, or is unknown and has lists, columns differ between features, lengths
+                differ within a feature, a sequence has no tokens, or there are more examples than `max_sequences`.
         """
         columns = _to_columns(
             list(chain.from_iterable(item if isinstance(item, list) else [item] for item in features))
@@ -152,7 +153,11 @@ def _to_columns(features: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
                 f"All features need the same columns. Feature {index} has {', '.join(feature)}. Feature 0 has "
                 f"{', '.join(features[0])}."
             )
-    unknown = [name for name in features[0] if RENAMED.get(name, name) not in KNOWN_COLUMNS]
+    unknown = [
+        name
+        for name, value in features[0].items()
+        if RENAMED.get(name, name) not in KNOWN_COLUMNS and (np.ndim(value) or isinstance(value, str))
+    ]
     if unknown:
         raise ValueError(f"Unknown columns {unknown}. Call `dataset.remove_columns({unknown})`.")
     return {RENAMED.get(name, name): [feature[name] for feature in features] for name in features[0]}

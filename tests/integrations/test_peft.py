@@ -6,7 +6,7 @@ import transformers
 from datasets import Dataset
 from family_checkpoints import write_checkpoint
 from parity import HEADS, assert_same_gradients, ours_and_stock, packed, ragged_batch, scalar
-from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from torch.testing import assert_close
 from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, set_seed
 
@@ -154,3 +154,14 @@ def test_adapters_and_new_tokens_on_narrow_embeddings_equal_electra(tmp_path):
     gradients = [[p.grad for p in model.parameters() if p.requires_grad] for model in (ours, stock)]
     assert len(gradients[0]) == 2 * (1 + 2 * 2)
     assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+def test_prompt_tuning_equals_stock_bert():
+    models = []
+    for model in ours_and_stock("ForTokenClassification"):
+        torch.manual_seed(1)
+        models.append(get_peft_model(model, PromptTuningConfig(task_type="TOKEN_CLS", num_virtual_tokens=3)).eval())
+    inputs = ragged_batch("ForTokenClassification")
+    ours, stock = (model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]) for model in models)
+    real = torch.nn.functional.pad(inputs["attention_mask"], (3, 0), value=1).bool()
+    assert_close(ours.logits[real], stock.logits[real], atol=2e-6, rtol=1e-5)
