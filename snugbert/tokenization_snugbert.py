@@ -74,13 +74,11 @@ class SnugBertTokenizer(TokenizersBackend):
             vocab = {token: index for index, token in enumerate(special_tokens)}
         elif not isinstance(vocab, dict):
             vocab = _read_vocabulary(Path(vocab))
-        # Special tokens may also be added tokens, with ids after the vocabulary. Their old ids come with a tokenizer
-        # that was trained.
-        added = kwargs.get("added_tokens_decoder") or {}
-        ids = {**{str(token): index for index, token in added.items()}, **vocab}
-        # A token with another name is added, as in stock BERT. WordPiece needs the unknown token in the vocabulary.
+        # Special tokens may also be added tokens, with ids after the vocabulary. A special token with another name is
+        # added, as in stock BERT, except the unknown token, which WordPiece needs in the vocabulary.
+        known = {*vocab, *map(str, (kwargs.get("added_tokens_decoder") or {}).values())}
         required = {*SPECIAL_TOKENS, str(unk_token), str(None)}
-        missing = [token for token in special_tokens if token in required and token not in ids]
+        missing = [token for token in special_tokens if token in required - known]
         if missing:
             raise ValueError(
                 f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}. Every vocabulary must contain "
