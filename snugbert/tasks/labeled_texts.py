@@ -137,12 +137,13 @@ def choose_text_columns(
     if not text_columns:
         first_rows = [values for _, values in islice(read_rows(data), ROWS_TO_INSPECT)]
         label_column = args.label_column_name or "label"
-        text_columns, others = find_text_columns(first_rows, label_column, source, trained_columns)
+        text_columns, _ = find_text_columns(first_rows, label_column, source, trained_columns)
         label = f", label column {label_column!r}" if label_column in first_rows[0] else ""
-        unread = [repr(name) for name in first_rows[0] if name not in (*text_columns, label_column)]
+        known = (*text_columns, label_column, *INDEX_COLUMNS)
+        unread = [repr(name) for name in first_rows[0] if name not in known]
         advice = f". Not read: {shorten(unread)}. Set --text_column_names to read other columns" if unread else ""
         # From Python, only warnings are displayed by default.
-        level = logging.WARNING if others else logging.INFO
+        level = logging.WARNING if unread else logging.INFO
         logger.log(level, "%s: text %s%s%s", source, describe_columns(text_columns), label, advice)
     if taken := set(PREDICTED_COLUMNS) & set(text_columns):
         raise InputError(
