@@ -203,7 +203,7 @@ SPANS = [{"start": 0, "end": 1, "label": "X"}]
         ),
         (
             [{"tokens": ["a"], "tags": [[0, 1, "X"]]}],
-            "expected tags in column 'tags', found [0, 1, 'X']. Character spans",
+            "expected tags in column 'tags', found .0, 1, 'X'.. Character spans",
         ),
         ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are neither text nor class labels"),
         (

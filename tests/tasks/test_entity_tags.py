@@ -52,7 +52,7 @@ def test_tags_without_types(scheme):
         (["O", "B-X", "B_X"], True),  # a mistake
         (["B-"], True),
         ([], True),
-        (["NN", "O", "S", "I-X"], False),
+        (["NN", "VB", "DT", "O", "S", "I-X"], False),
         (["O", "PER", "LOC"], False),
     ],
 )
