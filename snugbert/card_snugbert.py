@@ -30,7 +30,7 @@ TAGS = ["snugbert", "bert"]
 # Plots written by commands. The name of an evaluation set may be the prefix.
 PLOT = re.compile(
     r"training\.png|((eval|predict)_((mm|ax)_)?)?"
-    r"(learning_curve|confusion_matrix|entity_scores|f1_by_answer_length|thresholds|reliability|sweep)\.png"
+    r"(learning_curve|confusion_matrix|f1_by_answer_length|thresholds|reliability|sweep)\.png"
 )
 LISTED_LABELS = 50
 BIAS_WARNING = "The model may reproduce errors and biases in its training data."

@@ -74,13 +74,7 @@ def follow_loads(loads: Iterable[float], num_cores: int) -> None:
 
 
 def measure_others(cores: Set[int], seconds: float, wait: Callable[[float], None] = time.sleep) -> float:
-    """Measures how many of `cores` other processes, including children, use on average over the next `seconds`.
-
-    Args:
-        cores: numbers of the cores.
-        seconds: argument of `wait`.
-        wait: waits this long, or shorter.
-    """
+    """Measures how many of `cores` other processes, including children, use on average while `wait(seconds)` runs."""
     import psutil
 
     start, own = time.perf_counter(), time.process_time()

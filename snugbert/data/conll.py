@@ -206,16 +206,12 @@ def _choose_column(
     column = next((name for name in names if name in values), None)
     if column is None and required:
         expected = " or ".join(map(repr, names))
-        lists = [value for value in values.values() if isinstance(value, list) and not _has_parts(value)]
+        lists = [value for value in values.values() if isinstance(value, list) and value]
+        plain = [value for value in lists if not isinstance(value[0], dict | list)]
         needed = {"text_column_name": 1, "label_column_name": 2}.get(flag, 0)
-        advice = f"Set --{flag}." if len(lists) >= needed else NO_SPANS
+        advice = f"Set --{flag}." if len(plain) >= needed else NO_SPANS
         raise InputError(f"{where}: no column {expected}. Columns: {', '.join(values)}. {advice}")
     return column
-
-
-def _has_parts(values: list[Any]) -> bool:
-    """Whether values are objects or lists, such as the start, end and type of a span. An empty list may be either."""
-    return not values or any(isinstance(value, dict | list) for value in values)
 
 
 def _read_tags(
@@ -226,7 +222,7 @@ def _read_tags(
         if labeled:
             raise InputError(f"{where}: no tags in column {column!r}. Add tags, or remove the row.")
         return None
-    if isinstance(tags, list) and tags and _has_parts(tags):
+    if isinstance(tags, list) and tags and isinstance(tags[0], dict | list):
         raise InputError(f"{where}: expected tags in column {column!r}, found {tags[0]!r:.60}. {NO_SPANS}")
     if not isinstance(tags, list) or len(tags) != num_words:
         found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"

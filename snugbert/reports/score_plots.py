@@ -29,7 +29,6 @@ ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 
 CAPTIONS = {
     "learning_curve.png": "Loss and score over the steps of training",
     "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
-    "entity_scores.png": "Precision, recall and F1 of each entity type",
     "f1_by_answer_length.png": "F1 by the length of the correct answer",
     "thresholds.png": "Exact match and F1 by no-answer threshold",
     "reliability.png": "Reliability: how often predictions are correct, by their probability",
@@ -131,42 +130,6 @@ def _write_into_cells(panel: "Axes", counts: np.ndarray, shares: np.ndarray, cel
             color = "white" if share > 0.5 else INK if count else "#aaaaaa"
             # Excluded from the layout, which would measure thousands of texts.
             panel.text(column, row, text, ha="center", va="center", color=color, fontsize=type_size, in_layout=False)
-
-
-def draw_entity_scores(scores: dict[str, dict[str, float]], file: Path) -> None:
-    """Draws the F1 of each entity type as a bar, with marks for precision and recall.
-
-    Args:
-        scores: for each type `precision`, `recall` and `f1`, fractions of 1, and `number`, its number of entities.
-        file: the plot, a PNG. It is not written if there are no types.
-    """
-    from matplotlib.ticker import PercentFormatter
-
-    if not scores:
-        return
-    names = [f"{_shorten(name)} ({round(values['number']):,})" for name, values in scores.items()]
-    precision, recall, f1 = ([values[name] for values in scores.values()] for name in ("precision", "recall", "f1"))
-    places = range(len(scores))
-    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.9 + 0.32 * len(scores))
-    panel = figure.subplots()
-    panel.barh(places, f1, height=0.6, color=BARS, label="F1")
-    marks: dict[str, Any] = {"linestyle": "", "clip_on": False, "zorder": 3}
-    panel.plot(
-        precision, places, marker="|", markersize=13, markeredgewidth=2, color=ORANGE, label="precision", **marks
-    )
-    panel.plot(recall, places, marker="o", markersize=5, color=INK, label="recall", **marks)
-    for place, value, values in zip(places, f1, scores.values(), strict=True):
-        panel.text(1.03, place, f"F1 {value:.1%}" if values["number"] else "no entities", va="center", color=INK)
-    panel.set_yticks(places, names)
-    panel.set_ylim(len(scores) - 0.5, -0.5)  # the first type on top
-    panel.set_xlim(0, 1)
-    panel.xaxis.set_major_formatter(PercentFormatter(1))
-    panel.set_xlabel("score")
-    panel.set_ylabel("entity type (count)")
-    panel.set_title("Precision, recall and F1 by entity type", **TITLE)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, reverse=True)
-    tidy(panel, "x")
-    save_figure(figure, file)
 
 
 def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:

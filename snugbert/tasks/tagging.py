@@ -19,8 +19,7 @@ from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, 
 from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.reports.score_plots import draw_confusion_matrix, draw_entity_scores, plot_file
-from snugbert.reports.score_tables import split_by_type
+from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
 from snugbert.tasks.entity_tags import TAG, add_type, are_bare, convert_tags, decode_tags, list_types, mark_entities
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
@@ -306,7 +305,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return [name.removesuffix(".jsonl") + split.suffix for name in super().list_prediction_files(split)]
 
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
-        """Writes the source of the sentences with the predicted tags, and plots. See [`Task`].
+        """Writes the source of the sentences with the predicted tags, and a confusion matrix. See [`Task`].
 
         Predicted tags replace the tags of the source. A source without tags gets a last column, or a last key in each
         object. Sentences beyond a limit on examples are left out. The file is not compressed.
@@ -319,10 +318,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         (file,) = self.list_prediction_files(split)
         (folder / file).write_text(text, encoding=split.encoding, newline="")  # line ends as in the source
         if split.labeled:
-            name, metrics = self.set_names[split.name], self.score(split, self.measure(split, answers))
-            if split.has_entities:
-                draw_entity_scores(split_by_type(metrics)[1], plot_file(folder, name, "entity_scores.png"))
-            matrix = plot_file(folder, name, "confusion_matrix.png")
+            matrix = plot_file(folder, self.set_names[split.name], "confusion_matrix.png")
             _draw_confusion(self.list_references(split), answers.tags, matrix)
 
     # --- prediction ---------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from sklearn.metrics import confusion_matrix
 from snugbert.reports.score_plots import (
     ANSWER_LENGTHS,
     draw_confusion_matrix,
-    draw_entity_scores,
     draw_f1_by_answer_length,
     draw_learning_curve,
     draw_reliability,
@@ -110,25 +109,6 @@ def test_confusion_matrix_with_too_many_labels_to_read(plot):
     np.testing.assert_array_equal(panel.images[0].get_array(), np.eye(200))
     assert words(panel.get_xticklabels()) == [f"label {i}" for i in ids[::2]] and not overlap(panel.get_yticklabels())
     assert not panel.texts
-
-
-def test_entity_scores(plot):
-    scores = {
-        "PER": {"precision": 0.95, "recall": 0.85, "f1": 0.897, "number": 1617},
-        "PRODUCT": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "number": 0},
-        "LOC": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1},
-    }
-    figure = plot(draw_entity_scores, scores)
-    (panel,) = figure.axes
-    assert words(panel.get_yticklabels()) == ["PER (1,617)", "PRODUCT (0)", "LOC (1)"]
-    assert panel.yaxis_inverted()  # the first type on top
-    assert [bar.get_width() for bar in panel.patches] == [0.897, 0.0, 1.0]
-    marks = {line.get_label(): list(line.get_xdata()) for line in panel.lines}
-    assert marks == {"precision": [0.95, 0.0, 1.0], "recall": [0.85, 0.0, 1.0]}
-    assert words(panel.texts) == ["F1 89.7%", "no entities", "F1 100.0%"]
-    assert words(figure.legends[0].get_texts()) == ["F1", "recall", "precision"]
-    many = plot(draw_entity_scores, {f"TYPE {i}": scores["PER"] for i in range(40)})
-    assert not overlap(many.axes[0].get_yticklabels()) and many.get_figheight() > 10
 
 
 def test_f1_by_answer_length(plot):
@@ -229,7 +209,6 @@ def test_reliability(tmp_path, figures):
 def test_no_plot_without_data(tmp_path):
     file, none = tmp_path / "plot.png", np.array([])
     draw_confusion_matrix(none, none, ["a", "b"], file)
-    draw_entity_scores({}, file)
     draw_f1_by_answer_length(none, none, file)
     draw_thresholds(none, none, none, 0.0, file)
     draw_learning_curve([{"train_runtime": 3.0, "step": 1, "epoch": 1.0}], "accuracy", 1, {}, None, file)

@@ -205,7 +205,6 @@ def write_split(tagging: Tagging, split: TagSplit, tags: Tags, folder: Path) -> 
     """Writes predictions, but no plots. Returns the file."""
     (folder / "output").mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("snugbert.tasks.tagging.draw_entity_scores", lambda *arguments: None)
         patch.setattr("snugbert.tasks.tagging.draw_confusion_matrix", lambda *arguments: None)
         tagging.labels = sorted({tag for row in (*tags, *tagging.list_references(split)) for tag in row})
         tagging.write(split, TagAnswers(tags), folder / "output")
