@@ -9,6 +9,9 @@ libgomp has no function to change this while it runs. But it counts its threads,
 threads spin a thousand times shorter (`do_spin` in its config/linux/wait.h). So this module adds threads that sleep
 while other processes use the cores, and removes them afterwards. torch's threads share the work as before, so the
 results stay the same bit for bit. Other OpenMP libraries ignore the added threads.
+
+No thread here is a daemon. If Python ended while a daemon thread runs C++ code of torch, the process would abort. All
+threads end when the main thread has ended, and Python waits for them.
 """
 
 import os
@@ -43,33 +46,41 @@ def share_cores() -> None:
     cores = os.sched_getaffinity(0)
     # In some containers, /proc/stat numbers the cores differently.
     if torch.get_num_threads() > 1 and max(cores) < len(psutil.cpu_times(percpu=True)):
-        loads = (measure_others(cores, SECONDS) for _ in count())
-        threading.Thread(target=follow_loads, args=(loads, len(cores)), name="share_cores", daemon=True).start()
+        loads = (measure_others(cores, SECONDS, threading.main_thread().join) for _ in count())
+        threading.Thread(target=follow_loads, args=(loads, len(cores)), name="share_cores").start()
 
 
 def follow_loads(loads: Iterable[float], num_cores: int) -> None:
-    """Stops spinning while other processes need cores that torch uses.
+    """Stops spinning while other processes need cores that torch uses. Ends with `loads` or after the main thread.
 
     Args:
         loads: how many cores other processes use, measured again and again.
         num_cores: cores of the process.
     """
     start_spinning: Callable[[], None] | None = None
-    for load in loads:
-        is_busy = load > num_cores - torch.get_num_threads() + max(LEAST_LOAD, ERROR * num_cores)
-        if is_busy and start_spinning is None:
-            start_spinning = stop_spinning(num_cores)
-        elif not is_busy and start_spinning is not None:
+    try:
+        for load in loads:
+            if not threading.main_thread().is_alive():
+                break
+            is_busy = load > num_cores - torch.get_num_threads() + max(LEAST_LOAD, ERROR * num_cores)
+            if is_busy and start_spinning is None:
+                start_spinning = stop_spinning(num_cores)
+            elif not is_busy and start_spinning is not None:
+                start_spinning()
+                start_spinning = None
+    finally:
+        if start_spinning is not None:
             start_spinning()
-            start_spinning = None
 
 
-def measure_others(cores: Set[int], seconds: float) -> float:
-    """Measures how many of `cores` other processes, including children, use on average over the next `seconds`."""
+def measure_others(cores: Set[int], seconds: float, wait: Callable[[float], None] = time.sleep) -> float:
+    """Measures how many of `cores` other processes, including children, use on average while `wait(seconds)` runs."""
     import psutil
 
     start, own = time.perf_counter(), time.process_time()
-    percents = psutil.cpu_percent(seconds, percpu=True)
+    psutil.cpu_percent(percpu=True)  # the next call counts from here
+    wait(seconds)
+    percents = psutil.cpu_percent(percpu=True)
     own_cores = (time.process_time() - own) / (time.perf_counter() - start)
     return sum(percents[core] for core in cores) / 100 - own_cores
 
@@ -94,6 +105,6 @@ def stop_spinning(num_cores: int) -> Callable[[], None]:
         done.wait()
 
     for _ in range(num_teams):
-        threading.Thread(target=keep_team, daemon=True).start()
+        threading.Thread(target=keep_team).start()
     ready.wait()
     return done.set

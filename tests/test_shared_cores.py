@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from snugbert.shared_cores import measure_others
+from snugbert.shared_cores import USER_CHOICES, measure_others
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp on Linux")
 BUSY = "while True: pass"
@@ -32,6 +32,31 @@ cores = len(os.sched_getaffinity(0))
 follow_loads((pause(cores - 2 + load) for load in (1.0, 0.3, 0.1, 0.0)), cores)
 pause(0)
 """
+
+
+# Prints the exit status of processes that end while threads start and stop.
+EXITS = """
+import os, psutil, sys, time, torch
+from itertools import cycle
+from snugbert import shared_cores
+
+loads = cycle((9.0, 0.0))
+shared_cores.measure_others = lambda *_: next(loads)
+for status in (0, 2, 3, 4):
+    if os.fork() == 0:
+        torch.set_num_threads(2)
+        shared_cores.share_cores()
+        time.sleep(0.2)
+        sys.exit(status)
+print(*sorted(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(4)))
+"""
+
+
+def test_python_ends_after_the_threads():
+    """A daemon thread in torch's C++ code would abort the process."""
+    environment = {name: value for name, value in os.environ.items() if name not in USER_CHOICES}
+    output = subprocess.run([sys.executable, "-c", EXITS], env=environment, capture_output=True, text=True)
+    assert output.stdout == "0 2 3 4\n", output.stderr
 
 
 @pytest.mark.slow

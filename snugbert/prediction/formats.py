@@ -25,7 +25,7 @@ from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator,
 from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
 from snugbert.files import dump_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags, find_invalid_tags
+from snugbert.tasks.entity_tags import BARE, SCHEMES, TAG, add_type, are_bare, convert_tags, find_invalid_tags
 
 logger = logging.getLogger(__name__)
 
@@ -165,18 +165,19 @@ class TaggedConllFormat(ConllFormat):
     @cached_property
     def scheme(self) -> str | None:
         """The tagging scheme of the last column. None: the last column does not contain tags."""
-        invalid = dict.fromkeys(SCHEMES, 0)
+        invalid, bare = dict.fromkeys(SCHEMES, 0), ""
         for line, sentence, _ in self._read_blocks(ReadingLog("replace")):
             if sentence.tags is None:
                 return None
             for number, tag in enumerate(sentence.tags, start=line):
-                if not TAG.fullmatch(tag):
+                if not TAG.fullmatch(add_type(tag)):
                     message = "%s, line %d: %r is not an entity tag. Predictions are written to a new column."
                     logger.warning(message, self.source, number, tag)
                     return None
+            bare = BARE if are_bare(sentence.tags) else bare
             for scheme in SCHEMES:
-                invalid[scheme] += len(find_invalid_tags(sentence.tags, scheme))
-        return min(invalid, key=lambda scheme: invalid[scheme])
+                invalid[scheme] += len(find_invalid_tags([*map(add_type, sentence.tags)], scheme))
+        return min(invalid, key=lambda scheme: invalid[scheme]) + bare
 
     def write_head(self, row: Values) -> str:
         """Returns the byte order mark of the input, if it has one."""

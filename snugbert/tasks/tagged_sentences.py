@@ -5,6 +5,7 @@ Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,18 @@ from snugbert.data.conll import (
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
 from snugbert.errors import InputError, format_count
-from snugbert.tasks.entity_tags import SCHEMES, TAG, convert_tags, find_invalid_tags, list_types
+from snugbert.tasks.entity_tags import (
+    BARE,
+    BARE_TYPE,
+    SCHEMES,
+    TAG,
+    add_type,
+    are_bare,
+    convert_tags,
+    find_invalid_tags,
+    list_types,
+    mark_entities,
+)
 from snugbert.tasks.tagging_arguments import DOCUMENT_COLUMNS, NerDataArguments
 
 logger = logging.getLogger(__name__)
@@ -44,14 +56,16 @@ class TagSplit:
     Attributes:
         name: see [`Split`].
         source: the file or dataset, for messages.
-        sentences: the sentences. After [`check_tags`] their tags are in BIO.
+        sentences: the sentences. After [`check_tags`] their entity tags are in BIO.
         one_word_per_line: whether the source is a CoNLL file.
-        types: the entity types in the source, including sentences beyond the limit on examples.
+        types: the tags in the source, including sentences beyond the limit on examples. [`check_tags`] replaces entity
+            tags by their types.
         suffix: suffix of the source, without .gz and .zst. A dataset is written as JSON lines.
         lines: the lines of the source. Empty for training and unlabeled sentences.
         encoding: how Python opens the source: "utf-8", or "utf-8-sig" if it begins with a byte order mark.
         limited: whether a limit on examples left out sentences at the end of the source.
         texts: for each sentence the text that it was made from, or None. Empty unless texts are predicted.
+        has_entities: whether the tags mark entities. False for other tags, such as parts of speech.
     """
 
     name: str
@@ -64,6 +78,7 @@ class TagSplit:
     encoding: str = "utf-8"
     limited: bool = False
     texts: Sequence[Text | None] = ()
+    has_entities: bool = True
 
     @property
     def labeled(self) -> bool:
@@ -129,7 +144,7 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: Ne
         source,
         used,
         one_word_per_line,
-        types=frozenset(list_types(tag for sentence in sentences for tag in sentence.tags or ())),
+        types=frozenset(tag for sentence in sentences for tag in sentence.tags or ()),
         suffix=Path(file_name).suffix or ".txt",
         lines=lines if is_written else (),
         encoding=find_encoding(data) if isinstance(data, Path) else "utf-8",
@@ -159,8 +174,8 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
 # --- checks -----------------------------------------------------------------------------------------------------
 
 
-def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str:
-    """Finds the tagging scheme, and converts the tags of all splits to BIO.
+def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str | None:
+    """Finds the tagging scheme, and converts the tags of all splits to BIO. Tags that mark no entities stay the same.
 
     A split with sentences that have no tags loses its other tags.
 
@@ -170,22 +185,37 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
 
     Returns:
-        The scheme.
+        The scheme, such as "bio" or "bio without types". None: the tags mark no entities.
 
     Raises:
-        InputError: a tag is not an entity tag, or a tag is invalid and `on_bad_tag` is "stop". The message names
-            the first such tag.
+        InputError: a tag is empty, is not an entity tag although most are, or is invalid and `on_bad_tag` is "stop".
+            The message names the first such tag.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
+    counts = Counter(tag for _, _, tags in labeled for tag in tags)
+    has_entities, bare = mark_entities(counts), BARE if are_bare(counts) else ""
     for split, sentence, tags in labeled:
         for word, tag in enumerate(tags):
-            if not TAG.fullmatch(tag):
+            if not (TAG.fullmatch(add_type(tag) if bare else tag) if has_entities else tag):
                 raise InputError(
                     f"{split.describe_word(sentence, word)}: {tag!r} is not an entity tag. Expected O, or a type "
-                    "after B-, I-, E-, S-, L- or U-, such as B-PER. Check --label_column_name."
+                    "after B-, I-, E-, S-, L-, U- or M-, such as B-PER. Check --label_column_name."
                 )
+    for split in splits.values():
+        split.has_entities = has_entities
+        split.types = frozenset(list_types(split.types)) if has_entities else split.types
+    if not has_entities:
+        examples = ", ".join(repr(tag) for tag, _ in counts.most_common(3))
+        logger.warning(
+            "%s: the tags mark no entities (%d different, such as %s), so the metric is accuracy. Set "
+            "--label_column_name to read other tags.",
+            labeled[0][0].source,
+            len(counts),
+            examples,
+        )
+        return None
     invalid: dict[str, list[tuple[int, int, str]]] = {}  # scheme -> sentence, word and expected tag
-    for candidate in SCHEMES if scheme == "auto" else (scheme,):
+    for candidate in (name + bare for name in (SCHEMES if scheme == "auto" else (scheme,))):
         invalid[candidate] = [
             (index, *found)
             for index, (_, _, tags) in enumerate(labeled)
@@ -194,12 +224,13 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         if not invalid[candidate]:  # no other scheme fits, unless all tags are O
             break
     scheme = min(invalid, key=lambda candidate: len(invalid[candidate]))
+    shown = scheme.partition(" ")[0].upper() + bare
     if invalid[scheme]:
         index, word, expected = invalid[scheme][0]
         split, sentence, tags = labeled[index]
         before = f"after {tags[word - 1]!r}" if word else "at the start of a sentence"
         message = (
-            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} {before} is invalid in {scheme.upper()}"
+            f"{split.describe_word(sentence, word)}: tag {tags[word]!r} {before} is invalid in {shown}"
             f"{', the best fitting scheme' if len(invalid) > 1 else ''}. conlleval reads it as {expected!r} "
             f"({format_count(len(invalid[scheme]), 'such tag')})."
         )
@@ -208,7 +239,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
         logger.warning("%s All invalid tags are repaired.", message)
     elif labeled:
         iob1 = ": entities begin with I-, or with B- right after one of the same type" if scheme == "iob1" else ""
-        logger.info("tagging scheme: %s%s", scheme.upper(), iob1)
+        logger.info("tagging scheme: %s%s%s", shown, iob1, f". The type is called {BARE_TYPE}." if bare else "")
     for split in splits.values():
         has_tags = split.labeled
         split.sentences = [
@@ -219,16 +250,22 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
 
 
 def check_types(split: TagSplit, types: set[str], origin: str) -> None:
-    """Checks the entity types of a split.
+    """Checks the entity types of a split. Tags that mark no entities get a warning, because rare ones may be new.
 
     Args:
         split: the sentences.
-        types: the types that the split may have.
+        types: the types that the split may have. If the tags mark no entities, the tags.
         origin: where the types come from, for the message.
 
     Raises:
-        InputError: a tag has a type that is not in `types`.
+        InputError: an entity tag has a type that is not in `types`.
     """
+    if not split.has_entities:
+        unknown = [tag for sentence in split.sentences for tag in sentence.tags or () if tag not in types]
+        if unknown:
+            message = "%s: %s with a tag that %s lacks, such as %r. They count as errors."
+            logger.warning(message, split.source, format_count(len(unknown), "word"), origin, unknown[0])
+        return
     for sentence in split.sentences:
         for word, tag in enumerate(sentence.tags or ()):
             if tag != "O" and tag[2:] not in types:

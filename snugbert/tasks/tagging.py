@@ -21,7 +21,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
-from snugbert.tasks.entity_tags import TAG, convert_tags, decode_tags, list_types
+from snugbert.tasks.entity_tags import TAG, add_type, are_bare, convert_tags, decode_tags, list_types, mark_entities
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
 from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
 from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_tagged_sentences
@@ -32,8 +32,9 @@ METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 METRIC_INFO = {
     "description": """\
 Precision, recall and F1 of entities, as fractions. An entity is correct if its type, first word and last word are
-correct. Tags may be in BIO, IOB1, IOBES or BILOU. Invalid tags are read as in conlleval, the script of CoNLL's shared
-tasks: an I- that does not continue an entity begins one.""",
+correct. Tags may be in BIO, IOB1, IOBES, BILOU or BMES. Invalid tags are read as in conlleval, the script of CoNLL's
+shared tasks: an I- that does not continue an entity begins one. Tags that mark no entities, such as parts of speech,
+have only the metric accuracy.""",
     "citation": """\
 @inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
   title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
@@ -74,7 +75,8 @@ class TagAnswers(NamedTuple):
 class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     """Tags the words of sentences, to find entities.
 
-    The labels are O, and B- and I- for each entity type. A checkpoint that is not trained may have other tags.
+    The labels are O, and B- and I- for each entity type. If the tags mark no entities, they are the labels, and the
+    metric is accuracy. A checkpoint that is not trained may have other tags.
 
     Attributes:
         scheme: the tagging scheme of the data, to which predictions are converted. None: no conversion.
@@ -112,27 +114,34 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         teacher: Task[Any, Any, Any] | None = None,
         is_teacher: bool = False,
     ) -> None:
-        """Sets the labels: O, and B- and I- for each entity type in the training data. See [`Task`].
+        """Sets the labels: O, and B- and I- for each entity type in the training data, or all its tags. See [`Task`].
 
         If a checkpoint has the same labels, their order is kept, so that its classifier stays valid. Without training
         data, the checkpoint's labels are used.
 
         Raises:
-            InputError: the training data have no entities, another split has an entity type that the labels lack, or
-                there are no training data and the checkpoint's labels are not entity tags.
+            InputError: the training data have only one tag, another split has an entity type that the labels lack, or
+                there are no training data and the checkpoint's labels are not such tags.
         """
-        labels = known = list_labels(config) if teacher is None else list(teacher.labels or ())
-        types, origin = list_types(known), "the checkpoint"
+        known = list_labels(config) if teacher is None else list(teacher.labels or ())
+        labels = known = [*map(add_type, known)] if are_bare(known) else known
+        labeled = [split for split in splits.values() if split.labeled]
+        has_entities = labeled[0].has_entities if labeled else mark_entities(known)
+        if not has_entities:
+            self.scheme, self.main_metric, self.metrics = None, "accuracy", ("accuracy",)
+        known_types = list_types(known) if has_entities else set(known)
+        types, origin = known_types, "the checkpoint"
         if "train" in splits:
             types, origin = set(splits["train"].types), splits["train"].source
-            if not types:
-                raise InputError(f"{origin}: no entities. All tags are O. Check --label_column_name.")
             labels = ["O", *(f"{mark}-{kind}" for kind in sorted(types) for mark in "BI")]
+            labels = labels if has_entities else sorted(types)
+            if len(labels) == 1:
+                raise InputError(f"{origin}: no entities. All tags are {labels[0]}. Check --label_column_name.")
             if set(labels) == set(known):
                 labels = known
             elif (is_teacher or teacher is not None) and set(labels) < set(known):
-                labels, types, origin = known, list_types(known), "the teacher"
-        elif not types or "O" not in labels:
+                labels, types, origin = known, known_types, "the teacher"
+        elif (not types or "O" not in labels) if has_entities else known[0] == "LABEL_0":
             raise InputError(
                 f"--train_file is missing. The labels of the model ({', '.join(labels)}) are not entity tags, so the "
                 "model must be fine-tuned first."
@@ -180,7 +189,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             first = [ids.get(tag, IGNORE_INDEX) for tag in tags]
             if self.args.label_all_tokens:  # with B- on the first sub-token of a word, then I-
                 inside = {tag: ids.get(tag if tag == "O" else f"I-{tag[2:]}", IGNORE_INDEX) for tag in ids}
-                other = [inside.get(tag, IGNORE_INDEX) for tag in tags]
+                other = [inside.get(tag, IGNORE_INDEX) for tag in tags] if split.has_entities else first
         context = self.args.document_context
         return make_tag_windows(split.sentences, self.tokenizer, self.max_length, context, first, other)
 
@@ -227,7 +236,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         entities = np.zeros((split.num_examples, 1 + len(types), 3), dtype=np.int64)
         for row, (references, predictions) in enumerate(zip(self.list_references(split), answers.tags, strict=True)):
             tags[row] = sum(map(str.__eq__, references, predictions)), len(references)
-            expected, found = set(decode_tags(references)), set(decode_tags(predictions))
+            pair = (references, predictions) if split.has_entities else ((), ())
+            expected, found = (set(decode_tags(row_tags)) for row_tags in pair)
             for column, group in enumerate((expected & found, found, expected)):
                 entities[row, 0, column] = len(group)
                 for kind, _, _ in group:
@@ -236,15 +246,21 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
 
     def _list_types(self, split: TagSplit) -> list[str]:
         """Returns the entity types that sentences and predictions can have, sorted."""
+        if not split.has_entities:
+            return []
         return sorted(split.types.union(kind for label in self.labels or () for kind, _, _ in decode_tags([label])))
 
     def list_label_metrics(self, split: TagSplit) -> tuple[str, ...]:
         """Returns the metrics of each entity type in the sentences. See [`Task`]."""
+        if not split.has_entities:
+            return ()
         kinds = sorted(list_types(tag for sentence in split.sentences for tag in sentence.tags or ()))
         return tuple(f"{kind}_{metric}" for kind in kinds for metric in METRICS[:3])
 
     def score(self, split: TagSplit, rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
         """Returns precision, recall and F1 of entities, as fractions, and accuracy, the share of equal tags.
+
+        If the tags mark no entities, the only metric is accuracy.
 
         A fraction with denominator 0 is 0. The values equal seqeval's to the last digit. Without `counts`, there are
         also metrics of each type, such as PER_precision, PER_recall, PER_f1, and PER_number, the number of
@@ -253,7 +269,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         totals = rows.sum(axis=0) if counts is None else counts @ rows
         equal_tags, words = totals[:2].tolist()
         overall, *by_type = totals[2:].reshape(-1, 3).tolist()
-        metrics = {**_score_entities(*overall), "accuracy": equal_tags / words}
+        metrics = {**(_score_entities(*overall) if split.has_entities else {}), "accuracy": equal_tags / words}
         for kind, (correct, predicted, references) in zip(self._list_types(split), by_type, strict=True):
             if counts is None and predicted + references:
                 scores = _score_entities(correct, predicted, references)
@@ -264,7 +280,8 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def baseline(self, split: TagSplit, train: TagSplit | None) -> Baseline | None:
         """Scores each word's most frequent tag in the training data, and O for unknown words. See [`Task`].
 
-        Invalid tags are repaired, as in predictions of a model.
+        If the tags mark no entities, unknown words get the tag of most known words. Invalid tags are repaired, as in
+        predictions of a model.
         """
         if train is None:
             return None
@@ -273,9 +290,10 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
             for word, tag in zip(sentence.words, sentence.tags or (), strict=True):
                 counts[word][tag] += 1
         most_frequent = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-        tags = self._convert([most_frequent.get(word, "O") for word in s.words] for s in split.sentences)
+        unknown = "O" if split.has_entities else Counter(most_frequent.values()).most_common(1)[0][0]
+        tags = self._convert([most_frequent.get(word, unknown) for word in s.words] for s in split.sentences)
         metrics = self.score(split, self.measure(split, TagAnswers(tags)))
-        return Baseline("each word's most frequent tag", {metric: metrics[metric] for metric in METRICS})
+        return Baseline("each word's most frequent tag", {m: metrics[m] for m in METRICS if m in metrics})
 
     def metric_features(self) -> dict[str, Any]:
         """See [`Task`]. Features are the tags of each sentence."""
@@ -284,8 +302,11 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
     def pair(self, references: Tags, predictions: Tags) -> tuple[TagSplit, TagAnswers]:
         """Returns sentences with these tags, and the answers to them. See [`Task`]."""
         sentences = [Sentence([""] * len(tags), tags, row) for row, tags in enumerate(references, start=1)]
-        types = {kind for tags in (*references, *predictions) for kind, _, _ in decode_tags(tags)}
-        return TagSplit("validation", "references", sentences, types=frozenset(types)), TagAnswers(predictions)
+        rows = (*references, *predictions)
+        has_entities = mark_entities(tag for tags in rows for tag in tags)
+        types = frozenset(kind for tags in rows if has_entities for kind, _, _ in decode_tags(tags))
+        split = TagSplit("validation", "references", sentences, types=types, has_entities=has_entities)
+        return split, TagAnswers(predictions)
 
     # --- files --------------------------------------------------------------------------------------------------
 
@@ -294,7 +315,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         return [name.removesuffix(".jsonl") + split.suffix for name in super().list_prediction_files(split)]
 
     def write(self, split: TagSplit, answers: TagAnswers, folder: Path) -> None:
-        """Writes the source of the sentences with the predicted tags, and plots. See [`Task`].
+        """Writes the source of the sentences with the predicted tags, and a confusion matrix. See [`Task`].
 
         Predicted tags replace the tags of the source. A source without tags gets a last column, or a last key in each
         object. Sentences beyond a limit on examples are left out. The file is not compressed.
@@ -348,7 +369,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         ]
 
     def _list_entities(self, text: Text, tags: list[str], scores: np.ndarray) -> list[dict[str, Any]]:
-        if all(TAG.fullmatch(label) for label in self.labels or ()):
+        if all(TAG.fullmatch(add_type(label)) for label in self.labels or ()):
             found = decode_tags(tags)
         else:  # each word with a label other than O is an entity
             found = [(tag, index, index) for index, tag in enumerate(tags) if tag != "O"]
@@ -370,8 +391,8 @@ def _score_entities(correct: int, predicted: int, references: int) -> dict[str, 
 def _draw_confusion(references: Tags, predictions: Tags, file: Path) -> None:
     """Draws a confusion matrix of word tags, in the tagging scheme of the source. The accuracy uses the same tags."""
     expected, predicted = ([tag for row in rows for tag in row] for rows in (references, predictions))
-    prefixes = "OBIELSU"  # O, and the prefixes of an entity from its first word to its last
-    labels = sorted({*expected, *predicted}, key=lambda tag: (tag[2:], prefixes.index(tag[0])))
+    prefixes = "OBIMELSU"  # O, and the prefixes of an entity from its first word to its last
+    labels = sorted({*expected, *predicted}, key=lambda tag: (tag[2:], prefixes.find(tag[0]), tag))
     ids = {label: i for i, label in enumerate(labels)}
     draw_confusion_matrix(
         np.array([ids[tag] for tag in expected]), np.array([ids[tag] for tag in predicted]), labels, file

@@ -63,7 +63,7 @@ class NerDataArguments(DataArguments):
     return_entity_level_metrics: bool = field(
         default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
     )
-    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou"] = field(
+    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou", "bmes"] = field(
         default="auto", metadata={"help": "Tagging scheme of the files. auto: the scheme that fits best."}
     )
     on_bad_tag: Literal["stop", "repair"] = field(

@@ -42,7 +42,8 @@ class DeviceArguments(TrainingArguments):
     Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
     the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have few sizes, see [`pad_row`]. After
     `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
-    `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts.
+    `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts. Without an
+    accelerator, `use_cpu` is true.
 
     Raises:
         InputError: a reporter in `report_to` is unknown or not installed, or `fsdp` is set.
@@ -117,13 +118,13 @@ class DeviceArguments(TrainingArguments):
         if self.dataloader_num_workers is None:
             self.dataloader_num_workers = choose_workers(self.uses_cuda)
         if not (self.uses_cuda or torch.accelerator.is_available()):
+            # Otherwise transformers would refuse `bf16`, and accelerate would let each process train alone.
+            self.use_cpu = True
             self.dataloader_pin_memory = False  # without a device, torch would warn in every epoch
         started = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1  # by a launcher
-        if started > 1 and not dist.is_initialized():
-            if self.is_on_cpu:  # transformers (5.23) would connect processes on a CPU without `ddp_timeout`
-                dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
-            elif not torch.accelerator.is_available():  # accelerate would let each process train alone
-                raise InputError(f"{started} processes were started, but there is no GPU. Add --use_cpu true.")
+        if started > 1 and self.is_on_cpu and not dist.is_initialized():
+            # transformers (5.23) would connect processes on a CPU without `ddp_timeout`.
+            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
         super().__post_init__()
         if self.uses_cuda and self.dataloader_pin_memory:
             self.accelerator_config.non_blocking = True  # type: ignore[union-attr]

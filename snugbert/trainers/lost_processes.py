@@ -6,6 +6,7 @@ while all processes are alive. To show that it is alive, each process increments
 group. A process whose counter has not changed for `--ddp_timeout` seconds is lost.
 """
 
+import atexit
 import functools
 import os
 import platform
@@ -47,13 +48,17 @@ class SignsOfLife:
         self.rank, self.ranks = dist.get_rank(), range(dist.get_world_size())
         self.meetings = 0
         # A store serves one thread at a time.
-        threading.Thread(target=self._count_up, args=(store.clone(),), daemon=True).start()
+        thread = threading.Thread(target=self._count_up, args=(store.clone(),), daemon=True)
+        thread.start()
+        # Python would abort if it ended while the thread is in torch. But the store may not answer.
+        atexit.register(thread.join, SIGN_SECONDS)
 
     def _count_up(self, store: Any) -> None:
+        main_thread = threading.main_thread()
         with suppress(dist.DistError):  # the store is gone
-            while True:
+            while main_thread.is_alive():
                 store.add(f"signs/{self.rank}", 1)
-                time.sleep(self.interval)
+                main_thread.join(self.interval)
 
     def meet(self) -> None:
         """Waits until every process has called this method as often as this process.

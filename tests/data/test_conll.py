@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.data.conll import Sentence
 from snugbert.errors import InputError
-from snugbert.tasks.entity_tags import SCHEMES, decode_tags, encode_tags
+from snugbert.tasks.entity_tags import BARE, SCHEMES, decode_tags, encode_tags
 from snugbert.tasks.tagged_sentences import TagSplit, check_tags
 
 # Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
@@ -161,7 +161,10 @@ def test_invalid_tags(tmp_path, caplog):
         ("\n\n-DOCSTART- O\n\n", r"train.txt: no sentences"),
         ("", r"train.txt: no sentences"),
         ("a O\nb O\n", r"train.txt: no entities"),
-        ("a O\nb NN\n", r"train.txt, line 2: 'NN' is not an entity tag\. .*--label_column_name"),
+        ("a O\nb B-X\nc NN\n", r"train.txt, line 3: 'NN' is not an entity tag\. .*--label_column_name"),
+        ("a O\nb B-X\n\nc B\n", r"train.txt, line 4: 'B' is not an entity tag"),
+        ("a NN\nb NN\n", r"train.txt: no entities\. All tags are NN\. Check --label_column_name"),
+        ("a\tNN\t\nb\tNN\tDT\nc\tNN\tIN\n", r"train.txt, line 1: '' is not an entity tag"),
         ("a B-\n", r"train.txt, line 1: 'B-' is not an entity tag"),
         ("a\tO\t\n", r"train.txt, line 1: '' is not an entity tag"),
     ],
@@ -169,6 +172,9 @@ def test_invalid_tags(tmp_path, caplog):
 def test_bad_files(text, message, tmp_path):
     with pytest.raises(InputError, match=message):
         choose_labels(read(tmp_path, text), [])
+
+
+SPANS = [{"start": 0, "end": 1, "label": "X"}]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +191,23 @@ def test_bad_files(text, message, tmp_path):
             "row 1: expected 2 tags, one per word, in column 'tags', found 1",
         ),
         ([{"tokens": ["a"], "tags": ["O"]}, {"tokens": ["a"], "tags": None}], "row 2: no tags in column 'tags'"),
+        (
+            [{"text": "a", "entities": SPANS}],
+            "row 1: no column 'tokens'. Columns: 'text', 'entities'. Character spans are not",
+        ),
+        (
+            [{"text": "a", "entities": []}],
+            "Columns: 'text', 'entities'. Character spans are not read yet, only a list of",
+        ),
+        ([{"tokens": "a", "spans": SPANS}], "expected a list of words in column 'tokens', found 'a'. Character spans"),
+        (
+            [{"tokens": ["a"], "spans": SPANS}],
+            "no column 'ner_tags' or 'tags'. Columns: 'tokens', 'spans'. Character spans",
+        ),
+        (
+            [{"tokens": ["a"], "tags": [[0, 1, "X"]]}],
+            "expected tags in column 'tags', found .0, 1, 'X'.. Character spans",
+        ),
         ([{"tokens": ["a"], "tags": [3]}], "row 1: the tags in column 'tags' are neither text nor class labels"),
         (
             [{"tokens": ["a", "\ud83d"], "tags": ["O", "O"]}],
@@ -198,6 +221,29 @@ def test_bad_rows(rows, message, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(InputError, match=message):
         load_splits(("train",), train_file=str(tmp_path / "train.jsonl"))
+
+
+@pytest.mark.parametrize("on_bad_tag", ["stop", "repair"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tags_without_types_are_entities(scheme, on_bad_tag, conll, caplog):
+    """The entities of CoNLL-2003 without their types, and no word that two types share as neighbors."""
+    caplog.set_level(logging.INFO, logger="snugbert")
+    single = [re.sub("-.*", "-ENTITY", tag) for row in all_tags(conll["test"])[:500] for tag in [*row, "O"]]
+    bare = [tag[0] for tag in convert_tags(single, scheme)]
+    split = TagSplit("test", "s", [Sentence(bare, bare, 1)], types=frozenset(bare))
+    assert check_tags({"test": split}, "auto", on_bad_tag) == scheme + BARE
+    assert split.sentences[0].tags == single and split.types == {"ENTITY"}
+    assert f"{scheme.upper()} without types" in caplog.text and "The type is called ENTITY." in caplog.text
+
+
+def test_repaired_tags_without_types(tmp_path):
+    with pytest.raises(InputError, match="line 2: tag 'I' after 'O' is invalid in BIO without types, the best"):
+        read(tmp_path, "a O\nb I\n\nc B\nd I\ne B\n")
+    repaired = read(tmp_path, "a O\nb I\n\nc B\nd I\ne B\n", on_bad_tag="repair")["train"]
+    assert all_tags(repaired) == [["O", "B-ENTITY"], ["B-ENTITY", "I-ENTITY", "B-ENTITY"]]
+    # Chinese words, one character per line
+    words = read(tmp_path, "a B\nb M\nc E\nd S\n", tag_scheme="bmes")["train"]
+    assert all_tags(words) == [["B-ENTITY", "I-ENTITY", "I-ENTITY", "B-ENTITY"]]
 
 
 def test_sentences_without_words_are_skipped(tmp_path, caplog):

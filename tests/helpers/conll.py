@@ -59,8 +59,8 @@ def convert_tags(tags: list[str], scheme: str) -> list[str]:
             mark = "B" if mark == "B" and before[2:] == kind else "I"
         elif mark != "O" and scheme != "bio":
             continues = after == f"I-{kind}"
-            last, only = {"iobes": "ES", "bilou": "LU"}[scheme]
-            mark = mark if continues else only if mark == "B" else last
+            inside, last, only = {"iobes": "IES", "bilou": "ILU", "bmes": "MES"}[scheme]
+            mark = mark.replace("I", inside) if continues else only if mark == "B" else last
         result.append(f"{mark}-{kind}" if kind else "O")
     return result
 

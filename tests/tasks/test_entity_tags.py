@@ -5,7 +5,7 @@ import random
 import pytest
 from conll import convert_tags
 
-from snugbert.tasks.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
+from snugbert.tasks.entity_tags import BARE, BARE_TYPE, SCHEMES, TAG, decode_tags, encode_tags, mark_entities
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ from snugbert.tasks.entity_tags import SCHEMES, TAG, decode_tags, encode_tags
         ("iob1", ["I-PER", "I-PER", "O", "I-LOC", "B-LOC"]),
         ("iobes", ["B-PER", "E-PER", "O", "S-LOC", "S-LOC"]),
         ("bilou", ["B-PER", "L-PER", "O", "U-LOC", "U-LOC"]),
+        ("bmes", ["B-PER", "E-PER", "O", "S-LOC", "S-LOC"]),
     ],
 )
 def test_schemes_by_hand(scheme, tags):
@@ -34,6 +35,29 @@ def test_random_entities_survive_every_scheme(scheme):
         written = encode_tags(decode_tags(tags), len(tags), scheme)
         assert written == convert_tags(tags, scheme) and all(TAG.fullmatch(tag) for tag in written)
         assert decode_tags(written) == decode_tags(tags)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tags_without_types(scheme):
+    entities = [(BARE_TYPE, 0, 2), (BARE_TYPE, 4, 4), (BARE_TYPE, 5, 6)]
+    tags = encode_tags(entities, 8, scheme + BARE)
+    assert tags == [tag[0] for tag in encode_tags(entities, 8, scheme)] and decode_tags(tags) == entities
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        (["O", "B", "I"], True),
+        (["B", "M", "E", "S"], True),
+        (["O", "B-X", "B_X"], True),  # a mistake
+        (["B-"], True),
+        ([], True),
+        (["NN", "VB", "DT", "O", "S", "I-X"], False),
+        (["O", "PER", "LOC"], False),
+    ],
+)
+def test_which_tags_mark_entities(tags, expected):
+    assert mark_entities(tags) is expected
 
 
 def test_invalid_tags_are_read_as_conlleval_reads_them():

@@ -98,6 +98,15 @@ def test_the_cpu_of_a_machine_with_a_gpu_keeps_float32(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_a_machine_without_a_gpu_means_the_cpu(arguments_class, tmp_path, monkeypatch):
+    fake_gpu(monkeypatch, CPU)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for bf16 in (True, False, None):
+        args = arguments_class(str(tmp_path), bf16=bf16)
+        assert args.use_cpu and args.device.type == "cpu" and args.bf16 is bool(bf16)
+
+
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
 @pytest.mark.parametrize(
     ("cores", "processes", "given", "expected"),
     [(16, 1, None, 4), (16, 8, None, 2), (3, 1, None, 3), (4, 8, None, 0), (16, 1, 0, 0), (1, 1, 7, 7)],

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
-import torch
 import yaml
 
 from snugbert.command_line import PlainLoader, parse_arguments
@@ -264,9 +263,8 @@ def _convert(flag: str, value: Any, args_class: type) -> Any:
         return None
     text = str(value).lower() if isinstance(value, bool) else str(value)
     freeze = [] if flag.startswith("freeze") else ["--freeze_layers", "1"]  # unfreeze_after_steps needs it
-    device = [] if torch.accelerator.is_available() else ["--use_cpu", "true"]  # several processes need it
     try:
-        argv = ["--output_dir", ".", *device, *freeze, f"--{name}={text}"]
+        argv = ["--output_dir", ".", *freeze, f"--{name}={text}"]
         (args,) = parse_arguments([args_class], argv, "snugbert", "")
     except InputError as error:
         message = error.args[0].partition(" `snugbert")[0]  # without the hint to `--help`

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForTokenClassification, pipeline
 
 import snugbert_cli
-from snugbert import SnugBertModel, SnugBertTokenizer
+from snugbert import Predictor, SnugBertModel, SnugBertTokenizer
 from snugbert.command_line import parse_arguments
 from snugbert.data.packed_batches import count_tokens
 from snugbert.tasks.tagging import Tagging
@@ -144,6 +144,37 @@ def test_a_metric_of_one_type_selects_the_best_model(workshop, tmp_path):
     assert state["best_metric"] == max(line["eval_LOC_f1"] for line in state["log_history"] if "eval_LOC_f1" in line)
     model = AutoModelForTokenClassification.from_pretrained(tmp_path)
     assert model.config.num_labels == 5
+
+
+@pytest.mark.parametrize("tags", [{"O": "O", "I-PER": "I", "I-LOC": "I"}, {"O": "IN", "I-PER": "NNP", "I-LOC": "S"}])
+def test_tags_without_types_and_tags_that_mark_no_entities(tags, workshop, tmp_path, caplog):
+    has_entities, files = tags["O"] == "O", {}
+    metric = "f1" if has_entities else "accuracy"
+    for name, number, new in (("train", 200, ""), ("validation", 50, "" if has_entities else "about UH\n\n")):
+        lines = re.sub(" ([IO].*)", lambda match: f" {tags[match[1]]}", tagged_text(number, seed=1))
+        files[f"{name}_file"] = tmp_path / f"{name}.txt"
+        files[f"{name}_file"].write_text(lines + new)
+    best = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    run = tmp_path / "run"
+    run_command("ner", arguments(workshop, run, **files, **best, metric_for_best_model=metric, num_train_epochs=2))
+    results = json.loads((run / "eval_results.json").read_text())
+    card, labels = (run / "README.md").read_text(), json.loads((run / "config.json").read_text())["label2id"]
+    source, predicted = files["validation_file"].read_text(), (run / "eval_predictions.txt").read_text()
+    (row,) = Predictor(str(run)).predict([{"tokens": ["then", "anna", "berg"]}])
+    if has_entities:
+        assert set(labels) == {"O", "B-ENTITY", "I-ENTITY"} and results["eval_ENTITY_f1"] == results["eval_f1"] == 1
+        assert row["predicted_tags"] == ["O", "B-ENTITY", "I-ENTITY"] and "ENTITY" in card
+        assert predicted == source
+    else:
+        assert set(labels) == {"IN", "NNP", "S"}
+        words = len(re.findall("^[a-z].* ", source, re.MULTILINE))
+        assert results["eval_accuracy"] == (words - 1) / words >= results["eval_baseline_accuracy"]
+        assert not any("f1" in name or "recall" in name for name in results) and "f1" not in card
+        assert predicted == source.replace("about UH", "about IN")
+        assert row["predicted_tags"] == ["IN", "NNP", "NNP"]
+        assert "the tags mark no entities (4 different, such as 'IN', " in caplog.text
+        assert "so the metric is accuracy. Set --label_column_name to read other tags." in caplog.text
+        assert "1 word with a tag that" in caplog.text and "lacks, such as 'UH'" in caplog.text
 
 
 @pytest.mark.slow
