@@ -27,7 +27,7 @@ from snugbert.staging import name_parts, stage
 from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
 # TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.
-JSON_ARGUMENTS = ("accelerator_config", "fsdp_config")
+JSON_ARGUMENTS = ("accelerator_config",)
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")

@@ -7,11 +7,11 @@ import signal
 from collections.abc import Iterable
 
 MOST_LISTED = 8  # names in a message
-COMMAND = "SNUGBERT_COMMAND"  # a command sets this environment variable, for its processes, too
+COMMAND = "SNUGBERT_COMMAND"  # environment variable that commands set. Their child processes inherit it
 # A command in backticks, or a flag with its value: a boolean, a number, or a word that ends a clause.
 FLAG = re.compile(
     r"(`snugbert [^`]*`)|(?<![\w-])--([a-z]\w*)"
-    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| ([a-z]\w*)(?=[.,:;)]|$))?"
+    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| ([a-z]\w*)(?=[,:;)]|\.(?:\s|$)|$))?"
 )
 PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"}
 
@@ -19,8 +19,8 @@ PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"
 class InputError(ValueError):
     """Invalid input: an argument, a file or a folder. The message says what is wrong, where, and what to do.
 
-    The command line prints the message. Other exceptions keep their traceback. Messages are written with flags, which
-    [`name_arguments`] replaces in Python.
+    The command line prints the message. Other exceptions keep their traceback. Write messages with flags. Outside of
+    commands, [`name_arguments`] replaces the flags by Python's arguments.
     """
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ _make_record = logging.getLogRecordFactory()
 
 
 def _make_renamed_record(name: str, *args: object, **options: object) -> logging.LogRecord:
-    """Makes log records of this package name Python's arguments, too."""
+    """Returns a log record. In records of this package, replaces flags by Python's arguments."""
     record = _make_record(name, *args, **options)
     if str(name).startswith("snugbert.") and (renamed := name_arguments(record.getMessage())) != record.getMessage():
         record.msg, record.args = renamed, ()

@@ -396,12 +396,11 @@ class SnugBertAttention(nn.Module):
         """
         residual = hidden_states if query_indices is None else hidden_states.index_select(1, query_indices)
         inputs = to_autocast_dtype(hidden_states)
-        if kwargs.get("distances") is None:
-            query_states = None if query_indices is None else to_autocast_dtype(residual)
-            context, weights = self.self(inputs, attention_mask, query_states, **kwargs)
-        else:  # the scores of relative positions need all queries of a sequence
-            context, weights = self.self(inputs, attention_mask, **kwargs)
-            context = context if query_indices is None else context.index_select(1, query_indices)
+        needs_all = kwargs.get("distances") is not None  # scores of relative positions need all queries of a sequence
+        query_states = None if query_indices is None or needs_all else to_autocast_dtype(residual)
+        context, weights = self.self(inputs, attention_mask, query_states, **kwargs)
+        if query_indices is not None and needs_all:
+            context = context.index_select(1, query_indices)
         return self.output(context, residual), weights
 
 

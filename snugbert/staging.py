@@ -24,7 +24,7 @@ from snugbert.progress import format_bytes
 from snugbert.remote_files import Entry, download, find_entries, find_entry, join, list_files
 from snugbert.remote_requests import ask_together, hide_credentials
 
-STAGED = "staged"  # the folder
+STAGED = "staged"  # folder of the copies
 LOCK = "lock"  # of a copy while it is made
 LARGE = 100e6  # bytes. Copying more is announced
 

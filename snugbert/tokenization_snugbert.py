@@ -77,12 +77,12 @@ class SnugBertTokenizer(TokenizersBackend):
         # Special tokens may also be added tokens, with ids after the vocabulary. A special token with another name is
         # added, as in stock BERT, except the unknown token, which WordPiece needs in the vocabulary.
         known = {*vocab, *map(str, (kwargs.get("added_tokens_decoder") or {}).values())}
-        required = {*SPECIAL_TOKENS, str(unk_token), str(None)}
+        required = {*SPECIAL_TOKENS, str(unk_token), str(None)}  # None: the caller removed a token
         missing = [token for token in special_tokens if token in required - known]
         if missing:
             raise ValueError(
                 f"The vocabulary of {len(vocab)} tokens lacks {', '.join(missing)}. Every vocabulary must contain "
-                f"{', '.join(special_tokens)}."
+                f"{', '.join(SPECIAL_TOKENS)}."
             )
         self.do_lower_case = do_lower_case
         self.tokenize_chinese_chars = tokenize_chinese_chars

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
 ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
-NO_SPANS = "Character spans are not read yet, only a list of words and a list with a tag for each word."
+NO_SPANS = "Character spans are not read yet. Write a list of words and a list with one tag per word."
 WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
 Tags = list[list[str]]  # the tags of each sentence

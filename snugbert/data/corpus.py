@@ -43,7 +43,7 @@ from snugbert.staging import work_folder
 
 logger = logging.getLogger(__name__)
 
-MANY_UNKNOWN = 0.05  # from this share of [UNK] on, a warning says what to do
+MANY_UNKNOWN = 0.05  # the share of [UNK] from which on a warning appears
 
 
 @dataclass(eq=False, repr=False)

@@ -18,7 +18,7 @@ CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
 
 
 def complete_lists(arguments: Any) -> None:
-    """Makes a list of strings from each argument that takes a list, but got one path or another iterable of paths.
+    """Converts one path, or another iterable of paths, to a list of strings in each argument that takes a list.
 
     Args:
         arguments: a dataclass of arguments.

@@ -168,11 +168,11 @@ class Predictor(RowPredictor):
                 counted from 1.
         """
         trained_columns = get_text_columns(self.model.config.to_dict())
-        known = (tuple(self.columns),) if self.columns else (trained_columns,) if trained_columns else ()
-        choices = known or self.task.default_columns
-        one_text = [name for name, *others in choices if not others] if self.task.any_columns else []
+        names = tuple(self.columns or trained_columns)
+        choices = (names,) if names else self.task.default_columns
+        single = [columns[0] for columns in choices if len(columns) == 1] if self.task.any_columns else []
         dicts = f"a dict with the {' or the '.join(map(describe_columns, choices))}"
-        numbered = number_rows(rows, *((one_text[0], "a text or a dict") if one_text else (None, dicts)))
+        numbered = number_rows(rows, single[0] if single else None, "a text or a dict" if single else dicts)
         first = list(islice(numbered, ROWS_TO_INSPECT))
         if not first:
             return []

@@ -222,7 +222,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         trains = not is_teacher and {"train", "unlabeled"} & splits.keys()
         self._use_windows(None if trains else get_windows(config), is_teacher)
         known = list_labels(config) if teacher is None else teacher.labels or ["LABEL_0"]
-        self._find_hidden_labels(splits, known)
+        self._remove_hidden_labels(splits, known)
         distills = is_teacher or teacher is not None
         self.labels = choose_labels(self.args.task, splits, known, self.args.do_regression, distills)
         if is_teacher:
@@ -239,7 +239,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         self._read_thresholds(config)
         store_labels(config, self.labels or ["LABEL_0"])
 
-    def _find_hidden_labels(self, splits: Mapping[str, TextSplit], checkpoint_labels: list[str]) -> None:
+    def _remove_hidden_labels(self, splits: Mapping[str, TextSplit], checkpoint_labels: list[str]) -> None:
         """Removes the labels of splits in which every label is -1, unless -1 is a label to learn or to predict.
 
         Raises:

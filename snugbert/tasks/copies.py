@@ -26,7 +26,7 @@ class ExampleCopies:
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
-        self._keys: dict[str, list[int]] = {}  # title of a set -> a hash of the texts of each example
+        self._keys: dict[str, set[int]] = {}  # title of a set -> hashes of the texts of its examples
 
     def count(self, task: Task[Any, Any, Any], splits: Mapping[str, Split]) -> None:
         """Counts the copies within the training examples and between all splits. Logs the counts.
@@ -42,7 +42,7 @@ class ExampleCopies:
             if name == "train":
                 self._count_within(keys, labels, task.noun)
             self.sentences += self._compare(keys, title, task.noun)
-            self._keys.setdefault(title, []).extend(keys)  # "train" and "unlabeled" are the training examples
+            self._keys.setdefault(title, set()).update(keys)  # "train" and "unlabeled" are the training examples
 
     def compare(self, task: Task[Any, Any, Any], split: Split) -> None:
         """Logs how many examples of a further split are copies of the examples of other sets."""
@@ -63,7 +63,7 @@ class ExampleCopies:
     def _compare(self, keys: list[int], title: str, noun: str) -> list[str]:
         sentences = []
         for other, known in self._keys.items():
-            if other != title and (shared := sum(map(set(known).__contains__, keys))):
+            if other != title and (shared := sum(key in known for key in keys)):
                 sentences.append(
                     f"{title.capitalize()} {noun} that are copies of {other} {noun}: {shared:,} of {len(keys):,}."
                 )

@@ -20,7 +20,7 @@ SCHEMES = {
 }
 
 
-def mark_entities(tags: Iterable[str]) -> bool:
+def are_entity_tags(tags: Iterable[str]) -> bool:
     """Whether most of the different tags are entity tags. Otherwise they are other tags, such as parts of speech."""
     others = {*tags} - {"O"}
     return 2 * sum(tag[:1] in "BIMELSU" and tag[1:2] in ("", "-") for tag in others) >= len(others)
@@ -67,7 +67,7 @@ def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme
             begin = single = "B"
         prefixes = [single] if first == last else [begin, *[inside] * (last - first - 1), end]
         tags[first : last + 1] = [f"{prefix}-{kind}" for prefix in prefixes]
-    return [tag[0] for tag in tags] if bare else tags
+    return [tag[0] if bare and tag[2:] == BARE_TYPE else tag for tag in tags]
 
 
 def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from snugbert.data.glue import GlueTask
@@ -71,9 +71,7 @@ def choose_labels(
         labels = _list_labels(train, 1 if distills and len(checkpoint_labels) > 1 else 2)
     if task is None:
         _warn_about_similar_labels(labels)
-    folded = {fold_label(label) for label in checkpoint_labels}
-    # clean_label: some of the checkpoint's labels differ only in case
-    fold = fold_label if len(folded) == len(checkpoint_labels) else clean_label
+    fold = _choose_fold(checkpoint_labels)
     ids = {fold(label): i for i, label in enumerate(checkpoint_labels)}
     ours = {fold(label) for label in labels}
     if task is None and distills and ours <= ids.keys():
@@ -93,6 +91,11 @@ def choose_labels(
 def fold_label(label: str) -> str:
     """Returns the same text for labels that differ only in case and spaces, and for LABEL_1 and 1."""
     return DEFAULT_NAME.sub("", " ".join(clean_label(label).casefold().split()))
+
+
+def _choose_fold(labels: Sequence[str]) -> Callable[[str], str]:
+    """Returns `fold_label`, or `clean_label` if some labels differ only in case and spaces."""
+    return fold_label if len({*map(fold_label, labels)}) == len(labels) else clean_label
 
 
 def _are_default(labels: Sequence[str]) -> bool:
@@ -201,14 +204,15 @@ def encode_labels(
         raise InputError(f"{split.source} has lists of labels, but the model predicts a number. Choose another model.")
     if split.vector_size:
         return _encode_vectors(split, labels or [])
-    ids, choose = _find_ids(split, labels or []), "choose the model that was trained on these labels"
+    ids, choose = _find_ids(split, labels or []), "choose the model that was trained on them"
     for row, value in zip(split.rows, values, strict=True):
         for label in value if multi_label else [value]:
             if labels and label not in ids:
-                advice = f"the labels of the model. Rename the labels of the data, or {choose}."
-                advice = advice if from_checkpoint else "as in the task or the training data. Fix or remove the row."
+                advice = f"Rename the labels of the data, or {choose}."
+                expected = f"Expected one of {shorten(labels)}{', the labels of the model' * from_checkpoint}."
                 raise InputError(
-                    f"{split.source}, row {row}: unknown label {label!r}. Expected {shorten(labels)}, {advice}"
+                    f"{split.source}, row {row}: unknown label {label!r}. {expected} "
+                    f"{advice if from_checkpoint else 'Fix or remove the row.'}"
                 )
             if not labels and not (NUMBER.fullmatch(label) and math.isfinite(float(label))):
                 advice = f"The model predicts numbers: {choose}." if from_checkpoint else "Fix or remove the row."
@@ -224,17 +228,15 @@ def encode_labels(
 def _find_ids(split: TextSplit, labels: Sequence[str]) -> dict[str, int]:
     """Returns the ids of labels, by their spelling in a split.
 
-    If no two `labels` are the same without case, case does not matter, and LABEL_1 is 1. If `labels` are only ids,
+    If no two `labels` differ only in case and spaces, these do not matter, and LABEL_1 is 1. If `labels` are only ids,
     they are the ids of the dataset's class names.
     """
-    ids = {clean_label(label): i for i, label in enumerate(labels)}  # a checkpoint's labels may have spaces
-    folded = {fold_label(label): i for i, label in enumerate(labels)}
-    found = {}
-    if len(folded) == len(labels):
-        found = {label: folded[fold_label(label)] for label in _distinct_labels(split) if fold_label(label) in folded}
+    fold = _choose_fold(labels)
+    ids = {fold(label): i for i, label in enumerate(labels)}
+    found = {label: ids[fold(label)] for label in _distinct_labels(split) if fold(label) in ids}
     if _are_default(labels) and len(split.class_names) == len(labels):
-        found |= {name: i for i, name in enumerate(split.class_names)}
-    return found | ids
+        found = {name: i for i, name in enumerate(split.class_names)} | found
+    return found
 
 
 def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:

@@ -47,7 +47,7 @@ class SquadDataArguments(DataArguments):
     max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
     doc_stride: int | None = field(
         default=None,
-        metadata={"help": "Tokens that neighboring windows share. Default: 128, or a third of a small window."},
+        metadata={"help": "Tokens that neighboring windows share. Default: 128, or a third of a window below 256."},
     )
     max_query_length: int = field(
         default=64,

@@ -168,9 +168,9 @@ def _find_special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int],
 
 
 def choose_stride(max_seq_length: int) -> int:
-    """Returns the default number of tokens that neighboring windows share: 128, as in `run_qa.py`, if they fit.
+    """Returns how many tokens neighboring windows share by default: 128, as in `run_qa.py`.
 
-    In windows below 256 tokens, it is a third of the window, which leaves room for a question and new context.
+    Windows below 256 tokens share a third. This leaves room for a question and new context.
     """
     return 128 if max_seq_length >= 256 else max_seq_length // 3
 

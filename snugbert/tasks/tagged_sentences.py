@@ -32,10 +32,10 @@ from snugbert.tasks.entity_tags import (
     TAG,
     add_type,
     are_bare,
+    are_entity_tags,
     convert_tags,
     find_invalid_tags,
     list_types,
-    mark_entities,
 )
 from snugbert.tasks.tagging_arguments import DOCUMENT_COLUMNS, NerDataArguments
 
@@ -193,7 +193,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     counts = Counter(tag for _, _, tags in labeled for tag in tags)
-    has_entities, bare = mark_entities(counts), BARE if are_bare(counts) else ""
+    has_entities, bare = are_entity_tags(counts), BARE if are_bare(counts) else ""
     for split, sentence, tags in labeled:
         for word, tag in enumerate(tags):
             if not (TAG.fullmatch(add_type(tag) if bare else tag) if has_entities else tag):

@@ -21,7 +21,7 @@ from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
-from snugbert.tasks.entity_tags import TAG, add_type, are_bare, convert_tags, decode_tags, list_types, mark_entities
+from snugbert.tasks.entity_tags import TAG, add_type, are_bare, are_entity_tags, convert_tags, decode_tags, list_types
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
 from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
 from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_tagged_sentences
@@ -126,7 +126,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         known = list_labels(config) if teacher is None else list(teacher.labels or ())
         labels = known = [*map(add_type, known)] if are_bare(known) else known
         labeled = [split for split in splits.values() if split.labeled]
-        has_entities = labeled[0].has_entities if labeled else mark_entities(known)
+        has_entities = labeled[0].has_entities if labeled else are_entity_tags(known)
         if not has_entities:
             self.scheme, self.main_metric, self.metrics = None, "accuracy", ("accuracy",)
         known_types = list_types(known) if has_entities else set(known)
@@ -303,7 +303,7 @@ class Tagging(Task[TagSplit, TagWindows, TagAnswers]):
         """Returns sentences with these tags, and the answers to them. See [`Task`]."""
         sentences = [Sentence([""] * len(tags), tags, row) for row, tags in enumerate(references, start=1)]
         rows = (*references, *predictions)
-        has_entities = mark_entities(tag for tags in rows for tag in tags)
+        has_entities = are_entity_tags(tag for tags in rows for tag in tags)
         types = frozenset(kind for tags in rows if has_entities for kind, _, _ in decode_tags(tags))
         split = TagSplit("validation", "references", sentences, types=types, has_entities=has_entities)
         return split, TagAnswers(predictions)

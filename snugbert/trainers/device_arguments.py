@@ -108,7 +108,7 @@ class DeviceArguments(TrainingArguments):
             raise InputError(mistake)
         if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
             raise InputError(
-                "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB and activations."
+                "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
             )
         self.fsdp = None
         if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
@@ -142,8 +142,8 @@ class DeviceArguments(TrainingArguments):
         default = TrainingArguments(output_dir=args.output_dir)
         names = [each.name for each in fields(TrainingArguments) if each.init]
         given = {name: getattr(args, name) for name in names if getattr(args, name) != getattr(default, name)}
-        message = "args: TrainingArguments were read as %s. Not their defaults: %s. For other values, see %s."
-        logger.warning(message, cls.__name__, ", ".join(given) or "none", cls.__name__)
+        message = "args: expected %s, got TrainingArguments. The values that you changed are kept: %s."
+        logger.warning(message, cls.__name__, ", ".join(given) or "none")
         return cls(**{"output_dir": args.output_dir, **given})
 
     @property

@@ -109,7 +109,7 @@ def _percentage(state: TrainerState) -> int:
 class ProgressBar(ProgressCallback):
     """The progress bar of transformers without its log lines. In a resumed run, only the new steps count as speed.
 
-    The bar shows no remaining time before [`LogLines`] prints one.
+    The bar shows the remaining time only after the warmup and ten more steps.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -50,7 +50,7 @@ class SignsOfLife:
         # A store serves one thread at a time.
         thread = threading.Thread(target=self._count_up, args=(store.clone(),), daemon=True)
         thread.start()
-        # Python would abort if it ended while the thread is in torch. But the store may not answer.
+        # Python aborts if it ends while the thread runs torch's code. The wait has a limit: the store may not answer.
         atexit.register(thread.join, SIGN_SECONDS)
 
     def _count_up(self, store: Any) -> None:

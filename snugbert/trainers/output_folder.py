@@ -208,7 +208,7 @@ def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]
     Args:
         args: the arguments of the run.
         parameters: the parameters of each file with weights. Two files can share parameters.
-        steps: number of steps of the run, unless `args` has it. Infinite: unknown.
+        steps: number of steps, if `args.max_steps` is not set. Infinite: unknown.
 
     Raises:
         InputError: in all processes: not even one checkpoint fits.

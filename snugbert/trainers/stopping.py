@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
 
@@ -130,9 +129,8 @@ class StopSignal(TrainerCallback):
         self.read_report()
         trainer = self.trainer
         loss = trainer._tr_loss  # summed since the last log line; finite before this step
-        norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
-        if trainer.accelerator.scaler is not None:
-            norm = torch.zeros_like(loss)  # the scaler skips steps with infinite gradients
+        # The scaler skips steps with infinite gradients.
+        norm = grad_norm if trainer.accelerator.scaler is None else torch.zeros_like(loss)
         status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
         if trainer.args.world_size > 1:
             dist.all_reduce(status, dist.ReduceOp.MAX)

@@ -10,11 +10,10 @@ from snugbert.data.data_arguments import OutputArguments, TextArguments
 from snugbert.errors import InputError
 from snugbert_cli import COMMANDS
 
-CLASSES = {
-    getattr(import_module(f"snugbert.{module}"), name)
-    for command in COMMANDS.values()
-    for module, _, name in (each.rpartition(".") for each in command.arguments)
-}
+NAMES = sorted({name for command in COMMANDS.values() for name in command.arguments})
+CLASSES = [
+    getattr(import_module(f"snugbert.{module}"), name) for module, _, name in (each.rpartition(".") for each in NAMES)
+]
 OWN = [each for each in CLASSES if not issubclass(each, TrainingArguments)]
 LISTS = [(each, field.name) for each in OWN for field in fields(each) if "list[str]" in str(field.type)]
 

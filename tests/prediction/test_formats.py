@@ -153,7 +153,7 @@ def test_conll_columns(tagger, tmp_path, caplog):
         ("words.txt", "-DOCSTART-\n\n{}\n{}\n", "-DOCSTART- O\n\n{} {}\n{} {}\n", ()),
         ("pos.conll", "{} NN\n{} O\n", "{} NN {}\n{} O {}\n", ()),
         ("ids.conllu", "# text = a b\n1\t{}\t_\n2\t{}\t_\n", "# text = a b\n1\t{}\t_\t{}\n2\t{}\t_\t{}\n", ("2",)),
-        ("bare.conll", "{} B\n{} I\n", "{} {:.1}\n{} {:.1}\n", ()),
+        ("bare.conll", "{} B\n{} I\n", "{} {}\n{} {}\n", ()),
         ("last.conll", "1 {}\n2 {}", "1 {} {}\n2 {} {}", ("2",)),
     ):
         source = tmp_path / name

@@ -5,7 +5,7 @@ import random
 import pytest
 from conll import convert_tags
 
-from snugbert.tasks.entity_tags import BARE, BARE_TYPE, SCHEMES, TAG, decode_tags, encode_tags, mark_entities
+from snugbert.tasks.entity_tags import BARE, BARE_TYPE, SCHEMES, TAG, are_entity_tags, decode_tags, encode_tags
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_tags_without_types(scheme):
     ],
 )
 def test_which_tags_mark_entities(tags, expected):
-    assert mark_entities(tags) is expected
+    assert are_entity_tags(tags) is expected
 
 
 def test_invalid_tags_are_read_as_conlleval_reads_them():

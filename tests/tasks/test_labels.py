@@ -141,7 +141,7 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
     files = {"train_file": str(tmp_path / "a.csv"), "validation_file": str(tmp_path / "dev.csv")}
     splits = load_splits(GlueDataArguments(**files), None)
     with pytest.raises(
-        InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected Pos, a, neg, pos, .* Fix or"
+        InputError, match=r"dev\.csv, row 2: unknown label 'POS'\. Expected one of Pos, a, neg, pos, .* Fix or"
     ):
         encode_labels(splits["validation"], names)
 
@@ -162,11 +162,19 @@ def test_similar_labels_are_reported_with_both_spellings(tmp_path, caplog):
         (
             ["a", "A"],
             ["a", "B"],
-            "row 2: unknown label 'B'. Expected a, A, the labels of the model. Rename the labels",
+            "row 2: unknown label 'B'. Expected one of a, A, the labels of the model. Rename the labels",
         ),
-        (["NEG", "POS"], [0, 1], "row 1: unknown label '0'. Expected NEG, POS, the labels of the model. Rename the"),
-        (["LABEL_0", "LABEL_1"], [1, 2], "unknown label '2'. Expected LABEL_0, LABEL_1, the labels of the model."),
-        (["LABEL_0", "LABEL_1"], ["neg", "pos"], "choose the model that was trained on these labels."),
+        (
+            ["NEG", "POS"],
+            [0, 1],
+            "row 1: unknown label '0'. Expected one of NEG, POS, the labels of the model. Rename the",
+        ),
+        (
+            ["LABEL_0", "LABEL_1"],
+            [1, 2],
+            "unknown label '2'. Expected one of LABEL_0, LABEL_1, the labels of the model.",
+        ),
+        (["LABEL_0", "LABEL_1"], ["neg", "pos"], "choose the model that was trained on them."),
         (["LABEL_0"], ["neg", "pos"], "'neg' is not a finite number. The model predicts numbers: choose the model"),
     ],
 )

@@ -403,8 +403,8 @@ class FineTuningTrainer(RunTrainer):
     def _encode(self, dataset: Any, split: str = "validation") -> tuple[Dataset, EvaluationSet[Any] | None]:
         """Returns the features of rows, and how to score them. Features are returned as they are."""
         known = next((each for each in self.evaluation_sets if each.features.inputs is dataset), None)
-        is_list = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
-        if known is not None or is_list:
+        is_torch_dataset = isinstance(dataset, torch.utils.data.Dataset) and not hasattr(dataset, "column_names")
+        if known is not None or is_torch_dataset:
             return dataset, known
         dataset = load_rows(dataset, "eval_dataset")
         if "input_ids" in dataset.column_names:

@@ -31,14 +31,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
-from accelerate.utils import broadcast
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
 from snugbert.data.corpus import Corpus
 from snugbert.data.part_files import Block
 from snugbert.errors import InputError
-from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
 
 PRIOR_COUNT = 500.0  # pseudo-counts per context in p(w | c): Dirichlet smoothing, Zhai and Lafferty (2001)
@@ -205,7 +203,7 @@ def initialize_from_bigrams(
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
-    of threads compute the same weights. [`share_weights`] makes them the same everywhere.
+    of threads compute the same weights. Between machines they may differ in rounding.
 
     Args:
         model: a SnugBERT model with a masked token head, such as ELECTRA's generator. The discriminator shares the
@@ -236,13 +234,6 @@ def initialize_from_bigrams(
                 _attend_to(layer.attention.self, _head_rows(head, config), first, offset)
         _set_transform(model.cls.predictions.transform, first)
         model.cls.predictions.bias.copy_(torch.from_numpy(np.log(frequencies)))
-
-
-def share_weights(model: torch.nn.Module, device: torch.device) -> None:
-    """Sends the weights of the first process to all. Other machines may have rounded differently."""
-    wait_for_all()  # computing the weights takes long
-    for weights in model.parameters():
-        weights.data.copy_(broadcast(weights.data.to(device)))
 
 
 def check_bigram_config(config: SnugBertConfig) -> None:

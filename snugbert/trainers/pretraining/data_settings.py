@@ -1,7 +1,6 @@
 """The settings that determine the examples of every step. Checkpoints store them, and resuming compares them."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,10 @@ def collect_example_settings(
     first, last = data_args.mask_rates
     objectives = [phase.objective for phase in phases]
     settings: dict[str, Any] = {
-        "text": _remove_folders(corpus.sources),
+        "text": {
+            describe_dataset(name.removeprefix(DATASET)) if name.startswith(DATASET) else name: digest
+            for name, digest in corpus.sources.items()
+        },
         # The language of lines that are not split, and the stored words, do not change tokens.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
         # A list only if phases differ, so that checkpoints written before `:mlm` existed can be resumed.
@@ -47,17 +49,6 @@ def collect_example_settings(
     if data_args.masking == "spans":  # only then, so that runs from before this setting can resume
         settings["masking"] = "spans"
     return settings
-
-
-def _remove_folders(sources: Mapping[str, str]) -> dict[str, str]:
-    """Makes absolute paths (of earlier versions) relative to their common folder. Checkpoints may be published."""
-    if all(name.startswith(DATASET) for name in sources):
-        return {describe_dataset(name.removeprefix(DATASET)): digest for name, digest in sources.items()}
-    absolute = set(filter(os.path.isabs, sources))
-    if not absolute:
-        return dict(sources)
-    folder = os.path.commonpath([os.path.dirname(name) for name in absolute])
-    return {os.path.relpath(name, folder) if name in absolute else name: digest for name, digest in sources.items()}
 
 
 def check_data_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:

@@ -33,9 +33,10 @@ from snugbert.remote_files import hide_credentials
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.trainers.dry_run import shared_folder
+from snugbert.trainers.lost_processes import wait_for_all
 from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
-from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams, share_weights
+from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
@@ -235,7 +236,7 @@ def _train_and_evaluate(
         dataset: Any = data.phases[0].dataset
         first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
         initialize_from_bigrams(predictor, data.train_corpus, tokenizer, training_args.seed, first_window)
-        share_weights(model, training_args.device)
+        wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
     validation = data.validation
     make_trainer = functools.partial(
         _make_trainer,

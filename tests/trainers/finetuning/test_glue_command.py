@@ -470,7 +470,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
             "train.csv: no columns 'sentence1' and 'sentence2'. Columns: 'sentence', 'label'. Expected: "
             "sentence1, sentence2, label.",
         ),
-        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected negative, positive"),
+        ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected one of negative, positive"),
         ({"config_name": None}, "--model_name_or_path is missing"),
         ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
         ({"config_name": "huge"}, "'huge' is neither a size"),
@@ -506,7 +506,7 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
 def test_unknown_labels(run, workshop, tmp_path):
     rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
     file = write_csv(tmp_path / "dev.csv", rows)
-    known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected cheerful, gloomy, "
+    known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected one of cheerful, gloomy, "
     with pytest.raises(InputError, match=f"{known}.*Fix or remove the row"):  # labels of the training file
         run_command("glue", arguments(workshop, tmp_path / "out", validation_file=file))
     with pytest.raises(InputError, match=f"{known}the labels of the model"):  # labels of the checkpoint

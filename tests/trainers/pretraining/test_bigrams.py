@@ -5,15 +5,12 @@ text of a Markov chain: only its bigrams help to predict it.
 """
 
 from itertools import pairwise
-from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 import transformers
-from accelerate import PartialState
 from pretraining_command import run
 from synthetic import make_corpus
 
@@ -29,7 +26,6 @@ from snugbert.trainers.pretraining.bigrams import (
     factorize,
     fit_side,
     initialize_from_bigrams,
-    share_weights,
     weigh_bigrams,
 )
 
@@ -279,21 +275,3 @@ def test_other_weights_and_missing_text_are_refused(tmp_path, tokenizer, model, 
     more = {"config_name": "tiny", "tokenizer_name": tmp_path, "validation_file": __file__, "do_eval": "true"}
     assert run(arguments, **more) == 2
     assert "--bigram_init needs training text. Pass --train_file" in capsys.readouterr().err
-
-
-def share_and_save(folder: Path) -> None:
-    process = PartialState(cpu=True).process_index
-    torch.manual_seed(process)
-    model = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig.from_size("tiny", vocab_size=50))
-    share_weights(model, torch.device("cpu"))
-    torch.save(model.state_dict(), folder / f"{process}.pt")
-
-
-def test_all_processes_get_the_weights_of_the_first(tmp_path):
-    result = forked.run(share_and_save, tmp_path, processes=2)
-    assert result.returncode == 0, result.stderr
-    torch.manual_seed(0)
-    expected = snugbert.SnugBertForMaskedLM(snugbert.SnugBertConfig.from_size("tiny", vocab_size=50)).state_dict()
-    for process in range(2):
-        weights = torch.load(tmp_path / f"{process}.pt")
-        assert all(torch.equal(weights[key], expected[key]) for key in expected)
