@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 MOST_LISTED = 8  # names in a message
 COMMAND = "SNUGBERT_COMMAND"  # environment variable that commands set. Their child processes inherit it
-# A command in backticks, or a flag with its value: a boolean, a number, or a word that ends a clause.
+# A command in backticks, or a flag with its value: a boolean, a number, or a word that messages advise.
 FLAG = re.compile(
     r"(`snugbert [^`]*`)|(?<![\w-])--([a-z]\w*)"
-    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| ([a-z]\w*)(?=[,:;)]|\.(?:\s|$)|$))?"
+    r"(?: (true|false)\b| (-?\d[\d.e-]*\b|'[^']+')| (skip|repair|replace|stop|error|no|mlm)\b)?"
 )
 PYTHON_NAMES = {"model_name_or_path": "model", "teacher_name_or_path": "teacher"}
 

@@ -514,13 +514,15 @@ def _check_mask(attention_mask: torch.Tensor | None, shape: tuple[int, int, int]
 def _refuse_packed_rows(position_ids: torch.Tensor) -> None:
     """Refuses several sequences in one row without boundaries, because they would attend to each other.
 
-    In such a row, each position is the one before plus 1, or the smallest one, and positions decrease at least once.
+    In such a row, each position is the one before plus 1, or the smallest one. Positions decrease, and later increase.
     """
     if is_tracing():
         return
     steps = position_ids.diff(dim=1)
     starts = position_ids[:, 1:] == position_ids.amin(dim=1, keepdim=True)
-    restarts = starts & (steps < 0) & (starts | (steps == 1)).all(dim=1, keepdim=True)
+    restarts = starts & (steps < 0)
+    increases_later = ((restarts.cumsum(1)[:, :-1] > 0) & (steps[:, 1:] == 1)).any(dim=1, keepdim=True)
+    restarts = restarts & increases_later & (starts | (steps == 1)).all(dim=1, keepdim=True)
     problem = (
         "as in a packed batch. For several sequences in a row, pass `cu_seq_lens_q`, for example with "
         "`SnugBertDataCollatorWithPacking`. For one sequence in a row, pass an `attention_mask`."

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Set
+from contextlib import suppress
 from functools import cache
 from itertools import count
 
@@ -30,6 +31,7 @@ USER_CHOICES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
 LEAST_LOAD = 0.2
 ERROR = 0.01  # measurement error of the load, per core
 SECONDS = 1.0  # between measurements
+SECONDS_TO_START = 60.0  # for the added threads. They take milliseconds, and longer on a busy machine
 
 
 @cache  # one thread for the process, however many commands it runs
@@ -101,10 +103,16 @@ def stop_spinning(num_cores: int) -> Callable[[], None]:
 
     def keep_team() -> None:
         torch.ones(2**20)  # large enough for all threads: creates a team that lives as long as this thread
-        ready.wait()
-        done.wait()
+        with suppress(threading.BrokenBarrierError):
+            ready.wait()
+            done.wait()
 
-    for _ in range(num_teams):
-        threading.Thread(target=keep_team).start()
-    ready.wait()
+    try:
+        for _ in range(num_teams):
+            threading.Thread(target=keep_team).start()
+        ready.wait(SECONDS_TO_START)
+    except BaseException:  # the system allows no more threads. None of them may wait forever, or Python would not end
+        ready.abort()
+        done.set()
+        raise
     return done.set

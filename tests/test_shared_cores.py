@@ -7,8 +7,9 @@ import threading
 import time
 
 import pytest
+import torch
 
-from snugbert.shared_cores import USER_CHOICES, measure_others
+from snugbert.shared_cores import USER_CHOICES, measure_others, stop_spinning
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libgomp on Linux")
 BUSY = "while True: pass"
@@ -60,6 +61,26 @@ def test_python_ends_after_the_threads():
 
 
 @pytest.mark.slow
+def test_threads_end_if_no_more_can_start(monkeypatch):
+    """Otherwise Python would wait for them forever."""
+    start, threads, number = threading.Thread.start, threading.active_count(), torch.get_num_threads()
+
+    def start_one(thread):
+        if threading.active_count() > threads:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="can't start"):
+            stop_spinning(3)
+    finally:
+        torch.set_num_threads(number)
+    while threading.active_count() > threads:
+        time.sleep(0.01)
+
+
 def test_threads_sleep_while_other_processes_use_the_cores():
     environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     for variable in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):

@@ -5,7 +5,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 
-from snugbert.data.tables import read_rows
+from snugbert.data.tables import check_header, read_rows
 from snugbert.errors import InputError
 
 
@@ -33,8 +33,11 @@ def load_rows(data: Any, name: str) -> Dataset:
     columns = dict.fromkeys(column for values in rows for column in values)
     try:
         if is_frame:
+            check_header(name, [*data.columns])
             return Dataset.from_pandas(data, preserve_index=False)
         return Dataset.from_dict({column: [values.get(column) for values in rows] for column in columns}, features)
+    except InputError:
+        raise
     except (ValueError, TypeError, OverflowError) as error:  # from Arrow
         raise InputError(f"{name}: a column cannot be stored ({error}). Give its values one type.") from error
 

@@ -83,7 +83,8 @@ class ExampleArguments(DataArguments):
     validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     on_missing_label: Literal["error", "skip"] = field(
-        default="error", metadata={"help": "Training and validation examples without a label: error, or skip them."}
+        default="error",
+        metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
     )
     # BERT's limit. Batches have no padding, so a high limit costs nothing if all texts are shorter.
     max_seq_length: int = field(

@@ -149,7 +149,7 @@ def _name_cells(
     for row, cells in table:
         if not header and (not headerless_columns or headerless_columns[-1] in cells):
             header = cells
-            _check_header(file, header)
+            check_header(file, header)
             continue
         header = header or list(headerless_columns)
         if len(cells) == len(header):
@@ -164,12 +164,18 @@ def _name_cells(
         logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
 
 
-def _check_header(file: Path, header: Sequence[str]) -> None:
-    """Checks that all columns have different names. Otherwise the last column of a name would replace the others."""
+def check_header(source: Path | str, header: Sequence[str]) -> None:
+    """Checks that all columns have different names. Otherwise the last column of a name would replace the others.
+
+    Raises:
+        InputError: two columns of `source` have the same name.
+    """
     for position, name in enumerate(header, start=1):
         first = header.index(name) + 1
         if first < position:
-            raise InputError(f"{file}: columns {first} and {position} are both called {name!r}. Rename or remove one.")
+            raise InputError(
+                f"{source}: columns {first} and {position} are both called {name!r}. Rename or remove one."
+            )
 
 
 def _read_tsv_rows(file: Path, log: ReadingLog) -> Iterator[tuple[int, list[str]]]:

@@ -6,6 +6,7 @@ only the complete file is uploaded.
 """
 
 import gc
+import hashlib
 import json
 import logging
 import os
@@ -213,7 +214,7 @@ def _predict(
     output = _name_output(args)
     state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
     first, end = shard
-    _go_to_end(output, stream, state, args.overwrite_output_file)
+    digest = _go_to_end(output, stream, state, args.overwrite_output_file)
     before = state["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
@@ -232,6 +233,8 @@ def _predict(
                 os.fsync(stream.fileno())
                 state["rows"] += len(window)
                 state["bytes"] = stream.tell()
+                digest.update(encoded)
+                state["sha256"] = _seal(digest, state["rows"])
                 write_atomically(_partial(output, ".json"), json.dumps(state))
             progress.move_to(state["rows"])
     if state["rows"] != end - first:
@@ -239,20 +242,34 @@ def _predict(
     return state["rows"] - before
 
 
-def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], overwrite: bool) -> None:
-    """Cuts the partial output `stream` to the bytes that its state counts, which are complete rows.
+def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], overwrite: bool) -> Any:
+    """Cuts the partial output `stream` to the bytes that its state counts. Returns the checksum of these bytes.
 
-    If bytes are missing and `overwrite` is set, resets the output and the state, to start again.
+    If they are damaged and `overwrite` is set, resets the output and the state, to start again.
 
     Raises:
-        InputError: bytes are missing.
+        InputError: the partial output is damaged.
     """
     size = stream.seek(0, os.SEEK_END)
-    if 0 < size < state["bytes"] and not overwrite:
-        raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
-    if size < state["bytes"]:  # at 0 bytes, the file was removed, but not its state
+    if size == 0:  # the file was removed, but not its state
         state |= {"rows": 0, "bytes": 0}
-    stream.truncate(state["bytes"])
+    stream.truncate(min(size, state["bytes"]))
+    with _partial(output).open("rb") as written:
+        digest = hashlib.file_digest(written, "sha256")
+    if (state["rows"] or state["bytes"]) and state.get("sha256") != _seal(digest, state["rows"]):
+        if not overwrite:
+            raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
+        state |= {"rows": 0, "bytes": 0}
+        stream.truncate(0)
+        digest = hashlib.sha256()
+    return digest
+
+
+def _seal(digest: Any, num_rows: int) -> str:
+    """Returns a checksum of the partial output together with its number of rows."""
+    sealed = digest.copy()
+    sealed.update(str(num_rows).encode())
+    return sealed.hexdigest()
 
 
 def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class GlueDataArguments(DataArguments):
         metadata={"help": "Separator of several labels in one cell. JSON lists need no separator."},
     )
     on_missing_label: Literal["error", "skip"] = field(
-        default="error", metadata={"help": "Training and validation examples without a label: error, or skip them."}
+        default="error",
+        metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
     )
     # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
     do_regression: bool = field(  # type: ignore[assignment]

@@ -41,11 +41,11 @@ class ExampleCopies:
             title = set_title(task.set_names[name]) if name in task.set_names else "training"
             if name == "train":
                 self._count_within(keys, labels, task.noun)
-            self.sentences += self._compare(keys, title, task.noun)
+            self._compare(keys, title, task.noun)
             self._keys.setdefault(title, set()).update(keys)  # "train" and "unlabeled" are the training examples
 
     def compare(self, task: Task[Any, Any, Any], split: Split) -> None:
-        """Logs how many examples of a further split are copies of the examples of other sets."""
+        """Counts the examples of a further split that are copies of the examples of other sets. Logs a new count."""
         texts, _ = task.list_texts(split)
         self._compare(_hash_texts(texts, task.tokenizer), set_title(task.set_names[split.name]), task.noun)
 
@@ -60,15 +60,13 @@ class ExampleCopies:
             self.sentences.append(f"Training {noun} with a copy that has another label: {conflicting:,}.")
             logger.warning("%s Correct the labels, or remove these %s.", self.sentences[-1], noun)
 
-    def _compare(self, keys: list[int], title: str, noun: str) -> list[str]:
-        sentences = []
+    def _compare(self, keys: list[int], title: str, noun: str) -> None:
         for other, known in self._keys.items():
-            if other != title and (shared := sum(key in known for key in keys)):
-                sentences.append(
-                    f"{title.capitalize()} {noun} that are copies of {other} {noun}: {shared:,} of {len(keys):,}."
-                )
-                logger.warning("%s Scores on copies are too high. Remove the copies from one set.", sentences[-1])
-        return sentences
+            shared = sum(key in known for key in keys)
+            sentence = f"{title.capitalize()} {noun} that are copies of {other} {noun}: {shared:,} of {len(keys):,}."
+            if other != title and shared and sentence not in self.sentences:
+                self.sentences.append(sentence)
+                logger.warning("%s Scores on copies are too high. Remove the copies from one set.", sentence)
 
 
 def _hash_texts(columns: Iterable[Iterable[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -9,7 +9,7 @@ import ast
 import logging
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -164,7 +164,7 @@ def find_text_columns(
 
     These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
     `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
-    numbers, dates, codes and ids are left out.
+    numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
 
     Args:
         first_rows: values of the first rows.
@@ -187,16 +187,22 @@ def find_text_columns(
     for pair in PAIRS:
         if all(name in by_lower_name for name in pair):
             return tuple(by_lower_name[name] for name in pair), []
-    columns = {name: _find_texts([values.get(name) for values in first_rows]) for name in names}
-    columns = {name: texts for name, texts in columns.items() if texts and not ID_NAME.fullmatch(name)}
+    columns = {}
+    for name in names:
+        is_code = _is_number if name.strip().lower() in TEXT_NAMES else _is_code
+        texts = _find_texts([values.get(name) for values in first_rows], is_code)
+        if texts and not ID_NAME.fullmatch(name):
+            columns[name] = texts
     if not columns:
         raise InputError(
             f"{source}: no text column besides the label {label_column!r}. {_describe_found(first_rows[0])} "
             "Set --text_column_names and --label_column_name."
         )
-    named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in columns]
-    chosen = named[0] if named else max(columns, key=lambda name: sum(map(len, set(columns[name]))))
-    return (chosen,), [name for name, texts in columns.items() if name != chosen and _are_varied(texts)]
+    varied = [name for name, texts in columns.items() if _are_varied(texts)]
+    candidates = varied or [*columns]
+    named = [by_lower_name[name] for name in TEXT_NAMES if by_lower_name.get(name) in candidates]
+    chosen = named[0] if named else max(candidates, key=lambda name: sum(map(len, set(columns[name]))))
+    return (chosen,), [name for name in varied if name != chosen]
 
 
 def _are_varied(texts: list[str]) -> bool:
@@ -211,22 +217,26 @@ def _describe_found(names: Collection[str]) -> str:
     return columns
 
 
-def _find_texts(cells: Iterable[object]) -> list[str]:
-    """Returns the texts of a column. Empty if most of its filled cells are numbers, dates, codes or other values."""
+def _find_texts(cells: Iterable[object], is_code: Callable[[str], bool]) -> list[str]:
+    """Returns the texts of a column. Empty if most of its filled cells are codes or other values."""
     filled = [cell for cell in cells if cell is not None and str(cell).strip() not in ("", "nan")]
-    texts = [cell for cell in filled if isinstance(cell, str) and not _is_code(cell)]
+    texts = [cell for cell in filled if isinstance(cell, str) and not is_code(cell)]
     return texts if 2 * len(texts) >= len(filled) else []
+
+
+def _is_number(cell: str) -> bool:
+    return NUMBER.fullmatch(cell.strip()) is not None
 
 
 def _is_code(cell: str) -> bool:
     """Whether at least half of the words have digits or belong to an address, as in "K-17" and "5 May 2024".
 
-    Chinese and Japanese sentences are single words. They are no codes if they have more letters than digits.
+    Chinese and Japanese sentences are single words. They are no codes if they have as many letters as digits.
     """
     words = cell.strip()[:100].split()  # long enough for a date
     marks = [len(re.findall(r"[\d@/]", word)) for word in words]
     letters = [sum(char > "\x7f" and char.isalpha() for char in word) for word in words]
-    return 2 * sum(0 < mark >= letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
+    return 2 * sum(mark > letter for mark, letter in zip(marks, letters, strict=True)) >= len(words)
 
 
 # --- examples ---------------------------------------------------------------------------------------------------

@@ -177,7 +177,8 @@ def _check_sentences(sentences: list[Sentence], source: str, in_documents: bool,
 def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> str | None:
     """Finds the tagging scheme, and converts the tags of all splits to BIO. Tags that mark no entities stay the same.
 
-    A split with sentences that have no tags loses its other tags.
+    The training data decide whether tags mark entities, or all splits without training data. A split with sentences
+    that have no tags loses its other tags.
 
     Args:
         splits: the splits with their original tags.
@@ -192,7 +193,8 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
             The message names the first such tag.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
-    counts = Counter(tag for _, _, tags in labeled for tag in tags)
+    decisive = [tags for split, _, tags in labeled if split.name == "train"] or [tags for _, _, tags in labeled]
+    counts = Counter(tag for tags in decisive for tag in tags)
     has_entities, bare = are_entity_tags(counts), BARE if are_bare(counts) else ""
     for split, sentence, tags in labeled:
         for word, tag in enumerate(tags):
@@ -250,7 +252,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
 
 
 def check_types(split: TagSplit, types: set[str], origin: str) -> None:
-    """Checks the entity types of a split. Tags that mark no entities get a warning, because rare ones may be new.
+    """Checks the entity types of a split. If the tags mark no entities, rare unknown tags only get a warning.
 
     Args:
         split: the sentences.
@@ -258,13 +260,16 @@ def check_types(split: TagSplit, types: set[str], origin: str) -> None:
         origin: where the types come from, for the message.
 
     Raises:
-        InputError: an entity tag has a type that is not in `types`.
+        InputError: an entity tag has a type that is not in `types`, or most tags are not in `types`.
     """
     if not split.has_entities:
         unknown = [tag for sentence in split.sentences for tag in sentence.tags or () if tag not in types]
         if unknown:
-            message = "%s: %s with a tag that %s lacks, such as %r. They count as errors."
-            logger.warning(message, split.source, format_count(len(unknown), "word"), origin, unknown[0])
+            count = format_count(len(unknown), "word")
+            problem = f"{split.source}: {count} with a tag that is not in {origin}, such as {unknown[0]!r}."
+            if 2 * len(unknown) > sum(len(sentence.tags or ()) for sentence in split.sentences):
+                raise InputError(f"{problem} Check --label_column_name.")
+            logger.warning("%s Such words count as errors.", problem)
         return
     for sentence in split.sentences:
         for word, tag in enumerate(sentence.tags or ()):

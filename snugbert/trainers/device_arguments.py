@@ -25,6 +25,8 @@ DATA_WORKERS = 4
 # Default of `--ddp_timeout` in seconds. torch's own limits are 600 with NCCL and 1,800 with gloo. The collectives of a
 # step take seconds, and long work of one process has no limit (trainers/lost_processes.py).
 SILENCE = 300
+# Values of transformers' `TrainingArguments` that are used even if they are its defaults.
+ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
 # Names of the precisions, and how the log describes them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
@@ -133,17 +135,21 @@ class DeviceArguments(TrainingArguments):
 
     @classmethod
     def adopt(cls, args: TrainingArguments) -> Self:
-        """Returns a copy of `args`, or the values that a user set in transformers' `TrainingArguments`.
+        """Returns a copy of `args`, or arguments with the values of transformers' `TrainingArguments`.
 
-        A value that equals its default may not be the user's, so the default of this class replaces it.
+        These are learning rate, batch size and epochs, and values that differ from transformers' defaults. Any other
+        value may not be the user's, so the default of this class replaces it.
         """
         if isinstance(args, cls):
             return copy.copy(args)
         default = TrainingArguments(output_dir=args.output_dir)
         names = [each.name for each in fields(TrainingArguments) if each.init]
-        given = {name: getattr(args, name) for name in names if getattr(args, name) != getattr(default, name)}
-        message = "args: expected %s, got TrainingArguments. The values that you changed are kept: %s."
-        logger.warning(message, cls.__name__, ", ".join(given) or "none")
+        given = {
+            name: getattr(args, name)
+            for name in names
+            if name in ALWAYS_KEPT or getattr(args, name) != getattr(default, name)
+        }
+        logger.warning("args: expected %s, got TrainingArguments. Kept: %s.", cls.__name__, ", ".join(given))
         return cls(**{"output_dir": args.output_dir, **given})
 
     @property

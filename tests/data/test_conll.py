@@ -197,7 +197,7 @@ SPANS = [{"start": 0, "end": 1, "label": "X"}]
         ),
         (
             [{"text": "a", "entities": []}],
-            "Columns: 'text', 'entities'. Character spans are not read yet, only a list of",
+            "Columns: 'text', 'entities'. Character spans are not read yet. Write a list of",
         ),
         ([{"tokens": "a", "spans": SPANS}], "expected a list of words in column 'tokens', found 'a'. Character spans"),
         (

@@ -201,8 +201,6 @@ def test_pretrain_reports_it_also_from_the_cache(documents, tmp_path, tokenizer,
         {tuple(sentence) for document in content(corpus) for sentence in document} for corpus in corpora
     )
     assert len(held_out) > 10 and sum(map(len, train & held_out)) < 100  # only short sentences
-    assert snugbert_command(["prepare", "--list", "--cache_dir", str(tmp_path / "cache")]) == 0
-    assert ", unique lines, tokenizer " in capsys.readouterr().out
     with pytest.raises(InputError, match=r"Pass the flag to `snugbert prepare`\."):
         PretrainingDataArguments(corpus="prepared", deduplicate="lines")
 

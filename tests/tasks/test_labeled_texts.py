@@ -252,6 +252,8 @@ CODES = {
         ({"ticket_id": NAMES, "created": CODES["iso"], "message": TEXTS}, "message", ""),
         ({"status": FEW, "a": SHORT}, "a", ""),
         ({"status": FEW, "text": ["hi", "hi", "bye", "hi"]}, "text", ""),
+        ({"text": ["iPhone 12", "Galaxy S21", "\ubc30\uc1a1 3\uc77c", "call 0800 now 24"]}, "text", ""),
+        ({"content": FEW, "article": TEXTS}, "article", ""),
         ({"priority": ["medium"] * 4, "words": ["hi", "help", "bye", "hi"]}, "words", ""),
         ({"title": SHORT, "body": TEXTS}, "body", "title"),
         ({"Title": TEXTS, "Text": SHORT}, "Text", "Title"),

@@ -13,6 +13,7 @@ from conll import WAYS, all_tags, choose_labels, convert_tags, make_tagging
 from datasets import ClassLabel, Dataset, Features, List, Value
 from seqeval.metrics import accuracy_score, classification_report
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.conll import Sentence, Tags
 from snugbert.errors import InputError
 from snugbert.tasks.entity_tags import BARE, BARE_TYPE, SCHEMES, decode_tags, encode_tags
@@ -175,6 +176,20 @@ def test_metric_of_tags_without_types(scheme, part):
 
 def test_metric_of_tags_that_mark_no_entities():
     assert compute([["NN", "IN", "S"], ["VB"]], [["NN", "NN", "S"], ["O"]]) == {"accuracy": 0.5}
+
+
+def test_a_column_of_other_tags_is_refused():
+    """The training data decide whether tags mark entities. Otherwise the scores would be 0 without a word."""
+    entities, parts = (
+        [Dataset.from_list([{"tokens": ["a", "b"], "tags": tags}] * 3)] for tags in (["B-PER", "O"], ["NN", "VB"])
+    )
+    with pytest.raises(InputError, match="'NN' is not an entity tag"):
+        Tagging().read_splits({"train": entities, "validation": parts})
+    tagging = Tagging()
+    splits = tagging.read_splits({"validation": parts})
+    config = SnugBertConfig(id2label={0: "O", 1: "B-PER", 2: "I-PER"})
+    with pytest.raises(InputError, match="6 words with a tag that is not in the checkpoint, such as 'NN'"):
+        tagging.choose_labels(splits, config)
 
 
 def test_baseline_predicts_most_frequent_tags():

@@ -47,7 +47,7 @@ def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> tor
     for label, weight in pairs:
         try:
             value = float(weight)
-        except ValueError:
+        except (TypeError, ValueError):
             value = -1
         if label not in weights or not 0 < value < float("inf"):
             part = f"{label}={weight}".removeprefix("=")

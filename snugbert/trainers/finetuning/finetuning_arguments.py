@@ -205,7 +205,7 @@ class FineTuningArguments(DeviceArguments):
         self._read_sweep()
         check_ranges(self)
         if isinstance(self.class_weights, dict):  # as in JSON, which is compared on resume
-            self.class_weights = {str(label): float(weight) for label, weight in self.class_weights.items()}
+            self.class_weights = {str(label): weight for label, weight in self.class_weights.items()}
         if self.deepspeed:
             raise InputError("--deepspeed is not supported. Remove the flag.")
         if self.label_names is not None:  # Trainer's names of columns in a batch

@@ -158,6 +158,7 @@ def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, t
     test = ["Test examples that are copies of training examples: 3 of 3."]
     test += ["Test examples that are copies of validation examples: 3 of 3."]
     assert all(f"{sentence} Scores on copies are too high" in caplog.text for sentence in [copies[1], *test])
+    assert trainer.prepared.copies.sentences == [*copies, *test]
     card = (tmp_path / "one/README.md").read_text()
     assert f"\n{copies[0]}\n\n{copies[1]}\n" in card and "gloomy recall" in card
 
@@ -261,8 +262,9 @@ def test_transformers_arguments_set_what_is_not_their_default(bert, train, dev, 
     args = FineTuningTrainer("tiny", stock, TextClassification(), train, dev, bert).args
     assert type(args) is FineTuningArguments and args.output_dir == str(tmp_path)
     assert (args.learning_rate, args.eval_strategy, args.eval_steps, args.seed) == (1e-4, "steps", 7, 5)
-    assert (args.per_device_train_batch_size, args.warmup_steps, args.save_total_limit) == (32, 0.1, 2)
-    assert "TrainingArguments were read as FineTuningArguments. Not their defaults: learning_rate" in caplog.text
+    assert (args.per_device_train_batch_size, args.num_train_epochs) == (8, 3)  # transformers' defaults
+    assert (args.warmup_steps, args.save_total_limit) == (0.1, 2)
+    assert "args: expected FineTuningArguments, got TrainingArguments. Kept: " in caplog.text
 
 
 def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_path):
@@ -322,6 +324,8 @@ def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):
     refuse(r"train_dataset, row 1: expected a dict, not a str", train_dataset=["good"])
     mixed = [{"sentence": "good", "label": label} for label in (1, "gloomy")]
     refuse(r"train_dataset: a column cannot be stored \(.*'gloomy'", train_dataset=mixed)
+    repeated = train.to_pandas().rename(columns={"label": "sentence"})
+    refuse("train_dataset: columns 1 and 2 are both called 'sentence'", train_dataset=repeated)
     refuse(r"no data", train_dataset=None, eval_dataset=None)
     refuse(r"--sweep and --seeds", args=arguments(tmp_path, seeds=2))
     refuse(r"model and task are missing", task=None)
