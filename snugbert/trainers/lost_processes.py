@@ -30,7 +30,8 @@ LOST = re.compile(
     r"closed by peer|reset by peer|broken pipe|timed out|timeout|failed to recv|ncclRemoteError|remote process exited",
     re.IGNORECASE,
 )
-# gloo raises a RuntimeError with the name of its source file, such as "[/src/gloo/transport/tcp/pair.cc:538] ...".
+# gloo raises a RuntimeError, mostly with its source file: "[/src/gloo/transport/tcp/pair.cc:538] ...". Without a file:
+# "Application timeout caused pair closure".
 PLACE = re.compile(r"^\[\S+:\d+\]\s*")
 ADVICE = "Start all processes again with --resume_from_checkpoint true."
 
@@ -161,7 +162,7 @@ def explain_lost_process(error: RuntimeError) -> str | None:
     if isinstance(error, ProcessLost):
         return str(error)
     text = str(error)
-    is_distributed = isinstance(error, dist.DistError) or "/gloo/" in text
+    is_distributed = isinstance(error, dist.DistError) or "/gloo/" in text or "pair closure" in text
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not is_distributed or not LOST.search(text):
         return None
     line = next(line for line in text.splitlines() if LOST.search(line))
