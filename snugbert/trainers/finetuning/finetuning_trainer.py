@@ -75,8 +75,8 @@ class FineTuningTrainer(RunTrainer):
         model: a Hub name or folder of a checkpoint of the BERT family, a size such as "tiny" for random weights, or a
             SnugBERT model with the task's head, which is trained in place.
         args: the settings. The trainer uses a copy, unless it gets a [`PreparedTask`]. From transformers'
-            `TrainingArguments`, learning rate, epochs, batch size and changed values are used. Default: the paper's, in the folder
-            "trainer_output".
+            `TrainingArguments`, learning rate, epochs, batch size and changed values are used. Default: the
+            paper's, in the folder "trainer_output".
         task: such as [`TextClassification`]. The trainer does not change it. Commands pass a [`PreparedTask`], which
             includes model and data.
         train_dataset: rows with the columns of the task: a `datasets.Dataset`, whose format is ignored, a streamed
