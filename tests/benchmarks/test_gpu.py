@@ -70,8 +70,9 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
         assert results["products"][f"4 x 24 | {name}"]["flops"] == flops
     for name, row in (results["steps"] | results["lengths"]).items():
         assert "machine" in row or (len(row["seconds"]) == 2 and 0 < row["fill"] <= 1)
-        # The next compiled side uses the same code.
-        assert bool(row.get("compiled")) == name.endswith(("compiled, graphs", "compiled layers"))
+        # The next compiled side uses the same code, except for one more graph of the embeddings.
+        compiled = row.get("compiled", 0) or 0
+        assert compiled if name.endswith(("compiled, graphs", "compiled layers")) else compiled <= 1
     with_graphs = {name: row for name, row in (results["correctness"] | results["steps"]).items() if row.get("graphs")}
     assert list(with_graphs) == ["pretraining, float32 | SnugBERT, graphs", "pretraining, 4 x 24 | SnugBERT, graphs"]
     distances = {name: row["distance"] for name, row in results["products"].items() if "distance" in row}
