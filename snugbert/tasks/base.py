@@ -323,7 +323,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
-        """Returns further metrics, of single labels and their means. `score` returns those that are in `metrics`."""
+        """Returns the metrics of each label and their means. `score` computes the ones that `metrics` names."""
         return ()
 
     @abstractmethod
