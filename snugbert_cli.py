@@ -81,7 +81,7 @@ COMMANDS = {
         description="Tokenizes text once, for any number of pretraining runs.",
         example="--tokenizer_name tokenizer --train_file 'corpus/*.txt.gz' --output_dir prepared",
         arguments=(
-            "checkpoints.model_arguments.TokenizerArguments",
+            "cli.model_arguments.TokenizerArguments",
             "data.data_arguments.PreparationArguments",
             "data.data_arguments.OutputArguments",
         ),
@@ -155,17 +155,17 @@ COMMANDS = {
         description="Converts checkpoints of the BERT family and TensorFlow's BERT to SnugBERT, and back.",
         example="bert-base-uncased snugbert-base --to snugbert",
         arguments=(
-            "checkpoints.model_arguments.ConversionArguments",
-            "checkpoints.model_arguments.HubArguments",
+            "cli.model_arguments.ConversionArguments",
+            "cli.model_arguments.HubArguments",
         ),
-        function="checkpoints.conversion.run_conversion",
+        function="families.conversion.run_conversion",
         uploads="output",
     ),
     "export": Command(
         summary="export a model to ONNX, OpenVINO, CTranslate2 or BERT",
         description="Exports a model to ONNX Runtime, OpenVINO, CTranslate2 or stock BERT, and runs it there.",
         example="sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv",
-        arguments=("export.export_arguments.ExportArguments", "checkpoints.model_arguments.HubArguments"),
+        arguments=("export.export_arguments.ExportArguments", "cli.model_arguments.HubArguments"),
         function="export.export.run_export",
         uploads="output",
     ),
@@ -331,7 +331,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from safetensors import SafetensorError
 
     from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
-    from snugbert.staging import show_urls
+    from snugbert.storage.inputs import show_urls
 
     os.environ[COMMAND] = name
     try:
@@ -371,9 +371,9 @@ def run_command(name: str, arguments: list[str]) -> None:
         InputError: an argument, a model or data cannot be used.
         SystemExit: with `--help`.
     """
-    from snugbert.command_line import list_inputs, parse_arguments
-    from snugbert.remote_outputs import find_output, write_output
-    from snugbert.staging import showing_urls
+    from snugbert.cli.parser import list_inputs, parse_arguments
+    from snugbert.storage.inputs import showing_urls
+    from snugbert.storage.uploads import find_output, write_output
 
     command = COMMANDS[name]
     program = f"snugbert {name}"
@@ -401,7 +401,7 @@ def _import(name: str) -> Any:
 def _explain_lost_process(error: RuntimeError) -> str | None:
     if "torch.distributed" not in sys.modules:
         return None
-    from snugbert.trainers.lost_processes import explain_lost_process
+    from snugbert.trainers.run.lost_processes import explain_lost_process
 
     return explain_lost_process(error)
 

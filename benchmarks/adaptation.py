@@ -35,9 +35,9 @@ from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import snugbert  # noqa: F401  registers the tokenizer
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_model, load_tokenizer
 from snugbert.files import write_atomically
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))

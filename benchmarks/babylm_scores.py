@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from side_by_side import describe_machine, positive
 
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.documents import match_files
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import BAD, GOOD, MinimalPair, read_pairs, summarize

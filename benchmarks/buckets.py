@@ -52,13 +52,13 @@ from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.data import preparation
-from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.corpus_index import index_name, make_index, write_index
-from snugbert.data.part_files import END_OF_STREAM, corpus_schema
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.corpus import Corpus, open_corpus
+from snugbert.data.corpus.corpus_index import index_name, make_index, write_index
+from snugbert.data.corpus.part_files import END_OF_STREAM, corpus_schema
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 from snugbert.trainers.pretraining.sentence_pairs import EXAMPLE
 

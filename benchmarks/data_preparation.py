@@ -29,13 +29,13 @@ from typing import Any
 from side_by_side import describe_machine, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus.corpus import Corpus, open_corpus
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.documents import find_files, read_documents, split_sentences
-from snugbert.data.preparation import prepare_corpus
 from snugbert.data.tokenizing import DocumentTokenizer
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

@@ -41,12 +41,12 @@ from side_by_side import describe_machine, positive
 from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModelForPreTraining
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.checkpoints.students import choose_student_layers, make_student
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_model, load_tokenizer
+from snugbert.families.students import choose_student_layers, make_student
 from snugbert.files import write_atomically
-from snugbert.trainers.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.checkpoint_files import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")
 NOT_TRAINED = ("teacher", "start")

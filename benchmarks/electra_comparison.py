@@ -45,12 +45,11 @@ from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table, run_snugbert
 
-from snugbert.checkpoints.loading import load_config, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.command_line import parse_arguments as parse_command
+from snugbert.cli.model_arguments import ModelArguments
+from snugbert.cli.parser import parse_arguments as parse_command
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_tokenizer
 from snugbert.files import write_atomically
-from snugbert.trainers.checkpoint_files import list_checkpoints
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import load_corpora
@@ -58,6 +57,7 @@ from snugbert.trainers.pretraining.electra import shrink_config
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.training_log import training_flops
+from snugbert.trainers.run.checkpoint_files import list_checkpoints
 
 REPOSITORY = Path(__file__).parents[1]
 REFERENCE = "mlm+nsp"  # the recipe that sets the FLOPs

@@ -31,14 +31,14 @@ from side_by_side import describe_machine, positive
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
-from snugbert.checkpoints.reading import CLASSES, read_checkpoint
-from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export import stock_engine
 from snugbert.export.export import export_model, list_model_files, load_pooling, make_score
 from snugbert.export.export_arguments import ENGINES
 from snugbert.export.texts import make_batches
+from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
+from snugbert.families.reading import CLASSES, read_checkpoint
+from snugbert.families.sentence_transformers_files import find_model_folder
 from snugbert.reports.plots import COLORS, GREY, TITLE, new_figure, tidy
 
 REFERENCE = "BERT in torch, float32"

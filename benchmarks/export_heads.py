@@ -18,10 +18,10 @@ from pathlib import Path
 from side_by_side import describe_machine
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.reading import read_checkpoint
-from snugbert.checkpoints.sentence_transformers_files import find_model_folder
 from snugbert.errors import InputError
 from snugbert.export.export import Export, export_model
+from snugbert.families.reading import read_checkpoint
+from snugbert.families.sentence_transformers_files import find_model_folder
 
 TARGETS = ("onnx", "openvino", "ctranslate2")
 

@@ -43,9 +43,9 @@ from transformers import (
 )
 
 from snugbert import SnugBertConfig
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.families.loading import load_tokenizer
 
 TASK = "mrpc"
 # The configurations of the released checkpoints, where they differ from their classes' defaults.

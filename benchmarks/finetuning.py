@@ -30,12 +30,12 @@ from side_by_side import (
 )
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.squad import check_answers, read_questions
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_model, load_tokenizer
 from snugbert.tasks.base import Task
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import make_question_windows

@@ -26,7 +26,7 @@ from transformers import (
     Trainer,
 )
 
-from snugbert.command_line import parse_arguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_answering import QuestionAnswering
@@ -34,7 +34,7 @@ from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task
-from snugbert.trainers.processes import set_up
+from snugbert.trainers.run.processes import set_up
 
 COMMANDS = {
     "glue": (TextClassification, BertForSequenceClassification),

@@ -77,10 +77,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from snugbert import SnugBertConfig, SnugBertPreTrainedModel
-from snugbert.cuda_graphs import CudaGraphs, note_waits
-from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple, pad_row
+from snugbert.gpu.compilation import compile_model
+from snugbert.gpu.cuda_graphs import CudaGraphs, note_waits
+from snugbert.gpu.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple, pad_row
 from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kernels, ragged_attention
-from snugbert.trainers.compilation import compile_model
 from snugbert.trainers.pretraining.training_log import TRAINING_COST, peak_flops
 
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.

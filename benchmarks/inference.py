@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from finetuning import HEADS, glue_features, load, make_padding_collator
 from side_by_side import Work, argument_parser, default_checkpoint, make_batches, report
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.families.loading import load_tokenizer
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

@@ -13,13 +13,13 @@ import torch
 from side_by_side import choose_device
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_config, load_model
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.evaluation.held_out_text import score_examples
 from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
-from snugbert.trainers.checkpoint_files import step_of
+from snugbert.families.loading import load_config, load_model
 from snugbert.trainers.pretraining.data_settings import RECORD_NAME
 from snugbert.trainers.pretraining.examples import PretrainingDataset
+from snugbert.trainers.run.checkpoint_files import step_of
 
 EVAL_BATCH_SIZE = 64
 

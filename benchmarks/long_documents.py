@@ -41,8 +41,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 import snugbert
 from snugbert import FineTuningArguments, FineTuningTrainer, SnugBertForSequenceClassification, TextClassification
-from snugbert.checkpoints.students import make_student
 from snugbert.errors import InputError
+from snugbert.families.students import make_student
 from snugbert.files import write_atomically
 from snugbert.tasks.base import Features
 from snugbert.tasks.labeled_texts import TextSplit

@@ -43,10 +43,10 @@ from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import AutoModel, AutoTokenizer
 
 import snugbert
-from snugbert.checkpoints.conversion import convert_model
-from snugbert.checkpoints.positions import POSITIONS, continue_rows
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
+from snugbert.families.conversion import convert_model
+from snugbert.families.positions import POSITIONS, continue_rows
 from snugbert.files import write_atomically
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments

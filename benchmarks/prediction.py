@@ -36,11 +36,11 @@ from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.conversion import convert_model
-from snugbert.checkpoints.sentence_transformers_files import TRANSFORMER
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.export.export import load_pooling
+from snugbert.families.conversion import convert_model
+from snugbert.families.sentence_transformers_files import TRANSFORMER
 from snugbert.files import read_json
 from snugbert.prediction.formats import make_format
 from snugbert.prediction.predict_file import write_predictions

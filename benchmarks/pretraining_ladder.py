@@ -45,15 +45,14 @@ from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
 from side_by_side import choose_device, describe_machine, positive
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.command_line import parse_arguments as parse_command
-from snugbert.data.corpus import Corpus
+from snugbert.cli.model_arguments import ModelArguments
+from snugbert.cli.parser import parse_arguments as parse_command
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.documents import match_files
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
 from snugbert.evaluation.minimal_pairs import BAD, GOOD, read_pairs
-from snugbert.trainers.checkpoint_files import list_checkpoints, step_of
+from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora
 from snugbert.trainers.pretraining.examples import PretrainingDataset
@@ -63,6 +62,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
 )
 from snugbert.trainers.pretraining.scores import unigram_baseline
+from snugbert.trainers.run.checkpoint_files import list_checkpoints, step_of
 
 POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run

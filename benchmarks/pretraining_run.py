@@ -27,12 +27,12 @@ import transformers
 from side_by_side import SIDES, choose_device, describe_machine, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
-from snugbert.data.preparation import prepare_corpus
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import pad_batch
+from snugbert.families.loading import load_config, load_model, load_tokenizer
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset

@@ -25,12 +25,12 @@ from side_by_side import (
 )
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.data.preparation import prepare_corpus
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import pad_batch
+from snugbert.families.loading import load_config, load_model, load_tokenizer
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

@@ -35,12 +35,12 @@ from pretraining_ladder import as_flags
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_seeds, format_table, run_snugbert
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.documents import find_files, read_documents
-from snugbert.data.preparation import prepare_corpus
 from snugbert.data.repeated_text import HashCounts, RepeatCounter, read_report
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
 from snugbert.files import write_atomically
 
 LINES, SHORTEST, LONGEST = 20, 60, 120  # repeated lines, and their number of characters

@@ -26,13 +26,13 @@ from finetuning import encode_split
 from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.glue import TASKS
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, count_tokens
-from snugbert.data.preparation import prepare_corpus
-from snugbert.data.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.data.squad import check_answers, read_questions
+from snugbert.families.loading import load_tokenizer
+from snugbert.gpu.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import make_question_windows
 from snugbert.tasks.tagging import Tagging

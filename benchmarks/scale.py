@@ -50,16 +50,16 @@ from buckets import URL, Peaks, serve, time_start
 from side_by_side import describe_machine, positive
 from steps import check_settings, format_table
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.data.corpus import Corpus, open_corpus
-from snugbert.data.corpus_blocks import CachedBlocks
-from snugbert.data.corpus_index import index_name, make_index
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus.corpus import Corpus, open_corpus
+from snugbert.data.corpus.corpus_blocks import CachedBlocks
+from snugbert.data.corpus.corpus_index import index_name, make_index
+from snugbert.data.corpus.preparation import BLOCK_TOKENS, MOST_PARTS
 from snugbert.data.documents import find_files, read_documents
-from snugbert.data.preparation import BLOCK_TOKENS, MOST_PARTS
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
 from snugbert.files import write_atomically
-from snugbert.remote_requests import CONNECTIONS
+from snugbert.storage.requests import CONNECTIONS
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS, Window, Windows
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

@@ -39,12 +39,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import normalize
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.data.corpus import Corpus
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.documents import find_files, read_documents, split_sentences
-from snugbert.data.preparation import prepare_corpus
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS, Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

@@ -234,7 +234,7 @@ def compile_encoder(model: PreTrainedModel, backend: str = "inductor") -> None:
     """Compiles in place: SnugBERT as `--torch_compile` does, stock BERT's layers with torch's defaults."""
     if isinstance(model, snugbert.SnugBertPreTrainedModel):
         # Imported here because host_time.py and waits_and_graphs.py also run with versions that lack it.
-        from snugbert.trainers.compilation import compile_model
+        from snugbert.gpu.compilation import compile_model
 
         compile_model(model, backend)
         return

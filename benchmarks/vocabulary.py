@@ -36,10 +36,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.data.documents import find_files, read_lines
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
 from snugbert.vocabulary.extension import extend_tokenizer, learn_extension, tokens_per_word
 from snugbert.vocabulary.learning import (
     ALPHABET_SIZE,

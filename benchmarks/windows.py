@@ -43,12 +43,12 @@ from steps import check_settings, format_seeds, format_table, run_snugbert
 from transformers import PreTrainedTokenizerBase
 
 from snugbert import SnugBertForPreTraining
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.data import preparation
-from snugbert.data.corpus import Corpus, open_corpus
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.corpus import Corpus, open_corpus
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import score_examples
+from snugbert.families.loading import load_tokenizer
 from snugbert.files import write_atomically
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED
 from snugbert.trainers.pretraining.examples import PretrainingDataset

@@ -27,15 +27,15 @@ from snugbert.modeling_snugbert import (
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
-    from snugbert.checkpoints.conversion import convert_model
-    from snugbert.data.corpus import open_corpus
+    from snugbert.data.corpus.corpus import open_corpus
+    from snugbert.data.corpus.preparation import prepare_corpus
     from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
-    from snugbert.data.preparation import prepare_corpus
     from snugbert.errors import InputError
     from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
     from snugbert.evaluation.held_out_text import score_text
     from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
     from snugbert.export.export import export_model
+    from snugbert.families.conversion import convert_model
     from snugbert.prediction.predictor import Predictor
     from snugbert.prediction.question_answerer import QuestionAnswerer
     from snugbert.tasks.classification import TextClassification
@@ -98,11 +98,11 @@ LAZY_NAMES = {
     "TextClassification": "tasks.classification",
     "TokenBudgetDataset": "data.packed_batches",
     "VocabularyArguments": "vocabulary.vocabulary_arguments",
-    "convert_model": "checkpoints.conversion",
+    "convert_model": "families.conversion",
     "export_model": "export.export",
-    "open_corpus": "data.corpus",
+    "open_corpus": "data.corpus.corpus",
     "plan_phases": "trainers.pretraining.batches",
-    "prepare_corpus": "data.preparation",
+    "prepare_corpus": "data.corpus.preparation",
     "score_pairs": "evaluation.minimal_pairs",
     "score_text": "evaluation.held_out_text",
     "train_vocabulary": "vocabulary.train",

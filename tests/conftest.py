@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SAVEFIG = Figure.savefig
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "trainers/test_store_runs.py",
+    "trainers/run/test_store_runs.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
     "invariants/test_training.py",
@@ -40,23 +40,23 @@ LONG_FILES = (
     "trainers/pretraining/test_sentence_pairs.py",
     "trainers/finetuning/test_distillation.py",
     "trainers/pretraining/test_pretrain.py",
-    "trainers/test_stopping.py",
+    "trainers/run/test_stopping.py",
     "invariants/test_gpu_path.py",
     "invariants/test_padding.py",
     "trainers/pretraining/test_examples.py",
     "trainers/test_graphs_in_training.py",
     "test_modeling_snugbert.py",
     "trainers/test_host_waits.py",
-    "checkpoints/test_stock_models.py",
+    "families/test_stock_models.py",
     "test_init.py",
     "test_family_commands.py",
-    "checkpoints/test_conversion.py",
+    "families/test_conversion.py",
     "integrations/test_sentence_transformers.py",
     "trainers/finetuning/test_sweep.py",
-    "data/test_preparation.py",
-    "data/test_corpus_folder.py",
+    "data/corpus/test_preparation.py",
+    "data/corpus/test_corpus_folder.py",
     "test_cli.py",
-    "test_cuda_graphs.py",
+    "gpu/test_cuda_graphs.py",
     "tasks/test_multiple_choice.py",
     "data/test_tokenizing.py",
     "integrations/test_without_snugbert.py",
@@ -169,7 +169,7 @@ def _fault_proxy(_bucket_server: tuple[str, Path]) -> Iterator[FaultProxy]:
 def faults(bucket: Bucket, _fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """A proxy that injects faults between this process and `bucket`. A store that does not answer is soon an error."""
     with use_address(_fault_proxy.address):
-        from snugbert.remote_files import list_files  # after the environment is set, above
+        from snugbert.storage.urls import list_files  # after the environment is set, above
 
         list_files(bucket.url)  # opens the connection
         monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "20")

@@ -10,9 +10,9 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import httpx
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from snugbert.checkpoints.loading import check_repository
+from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.errors import InputError
-from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert.families.loading import check_repository
 from snugbert_arguments import (
     REPORTERS,
     did_you_mean,

@@ -18,7 +18,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 import snugbert
 from snugbert import kernels_snugbert
-from snugbert.checkpoints.reading import CLASSES, STOCK_NAMES
+from snugbert.families.reading import CLASSES, STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
 from snugbert.kernels_snugbert import SnugBertDropout
 from snugbert.modeling_snugbert import compute_buckets

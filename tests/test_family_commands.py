@@ -13,9 +13,9 @@ from tables import write_csv
 
 import snugbert
 import snugbert_cli
-from snugbert.checkpoints.reading import STOCK_NAMES
 from snugbert.demo import answers
 from snugbert.demo.page import build_page
+from snugbert.families.reading import STOCK_NAMES
 from snugbert.families_snugbert import FAMILY_TYPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

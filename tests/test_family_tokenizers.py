@@ -18,12 +18,12 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from snugbert.checkpoints.conversion import _convert_tokenizer
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.checkpoints.reading import Checkpoint
+from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
+from snugbert.families.conversion import _convert_tokenizer
+from snugbert.families.loading import load_tokenizer
+from snugbert.families.reading import Checkpoint
 from snugbert.families_snugbert import FAMILY_TYPES
 
 LOCALES = {
@@ -222,7 +222,7 @@ def test_missing_files_and_packages_are_named(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"source: merges\.txt is missing\. vocab\.json needs it\."):
         load()
     (source / "vocab.json").rename(source / "spiece.model")
-    monkeypatch.setattr("snugbert.checkpoints.loading.is_sentencepiece_available", lambda: False)
+    monkeypatch.setattr("snugbert.families.loading.is_sentencepiece_available", lambda: False)
     with pytest.raises(InputError, match=r"needs SentencePiece\. Run `pip install 'snugbert\[sentencepiece\]'`\."):
         load()
 

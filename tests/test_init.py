@@ -49,7 +49,7 @@ USE = f"""
 import snugbert, torch
 config = snugbert.SnugBertConfig.from_size("tiny", vocab_size=9)
 print(snugbert.SnugBertForMaskedLM(config)(torch.tensor([[2, 5, 4, 3]])).logits.shape)
-from snugbert.checkpoints.conversion import convert_model
+from snugbert.families.conversion import convert_model
 try:
     snugbert.PretrainingTrainer
 except ImportError as error:

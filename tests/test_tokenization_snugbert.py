@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, BertTokenizer
 
 import snugbert
-from snugbert.checkpoints.loading import is_uncased
+from snugbert.families.loading import is_uncased
 from snugbert.vocabulary.learning import KINDS, make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from snugbert.cli.ranges import check_ranges
 from snugbert.data.languages import DEFAULT, check_language
 from snugbert.errors import InputError
-from snugbert.ranges import check_ranges
 
 OnBadText = Literal["error", "skip", "replace"]
 Deduplication = Literal["documents", "lines"]

@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import torch
 
-from snugbert.data.row_sizes import SEQUENCE_COLUMNS, pad_row
+from snugbert.gpu.row_sizes import SEQUENCE_COLUMNS, pad_row
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.packing_snugbert import warn_of_padding
 

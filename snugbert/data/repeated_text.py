@@ -17,7 +17,7 @@ import numpy as np
 from snugbert.data.data_arguments import Deduplication
 from snugbert.errors import format_count
 from snugbert.files import write_atomically
-from snugbert.remote_files import is_url, join, open_file
+from snugbert.storage.urls import is_url, join, open_file
 
 REPORT_NAME = "repeated_text.json"
 CHUNK_CHARACTERS = 2**20  # the lines of this much text are looked up together

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.errors import InputError, join_lines
-from snugbert.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

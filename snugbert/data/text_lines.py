@@ -17,7 +17,7 @@ import pyarrow
 
 from snugbert.data.data_arguments import OnBadText
 from snugbert.errors import InputError, format_count
-from snugbert.remote_files import hide_credentials, open_file
+from snugbert.storage.urls import hide_credentials, open_file
 
 # Limits in bytes. One megabyte of gzip can contain a line of a gigabyte. Tokenizing a line takes 30 times its size in
 # memory. A JSON file may be a single line: the training set of SQuAD v2.0 has 42 MB.

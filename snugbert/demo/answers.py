@@ -13,12 +13,12 @@ import torch
 from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import EXAMPLE_SENTENCES
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.languages import DEFAULT, SEVERAL, primary_language, read_language
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_model, load_tokenizer, max_tokens
+from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.modeling_snugbert import SnugBertForPreTraining
 from snugbert.prediction.predictor import Predictor
 from snugbert.prediction.question_answerer import ExtractedAnswer, QuestionAnswerer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.model_arguments import check_folder
+from snugbert.cli.model_arguments import check_folder
 from snugbert.errors import InputError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -46,8 +46,8 @@ def run_demo(args: DemoArguments) -> None:
     """
     address = _resolve_address(args.host, args.port)
     # Imported only here, because `--help` imports this module.
-    from snugbert.checkpoints.loading import check_repository
     from snugbert.demo.answers import load_checkpoint
+    from snugbert.families.loading import check_repository
 
     check_repository(args.model)
     # Gradio reads these variables on import. By default it sends usage reports, and stores inputs in the browser.

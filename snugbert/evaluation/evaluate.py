@@ -33,10 +33,10 @@ from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
 from snugbert.reports.pretraining_plots import PAIRS_PLOT, draw_minimal_pairs
 from snugbert.shared_cores import share_cores
-from snugbert.staging import is_staged
-from snugbert.trainers.log_lines import set_up_logging
+from snugbert.storage.inputs import is_staged
 from snugbert.trainers.pretraining.corpora import join_names
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
+from snugbert.trainers.run.log_lines import set_up_logging
 
 RESULTS_NAME = "results.json"
 VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}

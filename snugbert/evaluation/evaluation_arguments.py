@@ -11,10 +11,10 @@ Any masked language model of transformers can be scored, so that models can be c
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from snugbert.checkpoints.model_arguments import SIZE_NAMES, ModelArguments
+from snugbert.cli.model_arguments import SIZE_NAMES, ModelArguments
+from snugbert.cli.ranges import check_ranges
 from snugbert.data.data_arguments import PreparationArguments, complete_lists
 from snugbert.errors import InputError
-from snugbert.ranges import check_ranges
 
 
 @dataclass

@@ -16,13 +16,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import max_tokens
 from snugbert.data.documents import find_files, read_documents
 from snugbert.data.languages import choose_language, stored_in_model
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.masked_models import evaluating, predicts_pairs
+from snugbert.families.loading import max_tokens
 from snugbert.modeling_snugbert import IGNORE_INDEX, SnugBertPreTrainedModel
 from snugbert.progress import Progress
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining

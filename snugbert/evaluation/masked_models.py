@@ -20,7 +20,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from snugbert.checkpoints.loading import (
+from snugbert.cli.model_arguments import ModelArguments
+from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
+from snugbert.errors import InputError, join_lines
+from snugbert.families.loading import (
     SPECIAL_TOKEN_NAMES,
     MissingWeightsError,
     check_repository,
@@ -29,9 +32,6 @@ from snugbert.checkpoints.loading import (
     load_tokenizer,
     override_config,
 )
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.configuration_snugbert import LOADABLE_TYPES, SnugBertConfig
-from snugbert.errors import InputError, join_lines
 from snugbert.families_snugbert import convert_family_config
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import max_tokens
 from snugbert.data.sources import describe_file, uncompressed_name
 from snugbert.data.tables import read_rows
 from snugbert.data.text_lines import read_numbered_lines
 from snugbert.errors import InputError, list_columns
 from snugbert.evaluation.masked_models import evaluating
 from snugbert.evaluation.pseudo_likelihood import VARIANTS, encode_sentences, score_sentences
+from snugbert.families.loading import max_tokens
 from snugbert.files import check_unicode
 
 # BLiMP's columns.

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
-from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.errors import InputError
 from snugbert.export.export_arguments import Dtype
+from snugbert.families.comparing import Batch, Run
 from snugbert.files import read_json, write_json
 
 FOLDER = "ctranslate2"

@@ -16,12 +16,18 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
-from snugbert.checkpoints.conversion import check_new_model, convert_model, put_in_place
-from snugbert.checkpoints.loading import is_regression, max_tokens
-from snugbert.checkpoints.model_arguments import HubArguments, get_hub_arguments
-from snugbert.checkpoints.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
-from snugbert.checkpoints.sentence_transformers_files import (
+from snugbert.cli.model_arguments import HubArguments, get_hub_arguments
+from snugbert.data.in_memory import load_rows
+from snugbert.data.packed_batches import NUM_WINDOWS
+from snugbert.data.tables import read_rows
+from snugbert.errors import InputError
+from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
+from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_text_file
+from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
+from snugbert.families.conversion import check_new_model, convert_model, put_in_place
+from snugbert.families.loading import is_regression, max_tokens
+from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
+from snugbert.families.sentence_transformers_files import (
     MODULES,
     SETTINGS_FILE,
     TRANSFORMER,
@@ -30,13 +36,7 @@ from snugbert.checkpoints.sentence_transformers_files import (
     is_cross_encoder,
     read_modules,
 )
-from snugbert.checkpoints.stock_models import choose_family, keep_encoder
-from snugbert.data.in_memory import load_rows
-from snugbert.data.packed_batches import NUM_WINDOWS
-from snugbert.data.tables import read_rows
-from snugbert.errors import InputError
-from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
-from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_text_file
+from snugbert.families.stock_models import choose_family, keep_encoder
 from snugbert.files import check_unicode, read_json, write_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks

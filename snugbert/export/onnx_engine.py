@@ -14,9 +14,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from transformers import PreTrainedModel
 
-from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import OPSET, write_graph
+from snugbert.families.comparing import Batch, Run
 
 FOLDER = "onnx"
 FILE = "model.onnx"

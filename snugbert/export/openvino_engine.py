@@ -14,9 +14,9 @@ import numpy as np
 import openvino
 from transformers import PreTrainedModel
 
-from snugbert.checkpoints.comparing import Batch, Run
 from snugbert.export.export_arguments import Dtype
 from snugbert.export.graph import write_graph
+from snugbert.families.comparing import Batch, Run
 
 FOLDER = "openvino"
 FILE = "openvino_model.xml"

@@ -5,9 +5,9 @@ from pathlib import Path
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from snugbert.checkpoints.comparing import Batch, Run, run_in_torch
-from snugbert.checkpoints.reading import CLASSES
 from snugbert.export.export_arguments import Dtype
+from snugbert.families.comparing import Batch, Run, run_in_torch
+from snugbert.families.reading import CLASSES
 
 
 def describe() -> str:

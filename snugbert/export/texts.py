@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.comparing import Batch
 from snugbert.data.text_lines import read_text_lines
 from snugbert.errors import InputError
+from snugbert.families.comparing import Batch
 
 # Several languages and scripts, numbers, code and emoji. Every vocabulary has some of these words and lacks others.
 PASSAGE = """

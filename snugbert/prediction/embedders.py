@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.checkpoints.reading import CLASSES
-from snugbert.checkpoints.sentence_transformers_files import find_model_folder
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_model, load_tokenizer
+from snugbert.families.reading import CLASSES
+from snugbert.families.sentence_transformers_files import find_model_folder
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Prediction, RowPredictor
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from snugbert.checkpoints.loading import get_text_columns
-from snugbert.checkpoints.reading import HEADS_BY_CLASS
-from snugbert.checkpoints.sentence_transformers_files import is_cross_encoder, read_modules
 from snugbert.errors import InputError
+from snugbert.families.loading import get_text_columns
+from snugbert.families.reading import HEADS_BY_CLASS
+from snugbert.families.sentence_transformers_files import is_cross_encoder, read_modules
 from snugbert.files import read_json
 from snugbert.prediction.columns import choose_columns
 from snugbert.prediction.embedders import Embedder, Reranker, SentenceTransformerPredictor

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import snugbert
-from snugbert.checkpoints.model_arguments import get_hub_arguments
-from snugbert.checkpoints.reading import fetch_checkpoint
+from snugbert.cli.model_arguments import get_hub_arguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
+from snugbert.families.reading import fetch_checkpoint
 from snugbert.files import LockTaken, lock_file, read_json, write_atomically, writing
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.make_predictor import find_reader
@@ -29,7 +29,7 @@ from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Row, RowPredictor, choose_device
 from snugbert.prediction.worker_processes import open_predictor, set_up_process
 from snugbert.progress import Progress
-from snugbert.remote_outputs import is_stored, publish_file
+from snugbert.storage.uploads import is_stored, publish_file
 from snugbert.tasks.decisions import read_coverage
 from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from snugbert.cli.device_arguments import choose_precision
+from snugbert.cli.ranges import COUNT, Range, check_ranges
 from snugbert.data.data_arguments import OnBadText, parse_shard
 from snugbert.data.sources import uncompressed_name
 from snugbert.errors import InputError
-from snugbert.ranges import COUNT, Range, check_ranges
 from snugbert.tasks.tagging_arguments import NerDataArguments
-from snugbert.trainers.device_arguments import choose_precision
 
 CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 

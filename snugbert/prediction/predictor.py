@@ -19,15 +19,15 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.checkpoints.reading import CLASSES, HEADS_BY_CLASS
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, get_windows
-from snugbert.cuda_graphs import CudaGraphs
 from snugbert.data.in_memory import load_rows, number_rows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
-from snugbert.data.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.errors import InputError
+from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
+from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
+from snugbert.gpu.cuda_graphs import CudaGraphs
+from snugbert.gpu.row_sizes import choose_prediction_multiple, pad_row
 from snugbert.prediction.columns import choose_columns
 from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks

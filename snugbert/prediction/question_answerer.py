@@ -15,9 +15,9 @@ from typing import Literal, overload
 import torch
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer, max_tokens
-from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
+from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
 from snugbert.data.squad import Question
+from snugbert.families.loading import load_config, load_model, load_tokenizer, max_tokens
 from snugbert.prediction.predictor import Predictor, choose_device
 from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.spans import ExtractedAnswer

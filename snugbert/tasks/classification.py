@@ -19,13 +19,13 @@ from datasets import Dataset, List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import Head, classifier
-from snugbert.checkpoints.loading import is_regression
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError, format_count
+from snugbert.families.loading import is_regression
 from snugbert.files import dump_json
 from snugbert.reports.intervals import bootstrap
 from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores

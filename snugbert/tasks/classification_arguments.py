@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
 from snugbert.data.sources import DataArguments, check_sources
 from snugbert.errors import InputError
-from snugbert.ranges import Range, check_ranges
 from snugbert_arguments import explain_choice
 
 # The metrics of --tune_thresholds, for two classes and for several labels per example.

@@ -7,9 +7,9 @@ from typing import Any, Generic
 
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import get_text_columns, limit_length
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, format_count
+from snugbert.families.loading import get_text_columns, limit_length
 from snugbert.reports.intervals import Interval, bootstrap
 from snugbert.reports.label_tables import LabelScores
 from snugbert.tasks.base import Answers, Baseline, Sources, Split, Task, list_labels

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugbert.cli.ranges import check_ranges
 from snugbert.data.data_arguments import complete_lists
 from snugbert.data.sources import DataArguments, check_sources
-from snugbert.ranges import check_ranges
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.sources import DataArguments, check_sources
-from snugbert.ranges import Range, check_ranges
 
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
 

@@ -20,9 +20,9 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from snugbert.errors import RunStopped, format_count
 from snugbert.progress import format_bytes, format_duration
-from snugbert.trainers.log_lines import LogLines, count_warmup
-from snugbert.trainers.lost_processes import wait_for_all
-from snugbert.trainers.run_trainer import RunTrainer
+from snugbert.trainers.run.log_lines import LogLines, count_warmup
+from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.trainer import RunTrainer
 
 TIMED_STEPS = 24
 LONGEST_SECONDS = 30.0  # of timed steps

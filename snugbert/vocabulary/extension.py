@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
-from snugbert.checkpoints.loading import SPECIAL_TOKEN_NAMES
-from snugbert.checkpoints.reading import CLASSES, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.errors import InputError
+from snugbert.families.loading import SPECIAL_TOKEN_NAMES
+from snugbert.families.reading import CLASSES, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
 from snugbert.vocabulary.learning import KINDS, Merge, TokenizerKind, make_tokenizer, merge_pairs
 

@@ -17,19 +17,19 @@ from tokenizers.models import WordPiece
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils import logging as transformers_logging
 
-from snugbert.checkpoints.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
-from snugbert.checkpoints.model_arguments import ModelArguments, TokenizerArguments
-from snugbert.command_line import changed_flags, format_command
+from snugbert.cli.model_arguments import ModelArguments, TokenizerArguments
+from snugbert.cli.parser import changed_flags, format_command
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_dataset_documents, read_lines
 from snugbert.data.languages import choose_language, read_language, store_language, stored_in_tokenizer
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, name_arguments
+from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
 from snugbert.files import writing
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
-from snugbert.trainers.output_folder import remove_generator
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
+from snugbert.trainers.run.output_folder import remove_generator
 from snugbert.vocabulary.extension import (
     Extension,
     extend_model,

@@ -9,11 +9,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugbert.checkpoints.model_arguments import check_folder
+from snugbert.cli.model_arguments import check_folder
+from snugbert.cli.ranges import check_ranges
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
 from snugbert.errors import InputError
-from snugbert.ranges import check_ranges
 from snugbert.vocabulary.learning import KINDS
 
 CASING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")

@@ -14,9 +14,9 @@ from synthetic import make_corpus
 from transformers import AutoTokenizer
 
 from snugbert import SnugBertTokenizer
-from snugbert.data import preparation
-from snugbert.data.corpus import open_corpus
-from snugbert.remote_files import read_bytes
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.storage.urls import read_bytes
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,7 @@ from markdown_tables import cells
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-from snugbert.checkpoints.conversion import convert_model
+from snugbert.families.conversion import convert_model
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 LABELS = {0: "negative", 1: "positive"}

@@ -7,7 +7,7 @@ import pytest
 from benchmark_files import BENCHMARKS
 from markdown_tables import cells
 
-from snugbert.data import preparation
+from snugbert.data.corpus import preparation
 
 pytestmark = pytest.mark.long
 

@@ -13,8 +13,8 @@ import pytest
 from benchmark_files import BENCHMARKS
 
 from snugbert import SnugBertTokenizer
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.command_line import parse_arguments
+from snugbert.cli.model_arguments import ModelArguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.examples import PretrainingDataset

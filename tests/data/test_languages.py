@@ -9,7 +9,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoTokenizer, BertConfig, BertTokenizer
 
 import snugbert
-from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import split_sentences
 from snugbert.data.languages import (
@@ -21,7 +22,6 @@ from snugbert.data.languages import (
     store_language,
     stored_in_model,
 )
-from snugbert.data.preparation import prepare_corpus
 from snugbert.demo import answers
 from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.data.row_sizes import pad_row
+from snugbert.gpu.row_sizes import pad_row
 
 pack = snugbert.SnugBertDataCollatorWithPacking()
 

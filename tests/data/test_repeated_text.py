@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from prepared import content, prepare, text_arguments
 
-from snugbert.data import preparation, repeated_text
-from snugbert.data.corpus import open_corpus
+from snugbert.data import repeated_text
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.preparation import plan_parts, prepare_parts
 from snugbert.data.documents import read_documents
-from snugbert.data.preparation import plan_parts, prepare_parts
 from snugbert.data.repeated_text import HashCounts, RepeatCounter, read_report
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpora import load_corpora

@@ -11,12 +11,12 @@ from family_checkpoints import write_tokenizer
 from prepared import content, prepare
 
 import snugbert
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
+from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.data import tokenizing
-from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.documents import read_documents, split_sentences
 from snugbert.data.tokenizing import DocumentTokenizer, hash_tokenizer
+from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 
 

@@ -8,11 +8,11 @@ import transformers
 from masked_models import ARCHITECTURES, SIZE, make_model, make_tokenizer
 
 from snugbert import SnugBertConfig, SnugBertForMaskedLM
-from snugbert.checkpoints.loading import max_tokens
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.errors import InputError
 from snugbert.evaluation.masked_models import load_masked_model, predict_tokens
 from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
+from snugbert.families.loading import max_tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

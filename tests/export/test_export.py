@@ -17,11 +17,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from snugbert import SnugBertModel
 from snugbert.card_heads_snugbert import classifier, how_to_load
-from snugbert.checkpoints.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert.errors import InputError
 from snugbert.export import ctranslate2_engine, graph, stock_engine
 from snugbert.export.export import export_model
 from snugbert.export.texts import make_batches, make_texts
+from snugbert.families.comparing import FLOAT32_TOLERANCE, find_difference
 from snugbert_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

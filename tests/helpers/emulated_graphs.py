@@ -15,7 +15,7 @@ from host_waits import OperatorMode, count_host_waits
 from reference_kernels import acting_as_gpu
 from torch.utils._pytree import tree_leaves
 
-from snugbert import cuda_graphs
+from snugbert.gpu import cuda_graphs
 
 
 class Recording(OperatorMode):

@@ -9,7 +9,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram, WordPiece
 
-from snugbert.checkpoints.reading import STOCK_NAMES
+from snugbert.families.reading import STOCK_NAMES
 
 SIZE = {
     "hidden_size": 32,

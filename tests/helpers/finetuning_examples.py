@@ -13,8 +13,8 @@ import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
 from snugbert.card_heads_snugbert import HEADS as CARD_HEADS
 from snugbert.card_heads_snugbert import classifier
-from snugbert.checkpoints.students import hash_model
 from snugbert.data.sources import DataArguments, DataSource
+from snugbert.families.students import hash_model
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import TaskFacts
 from snugbert.tasks.base import Baseline, Features, Task

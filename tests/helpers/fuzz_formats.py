@@ -19,17 +19,17 @@ from synthetic import make_trainer
 
 import snugbert
 from snugbert.card_heads_snugbert import HEADS
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.checkpoints.reading import read_checkpoint as read_checkpoint_to_convert
-from snugbert.checkpoints.sentence_transformers_files import copy_files
-from snugbert.checkpoints.weight_files import read_weights
-from snugbert.command_line import parse_arguments
-from snugbert.data import preparation
-from snugbert.data.corpus import open_corpus
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.cli.parser import parse_arguments
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import read_documents
 from snugbert.data.squad import check_answers, read_questions
+from snugbert.families.loading import load_tokenizer
+from snugbert.families.reading import read_checkpoint as read_checkpoint_to_convert
+from snugbert.families.sentence_transformers_files import copy_files
+from snugbert.families.weight_files import read_weights
 from snugbert.prediction.formats import make_format
 from snugbert.prediction.make_predictor import find_reader, make_predictor
 from snugbert.prediction.predict_file import write_predictions
@@ -41,12 +41,12 @@ from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.classification_arguments import GlueDataArguments
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.tagging import Tagging
-from snugbert.trainers.checkpoint_files import write_manifest
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.plan import check_plan
 from snugbert.trainers.finetuning.suite import write_table
 from snugbert.trainers.finetuning.sweep_file import read_sweep_file
 from snugbert.trainers.finetuning.sweep_results import FinishedRun
+from snugbert.trainers.run.checkpoint_files import write_manifest
 
 WORDS = [f"w{number}" for number in range(90)]
 

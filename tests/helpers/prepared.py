@@ -1,8 +1,8 @@
 """Helpers that prepare corpora and list their content."""
 
-from snugbert.data.corpus import open_corpus
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.preparation import plan_parts, prepare_parts
 from snugbert.data.data_arguments import TextArguments
-from snugbert.data.preparation import plan_parts, prepare_parts
 
 
 def text_arguments(*files) -> TextArguments:

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 import snugbert
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import Block
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.electra import ElectraPair, shrink_config
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments

@@ -9,8 +9,8 @@ from prepared import prepare
 from synthetic import make_corpus
 
 import snugbert
-from snugbert.data import preparation
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.documents import read_documents, split_sentences
 
 

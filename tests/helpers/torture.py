@@ -29,9 +29,9 @@ import torch
 from damage import damage
 
 import snugbert
-from snugbert.data import preparation
-from snugbert.trainers.checkpoint_files import list_checkpoints
+from snugbert.data.corpus import preparation
 from snugbert.trainers.pretraining.pretrain import pretrain as _imports_what_a_run_needs  # noqa: F401
+from snugbert.trainers.run.checkpoint_files import list_checkpoints
 from snugbert.vocabulary.learning import make_tokenizer
 from snugbert_cli import main as snugbert_command
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import DataCollatorForTokenClassification, Trainer, TrainingArguments, set_seed
 
 import snugbert
-from snugbert.checkpoints.conversion import convert_model
+from snugbert.families.conversion import convert_model
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

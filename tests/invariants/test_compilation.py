@@ -17,7 +17,7 @@ from synthetic import make_teacher, make_trainer, packed, tiny_model
 from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 
-from snugbert.trainers.compilation import compile_model
+from snugbert.gpu.compilation import compile_model
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 

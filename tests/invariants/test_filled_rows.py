@@ -16,8 +16,8 @@ from synthetic import make_trainer
 from transformers import TrainerCallback
 
 import snugbert
-from snugbert.data.row_sizes import pad_row
 from snugbert.files import read_json
+from snugbert.gpu.row_sizes import pad_row
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

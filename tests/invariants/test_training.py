@@ -25,15 +25,15 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.data.corpus import open_corpus
-from snugbert.data.preparation import prepare_corpus
-from snugbert.trainers.checkpoint_files import find_newest_checkpoint, write_manifest
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.preparation import prepare_corpus
 from snugbert.trainers.pretraining.batches import plan_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run_trainer import RunTrainer
+from snugbert.trainers.run.checkpoint_files import find_newest_checkpoint, write_manifest
+from snugbert.trainers.trainer import RunTrainer
 from snugbert_cli import main as snugbert_command
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.command_line import parse_arguments
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert_cli import COMMANDS
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from snugbert.checkpoints.model_arguments import ModelArguments
-from snugbert.command_line import parse_arguments
+from snugbert.cli.model_arguments import ModelArguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert_cli import main
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from snugbert.command_line import parse_arguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingArguments,
     PretrainingDataArguments,

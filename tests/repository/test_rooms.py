@@ -8,8 +8,11 @@ PACKAGE = Path(__file__).parents[2] / "snugbert"
 # A module imports modules of its own room and of rooms in lines above. Rooms of one line do not import each other.
 ORDER = (
     (".",),  # the modules in the package's folder
-    ("checkpoints", "data", "reports"),
-    ("tasks",),
+    ("storage", "gpu"),
+    ("cli",),
+    ("families", "data", "reports"),
+    ("data/corpus", "tasks"),
+    ("trainers/run",),
     ("trainers",),
     ("trainers/pretraining", "trainers/finetuning"),
     ("vocabulary", "evaluation", "prediction", "export"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snugbert.command_line import parse_arguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.tasks.classification_arguments import GlueDataArguments
 
 

@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 import snugbert_cli
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
-from snugbert.data.row_sizes import pad_row
 from snugbert.errors import InputError
 from snugbert.export.export import export_model
+from snugbert.gpu.row_sizes import pad_row
 from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import split_into_spans

@@ -11,8 +11,8 @@ from synthetic import make_trainer, tiny_model
 from torch._dynamo.utils import counters
 
 import snugbert
-from snugbert import cuda_graphs
-from snugbert.trainers.device_arguments import DeviceArguments
+from snugbert.cli.device_arguments import DeviceArguments
+from snugbert.gpu import cuda_graphs
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 

@@ -28,10 +28,10 @@ from snugbert import (
     SnugBertModel,
     SnugBertTokenizer,
 )
-from snugbert.checkpoints.loading import load_config
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.vocabulary.learning import SPECIAL_TOKENS
 from snugbert_cli import main as snugbert_command

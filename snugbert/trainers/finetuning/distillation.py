@@ -25,8 +25,8 @@ from snugbert.trainers.finetuning.plan import check_plan
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, prepare_task
 from snugbert.trainers.finetuning.sweep import plan_sweep, run_task
 from snugbert.trainers.finetuning.teacher import compute_logits, count_parameters
-from snugbert.trainers.processes import set_up
-from snugbert.trainers.run_lock import lock_output_dir
+from snugbert.trainers.run.processes import set_up
+from snugbert.trainers.run.run_lock import lock_output_dir
 
 DISTILLATION_FLAGS = ("distillation_temperature", "distillation_weight")
 TIMED_EXAMPLES = 1000  # of the validation set

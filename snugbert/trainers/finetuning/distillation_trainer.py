@@ -16,11 +16,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.loading import load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.checkpoints.students import hash_model
+from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
+from snugbert.families.loading import load_tokenizer
+from snugbert.families.students import hash_model
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.tasks.base import Sources, Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments

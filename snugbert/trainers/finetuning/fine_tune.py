@@ -10,15 +10,14 @@ import numpy as np
 from transformers import TrainerCallback
 
 from snugbert.errors import InputError
-from snugbert.remote_outputs import find_output
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.results import RunResults, contains_model, write_results
 from snugbert.reports.score_plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.score_tables import set_title
+from snugbert.storage.uploads import find_output
 from snugbert.tasks.evaluation_set import EvaluationSet
-from snugbert.trainers.checkpoint_files import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_guidance import (
@@ -30,10 +29,11 @@ from snugbert.trainers.finetuning.finetuning_guidance import (
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finished_run
 from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings, digest_features
-from snugbert.trainers.output_folder import check_output_dir
-from snugbert.trainers.processes import raise_together
-from snugbert.trainers.stopping import raise_if_interrupted
-from snugbert.trainers.store_runs import upload_run
+from snugbert.trainers.run.checkpoint_files import list_checkpoints, remove_checkpoints, step_of
+from snugbert.trainers.run.output_folder import check_output_dir
+from snugbert.trainers.run.processes import raise_together
+from snugbert.trainers.run.stopping import raise_if_interrupted
+from snugbert.trainers.run.store_runs import upload_run
 
 logger = logging.getLogger(__name__)
 

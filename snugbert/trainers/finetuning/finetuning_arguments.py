@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.checkpoints.model_arguments import StudentArguments
+from snugbert.cli.device_arguments import DeviceArguments
+from snugbert.cli.model_arguments import StudentArguments
+from snugbert.cli.ranges import check_ranges
 from snugbert.errors import InputError
-from snugbert.ranges import check_ranges
-from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
-from snugbert.trainers.processes import is_terminal
+from snugbert.trainers.run.processes import is_terminal
 
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.

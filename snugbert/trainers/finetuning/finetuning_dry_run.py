@@ -13,7 +13,6 @@ from snugbert.data.packed_batches import count_tokens
 from snugbert.errors import format_count, shorten
 from snugbert.progress import format_duration
 from snugbert.reports.score_tables import set_title
-from snugbert.trainers.checkpoint_files import step_of
 from snugbert.trainers.dry_run import (
     EVALUATED_BATCHES,
     TIMED_STEPS,
@@ -32,8 +31,9 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.model_selection import MOST_EVALUATIONS
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finished_run
 from snugbert.trainers.finetuning.run_facts import compared_settings
-from snugbert.trainers.log_lines import WARMUP_ON_GPU
-from snugbert.trainers.output_folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.checkpoint_files import step_of
+from snugbert.trainers.run.log_lines import WARMUP_ON_GPU
+from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir
 
 
 def run_dry_fine_tuning(

@@ -21,12 +21,12 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
-from snugbert.checkpoints.loading import forget_decisions
 from snugbert.configuration_snugbert import get_windows
 from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
-from snugbert.data.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.errors import InputError
+from snugbert.families.loading import forget_decisions
+from snugbert.gpu.row_sizes import FillRows, choose_fine_tuning_multiple
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
@@ -42,9 +42,9 @@ from snugbert.trainers.finetuning.layers import find_depths, freeze_layers, rein
 from snugbert.trainers.finetuning.model_selection import choose_metric, list_evaluation_callbacks
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings
-from snugbert.trainers.output_folder import check_disk_space, check_output_dir, clear_output_dir
-from snugbert.trainers.run_trainer import RunTrainer
-from snugbert.trainers.stopping import REMEDY, DivergedError
+from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir, clear_output_dir
+from snugbert.trainers.run.stopping import REMEDY, DivergedError
+from snugbert.trainers.trainer import RunTrainer
 
 
 class FineTuningTrainer(RunTrainer):

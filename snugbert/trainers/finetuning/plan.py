@@ -18,13 +18,13 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.score_plots import remove_plots
-from snugbert.staging import work_folder
+from snugbert.storage.inputs import work_folder
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
-from snugbert.trainers.lost_processes import wait_for_all
-from snugbert.trainers.output_folder import list_run_files, remove_run
-from snugbert.trainers.run_settings import refuse_newer_version
+from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.output_folder import list_run_files, remove_run
+from snugbert.trainers.run.run_settings import refuse_newer_version
 
 PLAN = "plan.json"  # in the output folder
 VERSION = "version of snugbert"  # in a plan

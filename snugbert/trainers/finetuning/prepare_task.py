@@ -12,7 +12,12 @@ from datasets import Dataset, concatenate_datasets
 from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.loading import (
+from snugbert.configuration_snugbert import SIZES, SnugBertConfig
+from snugbert.data.in_memory import load_rows
+from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
+from snugbert.data.sources import DataArguments, DataSource, describe_dataset
+from snugbert.errors import InputError
+from snugbert.families.loading import (
     forget_decisions,
     get_text_columns,
     limit_length,
@@ -22,19 +27,13 @@ from snugbert.checkpoints.loading import (
     remember_text_columns,
     remember_windows,
 )
-from snugbert.checkpoints.reading import HEADS_BY_CLASS
-from snugbert.checkpoints.students import choose_student_layers, make_student
-from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.data.in_memory import load_rows
-from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
-from snugbert.data.sources import DataArguments, DataSource, describe_dataset
-from snugbert.errors import InputError
+from snugbert.families.reading import HEADS_BY_CLASS
+from snugbert.families.students import choose_student_layers, make_student
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.results import RESULTS, RunResults, TaskFacts, read_results
 from snugbert.tasks.base import Sources, Task
 from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
-from snugbert.trainers.checkpoint_files import list_checkpoints
 from snugbert.trainers.finetuning.finetuning_arguments import (
     COMPARED_SETTINGS,
     FineTunedModelArguments,
@@ -42,9 +41,10 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
 )
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
-from snugbert.trainers.output_folder import check_output_dir
-from snugbert.trainers.processes import raise_together
-from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
+from snugbert.trainers.run.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.output_folder import check_output_dir
+from snugbert.trainers.run.processes import raise_together
+from snugbert.trainers.run.run_settings import check_max_steps, check_training_settings, collect_training_settings
 
 Compare = Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]]
 

@@ -14,7 +14,7 @@ from snugbert.reports.cards import package_versions
 from snugbert.reports.results import RunResults
 from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, describe_initial_weights, list_student_settings
-from snugbert.trainers.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
+from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
 
 # The training settings in results.json and in the model card.
 SETTINGS = (

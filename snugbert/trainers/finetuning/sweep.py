@@ -32,7 +32,6 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.reports.sweep_plot import draw_sweep
-from snugbert.trainers.checkpoint_files import list_checkpoints
 from snugbert.trainers.dry_run import as_dry_run, print_plan
 from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
@@ -58,9 +57,10 @@ from snugbert.trainers.finetuning.sweep_results import (
     selection_metric,
     summarize_sweep,
 )
-from snugbert.trainers.lost_processes import wait_for_all
-from snugbert.trainers.stopping import DivergedError
-from snugbert.trainers.uploads import NOT_UPLOADED
+from snugbert.trainers.run.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.hub_uploads import NOT_UPLOADED
+from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.stopping import DivergedError
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 import yaml
 
-from snugbert.command_line import PlainLoader, parse_arguments
+from snugbert.cli.parser import PlainLoader, parse_arguments
 from snugbert.errors import InputError, join_lines
 from snugbert_arguments import did_you_mean, explain_choice, suggest_path
 

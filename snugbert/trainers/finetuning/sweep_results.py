@@ -14,7 +14,7 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArgument
 from snugbert.trainers.finetuning.plan import list_run_folders
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.suggestions import list_evaluations
-from snugbert.trainers.run_settings import read_state
+from snugbert.trainers.run.run_settings import read_state
 
 
 class FinishedRun(NamedTuple):

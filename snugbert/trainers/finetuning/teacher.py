@@ -17,12 +17,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from snugbert.data.cache import TEACHERS, cache_folder
+from snugbert.data.corpus.cache import TEACHERS, cache_folder
 from snugbert.files import hash_json, replacing
 from snugbert.tasks.outputs import PADDING, Logits
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.run_facts import digest_features
-from snugbert.trainers.lost_processes import wait_for_all
+from snugbert.trainers.run.lost_processes import wait_for_all
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size, compute_head_size
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import Block
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.scores import count_corpus_tokens
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.loading import GENERATOR_FOLDER
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.languages import primary_language
 from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
+from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.reports.pretrained_card import write_pretraining_card
 from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining

@@ -12,12 +12,12 @@ from tokenizers import decoders
 from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerBase
 
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.packed_batches import pack
-from snugbert.data.row_sizes import pad_row
 from snugbert.data.tokenizing import splits_words
 from snugbert.errors import InputError
+from snugbert.gpu.row_sizes import pad_row
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.ranges import Range, check_ranges
 from snugbert.trainers.pretraining.masking import mask_tokens
 from snugbert.trainers.pretraining.pretraining_arguments import (
     PAIR_LABELS,

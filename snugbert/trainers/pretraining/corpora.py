@@ -7,17 +7,17 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.cache import prepare_in_cache
-from snugbert.data.corpus import Corpus, check_unknown_tokens, open_corpus
+from snugbert.data.corpus.cache import prepare_in_cache
+from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
+from snugbert.data.corpus.part_files import DATASET
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
-from snugbert.data.part_files import DATASET
 from snugbert.data.repeated_text import read_report
 from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
-from snugbert.remote_files import hide_credentials
+from snugbert.storage.urls import hide_credentials
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
 

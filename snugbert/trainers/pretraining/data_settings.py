@@ -6,14 +6,14 @@ from typing import Any
 
 from transformers import TrainerState
 
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import DATASET, WORDS
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import DATASET, WORDS
 from snugbert.data.sources import describe_dataset
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
-from snugbert.trainers.run_settings import describe_change, read_state
+from snugbert.trainers.run.run_settings import describe_change, read_state
 
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for state that Trainer does not store
 

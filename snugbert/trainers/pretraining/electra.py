@@ -17,11 +17,11 @@ from huggingface_hub import snapshot_download
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from snugbert.checkpoints.loading import GENERATOR_FOLDER, load_config, load_model
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, compute_embedding_size
 from snugbert.data.languages import read_language, store_language
 from snugbert.errors import InputError, join_lines
+from snugbert.families.loading import GENERATOR_FOLDER, load_config, load_model
 from snugbert.kernels_snugbert import has_own_kernels
 from snugbert.modeling_snugbert import (
     IGNORE_INDEX,

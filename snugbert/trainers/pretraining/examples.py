@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus
-from snugbert.data.corpus_blocks import Blocks, CachedBlocks
-from snugbert.data.part_files import Block
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks
+from snugbert.data.corpus.part_files import Block
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
 from snugbert.files import NO_SPACE, hash_json, lock_file, replacing

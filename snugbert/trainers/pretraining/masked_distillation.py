@@ -20,10 +20,10 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from snugbert.checkpoints.loading import load_config, load_model, load_tokenizer
-from snugbert.checkpoints.students import choose_student_layers, make_student
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config, load_model, load_tokenizer
+from snugbert.families.students import choose_student_layers, make_student
 from snugbert.kernels_snugbert import ACCELERATOR_CHUNK_SIZE, CHUNK_SIZE, has_own_kernels, upcast
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,

@@ -15,16 +15,16 @@ import sys
 
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.checkpoints.loading import check_ids, load_tokenizer
-from snugbert.checkpoints.model_arguments import TokenizerArguments
-from snugbert.command_line import changed_flags, format_command
-from snugbert.data.corpus import check_unknown_tokens, open_corpus
-from snugbert.data.corpus_check import check_parts
-from snugbert.data.corpus_folder import CorpusFolder
+from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.cli.parser import changed_flags, format_command
+from snugbert.data.corpus.corpus import check_unknown_tokens, open_corpus
+from snugbert.data.corpus.corpus_check import check_parts
+from snugbert.data.corpus.corpus_folder import CorpusFolder
+from snugbert.data.corpus.preparation import find_missing_parts, plan_parts, prepare_parts
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
-from snugbert.data.preparation import find_missing_parts, plan_parts, prepare_parts
 from snugbert.errors import InputError
+from snugbert.families.loading import check_ids, load_tokenizer
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
 

@@ -21,20 +21,18 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.card_snugbert import find_base_model
-from snugbert.checkpoints.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
-from snugbert.checkpoints.students import hash_model
-from snugbert.command_line import changed_flags, format_command
+from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
-from snugbert.data.corpus import Corpus, read_corpus_language
+from snugbert.data.corpus.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
 from snugbert.errors import InputError
+from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
+from snugbert.families.students import hash_model
 from snugbert.progress import format_duration
-from snugbert.remote_files import hide_credentials
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
+from snugbert.storage.urls import hide_credentials
 from snugbert.trainers.dry_run import shared_folder
-from snugbert.trainers.lost_processes import wait_for_all
-from snugbert.trainers.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams
 from snugbert.trainers.pretraining.block_windows import Window
@@ -58,10 +56,12 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import describe_shortfall, log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.processes import raise_together, set_up
-from snugbert.trainers.run_lock import lock_output_dir
-from snugbert.trainers.run_settings import check_max_steps, check_training_settings, collect_training_settings
-from snugbert.trainers.stopping import raise_if_interrupted
+from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.processes import raise_together, set_up
+from snugbert.trainers.run.run_lock import lock_output_dir
+from snugbert.trainers.run.run_settings import check_max_steps, check_training_settings, collect_training_settings
+from snugbert.trainers.run.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from snugbert.checkpoints.model_arguments import StudentArguments
+from snugbert.cli.device_arguments import DeviceArguments
+from snugbert.cli.model_arguments import StudentArguments
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.data_arguments import CACHE_GB, PreparationArguments
 from snugbert.errors import InputError
-from snugbert.ranges import Range, check_ranges
-from snugbert.trainers.device_arguments import DeviceArguments
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
-from snugbert.trainers.processes import is_terminal
+from snugbert.trainers.run.processes import is_terminal
 from snugbert_arguments import explain_choice
 
 # What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked

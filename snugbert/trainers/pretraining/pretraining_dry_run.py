@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.errors import format_count
-from snugbert.trainers.checkpoint_files import step_of
 from snugbert.trainers.dry_run import (
     EVALUATED_BATCHES,
     as_dry_run,
@@ -26,6 +25,7 @@ from snugbert.trainers.dry_run import (
 from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
+from snugbert.trainers.run.checkpoint_files import step_of
 
 
 def run_dry_pretraining(

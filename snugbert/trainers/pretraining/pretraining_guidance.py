@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_first_example, find_phase
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS

@@ -23,15 +23,14 @@ from transformers import PreTrainedModel, TrainerState, get_wsd_schedule
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from transformers.utils import ModelOutput
 
-from snugbert.checkpoints.loading import GENERATOR_FOLDER
 from snugbert.data.languages import DEFAULT, store_language
-from snugbert.data.row_sizes import choose_pretraining_multiple
 from snugbert.errors import InputError
+from snugbert.families.loading import GENERATOR_FOLDER
+from snugbert.gpu.row_sizes import choose_pretraining_multiple
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
-from snugbert.trainers.output_folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.pretraining.batches import (
-    COUNTS,
+    DENOMINATORS,
     PREFETCH_FACTOR,
     Batch,
     BatchSampler,
@@ -62,8 +61,9 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
-from snugbert.trainers.processes import use_one_gpu
-from snugbert.trainers.run_trainer import RunTrainer
+from snugbert.trainers.run.output_folder import ClearOutputDir, check_output_dir
+from snugbert.trainers.run.processes import use_one_gpu
+from snugbert.trainers.trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -386,11 +386,11 @@ class PretrainingTrainer(RunTrainer):
         for batch in batches:
             if "labels" not in batch:
                 raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
-            self.training_log.add_batch(batch[COUNTS])
+            self.training_log.add_batch(batch[DENOMINATORS])
         # The counts are part of the batch. The data loader pins its memory, so copying does not wait.
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
         # Integers, so that the sums are exact.
-        in_step = torch.stack([batch.pop(COUNTS) for batch in batches]).sum(0)
+        in_step = torch.stack([batch.pop(DENOMINATORS) for batch in batches]).sum(0)
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
         labeled, pairs, tokens = in_step[:3].unbind()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transformers import EvalPrediction
 from transformers.utils import ModelOutput
 
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WEIGHT

@@ -26,8 +26,8 @@ import numpy as np
 from tokenizers.decoders import ByteLevel, Metaspace
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import Block
 from snugbert.trainers.pretraining.pretraining_arguments import Objective
 
 # --- where text may be cut -------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from transformers.utils import ModelOutput
 
 from snugbert.files import writing
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.checkpoint_files import RESUME
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
     DISCRIMINATOR_WEIGHT,
@@ -37,6 +36,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     SOFT_WEIGHT,
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
+from snugbert.trainers.run.checkpoint_files import RESUME
 
 # Sums since the last log line. The sums of the model stay on its device until they are needed.
 MODEL_SUMS = (

@@ -19,13 +19,13 @@ import snugbert
 from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
 from snugbert.tasks.base import Features
-from snugbert.trainers.checkpoint_files import write_manifest
 from snugbert.trainers.finetuning.class_weights import class_weights
 from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import check_early
 from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.run.checkpoint_files import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

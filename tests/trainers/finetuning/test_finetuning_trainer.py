@@ -297,7 +297,7 @@ def test_rows_are_filled_as_the_device_the_user_and_the_model_allow(tokenizer, t
     lengths = np.array([len(ids) for ids in examples(HEADS[0], 45)["input_ids"]])
     expected = 0.95 * lengths.std() * 4
     with monkeypatch.context() as patch:
-        patch.setattr("snugbert.trainers.run_trainer.apply_tf32", lambda args: None)
+        patch.setattr("snugbert.trainers.trainer.apply_tf32", lambda args: None)
         args = {"bf16": False, "tf32": False, "dataloader_num_workers": 0, "per_device_train_batch_size": 16}
         assert expected <= multiple(**args) < expected + 4
         assert multiple(pad_to_multiple_of=0, **args) == multiple(relative, **args) == 0

@@ -47,8 +47,8 @@ from snugbert import (
     SnugBertTokenizer,
 )
 from snugbert.errors import InputError
-from snugbert.trainers.checkpoint_files import write_manifest
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.run.checkpoint_files import write_manifest
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")

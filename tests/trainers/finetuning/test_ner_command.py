@@ -10,7 +10,7 @@ from transformers import AutoModelForTokenClassification, pipeline
 
 import snugbert_cli
 from snugbert import Predictor, SnugBertModel, SnugBertTokenizer
-from snugbert.command_line import parse_arguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.data.packed_batches import count_tokens
 from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.tagging_arguments import NerDataArguments

@@ -4,7 +4,7 @@ import pytest
 from finetuning_examples import arguments
 from transformers import SchedulerType
 
-from snugbert.command_line import parse_arguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS

@@ -15,8 +15,8 @@ from pretraining_command import run
 from synthetic import make_corpus
 
 import snugbert
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import Block
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining import bigrams
 from snugbert.trainers.pretraining.bigrams import (

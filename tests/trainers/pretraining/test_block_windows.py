@@ -11,11 +11,11 @@ import pytest
 from prepared import prepare
 from synthetic import make_corpus
 
-from snugbert import remote_requests
-from snugbert.data import corpus_blocks, preparation
-from snugbert.data.corpus import open_corpus
-from snugbert.data.corpus_blocks import CachedBlocks
+from snugbert.data.corpus import corpus_blocks, preparation
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.corpus_blocks import CachedBlocks
 from snugbert.errors import InputError
+from snugbert.storage import requests as remote_requests
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
 from snugbert.trainers.pretraining.block_windows import Window, Windows
 from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset

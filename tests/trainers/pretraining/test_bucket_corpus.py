@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import snugbert
-from snugbert.data import preparation
+from snugbert.data.corpus import preparation
 from snugbert_cli import main as snugbert_command
 
 FLAGS = "--config_name tiny --max_steps 30 --per_device_train_batch_size 32 --max_seq_length 32 --use_cpu true"

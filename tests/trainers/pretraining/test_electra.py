@@ -14,10 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, EvalPrediction
 
 import snugbert
-from snugbert.checkpoints.loading import load_config
-from snugbert.checkpoints.model_arguments import ModelArguments
+from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
 from snugbert.errors import InputError
+from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import ElectraPair, load_pair, sample_tokens, shrink_config
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
 from snugbert.trainers.pretraining.training_log import TrainingLog, count_batch

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chisquare
 from synthetic import make_corpus
 
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus.corpus import Corpus
 from snugbert.trainers.pretraining import examples
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertConfig, BertForPreTraining
 
 import snugbert
-from snugbert.checkpoints.students import hash_model
 from snugbert.data.packed_batches import pack
+from snugbert.families.students import hash_model
 from snugbert.trainers.pretraining.masked_distillation import distill, load_student, sum_cosine_losses, sum_soft_losses
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingModelArguments
 from snugbert.trainers.pretraining.training_log import training_flops

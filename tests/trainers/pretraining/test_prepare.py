@@ -9,8 +9,8 @@ import pytest
 from prepared import content, prepare
 
 import snugbert
-from snugbert.command_line import format_command
-from snugbert.data.corpus import open_corpus
+from snugbert.cli.parser import format_command
+from snugbert.data.corpus.corpus import open_corpus
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments

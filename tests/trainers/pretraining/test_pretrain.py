@@ -26,12 +26,12 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.checkpoints.conversion import convert_model
-from snugbert.checkpoints.loading import HEAD_WEIGHTS
-from snugbert.data.cache import prepare_in_cache
+from snugbert.data.corpus.cache import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
+from snugbert.families.conversion import convert_model
+from snugbert.families.loading import HEAD_WEIGHTS
 from snugbert.modeling_snugbert import AUTO_CLASSES
 from snugbert.reports.pretraining_plots import draw_training
 from snugbert.trainers.pretraining import pretraining_guidance as guidance

@@ -10,7 +10,7 @@ import torch
 from damage import damage
 from pretraining_command import run
 
-from snugbert.trainers.checkpoint_files import write_manifest
+from snugbert.trainers.run.checkpoint_files import write_manifest
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import torch
 from synthetic import RandomExamples, packed, tiny_model
 from transformers import EvalPrediction
 
-from snugbert.data.corpus import Corpus
-from snugbert.data.part_files import Block
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import Block
 from snugbert.trainers.pretraining.scores import (
     compute_metrics,
     detection_baseline,

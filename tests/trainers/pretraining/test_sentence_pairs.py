@@ -18,9 +18,9 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 import snugbert
-from snugbert.data.corpus import Corpus
+from snugbert.data.corpus.corpus import Corpus
+from snugbert.data.corpus.part_files import Block
 from snugbert.data.documents import read_documents, split_sentences
-from snugbert.data.part_files import Block
 from snugbert.trainers.pretraining.pretraining_guidance import measure_coverage
 from snugbert.trainers.pretraining.sentence_pairs import (
     CLAUSE,

@@ -1,1 +1,0 @@
-"""Opens, converts and shrinks checkpoints of every family."""

@@ -1,0 +1,1 @@
+"""The command line: its commands, its parser, and the arguments that commands share."""

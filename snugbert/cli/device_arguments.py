@@ -1,0 +1,217 @@
+"""`TrainingArguments` whose defaults fit the device.
+
+`--help` imports this module, so it does not import Trainer or datasets, which take seconds.
+"""
+
+import copy
+import logging
+import os
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from transformers import TrainingArguments
+from transformers.utils import strtobool
+
+from snugbert.errors import InputError
+from snugbert_arguments import explain_reporter
+
+logger = logging.getLogger(__name__)
+
+# Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
+# Trainer would keep the loader of the first validation set and use it for all validation sets.
+DATA_WORKERS = 4
+# Default of `--ddp_timeout` in seconds. torch's own limits are 600 with NCCL and 1,800 with gloo. The collectives of a
+# step take seconds, and long work of one process has no limit (trainers/run/lost_processes.py).
+SILENCE = 300
+# Values of transformers' `TrainingArguments` that are used even if they are its defaults.
+ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
+# Names of the precisions, and how the log describes them.
+PRECISIONS = {
+    "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
+    "float16": "float16 autocast, weights in float32 (--bf16: bfloat16)",
+    "TF32": "TF32, weights in float32 (--tf32 false: float32)",
+    "float32": "float32 (--bf16: bfloat16 autocast)",
+}
+
+
+@dataclass
+class DeviceArguments(TrainingArguments):
+    """`TrainingArguments` whose precision, compilation and number of data workers fit the device by default.
+
+    The precision applies to training, evaluation and prediction, see [`choose_precision`]. Weights stay in float32.
+    Data workers make batches while the GPU computes, see [`choose_workers`]. From pinned memory, batches are copied to
+    the GPU without waiting for it. With `pad_to_multiple_of`, packed batches have few sizes, see [`pad_row`]. After
+    `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
+    `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts. Without an
+    accelerator, `use_cpu` is true.
+
+    Raises:
+        InputError: a reporter in `report_to` is unknown or not installed, or `fsdp` is set.
+    """
+
+    # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
+    bf16: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Compute in bfloat16. Weights stay in float32. Default: true on Ampere and newer GPUs.",
+        },
+    )
+    torch_compile: bool | None = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "help": "Compile with torch.compile. Default: true on CUDA GPUs, except for short fine-tuning.",
+        },
+    )
+    dataloader_num_workers: int = field(  # type: ignore[assignment]
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Processes that make batches. Default: 4 for each GPU, but no more than CPU cores. 0 on a CPU.",
+        },
+    )
+
+    ddp_timeout: int = field(
+        default=SILENCE,
+        metadata={"advanced": True, "help": "Seconds after which all processes stop if one process does not answer."},
+    )
+    report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
+        default_factory=list, metadata={"help": "Also log to one or more of tensorboard, wandb, trackio, mlflow, ..."}
+    )
+    dry_run: bool = field(
+        default=False, metadata={"help": "Check everything, print the plan, the memory and the time, then stop."}
+    )
+    cuda_graphs: bool | None = field(
+        default=None,
+        metadata={
+            "nargs": "?",
+            "const": True,
+            "advanced": True,
+            "help": "Record the kernels of a training step once per batch size. Default: true on a GPU.",
+        },
+    )
+    pad_to_multiple_of: int | None = field(
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Pad packed batches to a multiple of this number of tokens. Default on a GPU: chosen from the "
+            "lengths of the examples. Default elsewhere: 0 (no padding).",
+        },
+    )
+
+    def __post_init__(self):
+        reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        for mistake in filter(None, map(explain_reporter, reporters)):
+            raise InputError(mistake)
+        if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
+            raise InputError(
+                "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
+            )
+        self.fsdp = None
+        if self.bf16 is None and not self.fp16:  # `accelerate launch --mixed_precision`
+            launcher = os.environ.get("ACCELERATE_MIXED_PRECISION")
+            self.bf16, self.fp16 = True if launcher == "bf16" else None, launcher == "fp16"
+        self.bf16, self.tf32 = choose_precision(self.bf16, self.fp16, self.tf32, self.uses_cuda)
+        if self.dataloader_num_workers is None:
+            self.dataloader_num_workers = choose_workers(self.uses_cuda)
+        if not (self.uses_cuda or torch.accelerator.is_available()):
+            # Otherwise transformers would refuse `bf16`, and accelerate would let each process train alone.
+            self.use_cpu = True
+            self.dataloader_pin_memory = False  # without a device, torch would warn in every epoch
+        started = int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_RANK" in os.environ else 1  # by a launcher
+        if started > 1 and self.is_on_cpu and not dist.is_initialized():
+            # transformers (5.23) would connect processes on a CPU without `ddp_timeout`.
+            dist.init_process_group(self.ddp_backend or "gloo", timeout=self.ddp_timeout_delta)
+        super().__post_init__()
+        if self.uses_cuda and self.dataloader_pin_memory:
+            self.accelerator_config.non_blocking = True  # type: ignore[union-attr]
+        # Trainer would use the precision of the launcher even with `--bf16 false`.
+        self.mixed_precision = "bf16" if self.bf16 else "fp16" if self.fp16 else "no"
+
+    @classmethod
+    def adopt(cls, args: TrainingArguments) -> Self:
+        """Returns a copy of `args`, or arguments with the values of transformers' `TrainingArguments`.
+
+        These are learning rate, batch size and epochs, and values that differ from transformers' defaults. Any other
+        value may not be the user's, so the default of this class replaces it.
+        """
+        if isinstance(args, cls):
+            return copy.copy(args)
+        default = TrainingArguments(output_dir=args.output_dir)
+        names = [each.name for each in fields(TrainingArguments) if each.init]
+        given = {
+            name: getattr(args, name)
+            for name in names
+            if name in ALWAYS_KEPT or getattr(args, name) != getattr(default, name)
+        }
+        logger.warning("args: expected %s, got TrainingArguments. Kept: %s.", cls.__name__, ", ".join(given))
+        return cls(**{"output_dir": args.output_dir, **given})
+
+    @property
+    def uses_cuda(self) -> bool:
+        """Whether the run uses a CUDA GPU. Unlike `device`, this does not set up the device."""
+        return torch.cuda.is_available() and not self.is_on_cpu
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the user chose the CPU, in the arguments or in the launcher."""
+        return self.use_cpu or bool(strtobool(os.environ.get("ACCELERATE_USE_CPU", "false")))
+
+    @property
+    def precision(self) -> str:
+        """The precision of matrix products, one of `PRECISIONS`."""
+        return "bfloat16" if self.bf16 else "float16" if self.fp16 else "TF32" if self.tf32 else "float32"
+
+
+def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda: bool) -> tuple[bool, bool]:
+    """Chooses the precision that the user did not give.
+
+    - `bf16`: true on GPUs that compute in bfloat16 (Ampere and newer), unless the user gives `fp16` or `tf32`.
+    - `tf32`: true on GPUs with TF32 (Ampere and newer), with `fp16`. `bf16=False` alone means float32, without TF32.
+
+    Args:
+        bf16, fp16, tf32: the user's arguments. None: not given.
+        uses_cuda: whether the run uses a CUDA GPU. Elsewhere, nothing is chosen.
+
+    Returns:
+        `bf16` and `tf32`. Called with these values, the function returns them unchanged.
+    """
+    if uses_cuda and tf32 is None:
+        if bf16 is None:
+            bf16 = not fp16 and torch.cuda.is_bf16_supported(including_emulation=False)
+        tf32 = fp16 and has_tf32()  # every GPU with TF32 has bfloat16
+    return bool(bf16), bool(tf32)
+
+
+def choose_workers(uses_cuda: bool) -> int:
+    """Chooses the number of data workers of each process.
+
+    With CUDA it is `DATA_WORKERS`, but no more than the process's share of the CPU cores that this machine allows.
+    Otherwise 0, because workers would take cores from the model.
+    """
+    if not uses_cuda:
+        return 0
+    import joblib  # only here, because `--help` works without it
+
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # on this machine; set by torchrun and accelerate
+    return min(DATA_WORKERS, joblib.cpu_count() // processes)
+
+
+def has_tf32() -> bool:
+    """Whether the GPU supports TF32: NVIDIA's compute capability 8.0 and newer."""
+    return torch.version.cuda is not None and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def apply_tf32(args: TrainingArguments) -> None:
+    """Turns TF32 on or off for float32 products on the GPU.
+
+    Trainer and accelerate turn TF32 on for `torch_compile`. Trainer sets torch's new setting without the old setting,
+    which makes torch's compiler fail. This function sets both.
+    """
+    if isinstance(args, DeviceArguments) and args.uses_cuda:
+        torch.set_float32_matmul_precision("high" if args.tf32 else "highest")

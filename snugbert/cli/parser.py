@@ -1,0 +1,366 @@
+"""Reads the arguments of a command into dataclasses, as in transformers' own example scripts, and suggests commands.
+
+`--config FILE.yaml` reads the same arguments from a file. The command line takes precedence.
+"""
+
+import json
+import logging
+import re
+import shlex
+from argparse import SUPPRESS, Action, Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from glob import glob
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+from snugbert.cli.command_help import format_help
+from snugbert.errors import InputError, join_lines
+from snugbert.storage.inputs import name_parts, stage
+from snugbert.storage.requests import hide_credentials, is_url
+from snugbert.storage.uploads import choose_output, find_output
+from snugbert.storage.urls import find_entries
+from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
+
+# TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.
+JSON_ARGUMENTS = ("accelerator_config",)
+# Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
+INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
+OUTPUTS = ("output_dir", "output_file", "output")
+LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open
+# The words that HfArgumentParser accepts.
+TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As in `yaml.SafeLoader`."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(None, None, "aliases are not supported. Write the value again", mark)
+        try:
+            return super().compose_node(parent, index)
+        except RecursionError:
+            raise yaml.YAMLError("nested too deeply") from None
+
+
+class ArgumentParser(HfArgumentParser):
+    """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
+
+    Args:
+        dataclass_types: their fields are the arguments. The metadata of a field may contain `"advanced": True`: only
+            `--help-all` lists the argument. `"positional": True`: the value is given without a flag.
+        prog: the command as typed, such as `snugbert glue`.
+        description: one sentence about the command.
+        example: a command line to copy.
+    """
+
+    def __init__(self, dataclass_types: Sequence[Any], *, prog: str, description: str, example: str = ""):
+        self.advanced: set[str] = set()
+        self.positional: list[str] = []
+        self.example = example or prog
+        super().__init__(dataclass_types, prog=prog, description=description, allow_abbrev=False, add_help=False)
+        self.add_argument("--config", metavar="FILE.yaml", advanced=True, help="Read arguments from this YAML file.")
+        self.add_argument("-h", "--help", action="help", advanced=True, help="List the main arguments.")
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, advanced=True, help="List all arguments.")
+
+    def add_argument(self, *names: Any, advanced: bool = False, positional: bool = False, **kwargs: Any) -> Action:
+        """Adds an argument, as in argparse, with the additional metadata of its field."""
+        if positional:
+            names = (names[0].removeprefix("--"),)
+            kwargs.pop("required")  # argparse always requires positional arguments
+            self.positional += names
+        action = super().add_argument(*names, **kwargs)
+        if advanced:
+            self.advanced.add(action.dest)
+        return action
+
+    @property
+    def flags(self) -> list[str]:
+        """All flags, such as `--output_dir` and `--output-dir`."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def format_help(self, everything: bool = False) -> str:
+        """Returns the text of `--help`, or of `--help-all` if `everything`."""
+        return format_help(
+            " ".join([self.prog, "[arguments]", *self.positional]),
+            self.description or "",
+            self.example,
+            self._actions,
+            list(self.dataclass_types),
+            self.advanced,
+            everything,
+        )
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            name = (action.option_strings or [action.dest])[0]
+            raise InputError(explain_choice(name, str(value), map(str, action.choices)))
+
+    def error(self, message: str) -> NoReturn:
+        """Raises [`InputError`] with `message`."""
+        end = "" if message.endswith((".", "?")) else "."
+        raise InputError(f"{message}{end} `{self.prog} --help` lists the arguments.")
+
+
+class _HelpAll(Action):
+    def __call__(self, parser: Any, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        print(parser.format_help(everything=True), end="")
+        parser.exit()
+
+
+def parse_arguments(
+    dataclass_types: Sequence[Any],
+    argv: list[str],
+    prog: str,
+    description: str,
+    example: str = "",
+    opens: Sequence[str] = (),
+) -> tuple[Any, ...]:
+    """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
+
+    The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
+
+    Args:
+        dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
+        argv: the arguments after the name of the command.
+        prog: the command as typed, for messages.
+        description: one sentence about the command, for `--help`.
+        example: a command line to copy, for `--help`.
+        opens: names of the arguments whose URLs the command opens itself.
+
+    Raises:
+        InputError: an argument is unknown, its value is invalid, or the target of a URL does not exist.
+        ModuleNotFoundError: `dataclass_types` include `TrainingArguments`, and accelerate is not installed.
+    """
+    parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
+    argv = [_renamed(argument) for argument in argv]
+    argv, files = _without_config(argv, parser)
+    if parser.positional:
+        argv = _complete_switches(argv, parser)
+    local_files = [_stage_one("config", file) if is_url(file) else file for file in files]
+    from_files = [argument for file in local_files for argument in _read_yaml_arguments(Path(file), parser)]
+    # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
+    namespace, unknown = parser.parse_known_args(from_files + argv)
+    if unknown:
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("--")]
+        parser.error(explain_flag(flags[0], parser.flags) if flags else f"unknown arguments: {' '.join(unknown)}")
+    if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
+        raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
+    for action in parser._actions:  # leaves out arguments that were not given
+        action.default = SUPPRESS
+    given = _replace_urls(vars(parser.parse_args(from_files + argv)), opens)
+    try:
+        return tuple(
+            dataclass_type(**{each.name: given[each.name] for each in fields(dataclass_type) if each.name in given})
+            for dataclass_type in dataclass_types
+        )
+    except InputError:
+        raise
+    except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
+        raise InputError(_explain_enum(str(error), namespace) or str(error)) from error
+    except TypeError as error:  # a JSON argument has an unknown key
+        names = [f"--{name}" for name in JSON_ARGUMENTS if name in given]
+        if not names:
+            raise
+        raise InputError(f"{' or '.join(names)}: {error}") from error
+
+
+def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]:
+    """Replaces URLs by local paths: inputs by copies, outputs by folders that are uploaded later.
+
+    Args:
+        given: the arguments by name.
+        opens: names of the arguments whose URLs are not replaced.
+
+    Raises:
+        InputError: the target of a URL does not exist, or an argument must be local.
+    """
+    local = dict(given)
+    for name in OUTPUTS:  # first, because a checkpoint to resume from can be in an output folder
+        if is_url(given.get(name, "")) and name not in opens:
+            local[name] = _find_output_path(name, given[name])
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        if name in opens or name in OUTPUTS or not any(map(is_url, values)):
+            continue
+        if name in LOCAL or (name.endswith("_dir") and name not in INPUTS):
+            kind = "folder" if name.endswith("_dir") else "file"
+            raise InputError(f"--{name}: {hide_credentials(values[0])} is a URL. Use a local {kind}.")
+        if name.endswith("_file") or name in INPUTS:
+            output = find_output(local.get("output_dir"))
+            folder, _, checkpoint = str(value).rstrip("/").rpartition("/")
+            if name == "resume_from_checkpoint" and output is not None and folder == output.url:
+                local[name] = str(output.folder / checkpoint)
+            elif isinstance(value, list):
+                staged = ([str(path) for path in _stage(name, each)] if is_url(each) else [each] for each in value)
+                local[name] = [path for paths in staged for path in paths]
+            else:
+                local[name] = _stage_one(name, value)
+    return local
+
+
+def _find_output_path(name: str, url: str) -> str:
+    """Returns the local path for an output.
+
+    Raises:
+        InputError: the URL has no bucket, or no name of a file.
+    """
+    folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
+    if name == "output_file" and (not file or len(name_parts(url)) < 2):
+        raise InputError(
+            f"--{name}: {hide_credentials(url)} names no file. Use a URL like s3://bucket/folder/file.jsonl."
+        )
+    if not name_parts(url):
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} names no bucket. Use a URL like s3://bucket/folder.")
+    return str(choose_output(folder) / file)
+
+
+def _stage(name: str, url: str) -> list[Path]:
+    return stage(url, _flag(name))
+
+
+def _stage_one(name: str, url: str) -> str:
+    paths = _stage(name, url)
+    if len(paths) > 1:
+        raise InputError(f"{_flag(name)}: {hide_credentials(url)} matches {len(paths)} files. Name one file.")
+    return str(paths[0])
+
+
+def _flag(name: str) -> str:
+    return name if name in ("input", "output") else f"--{name}"  # these two are positional arguments
+
+
+def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
+    """Returns the version of each file that arguments name: size and time, or size and version in a store."""
+    given = [(name, value) for each in arguments for name, value in vars(each).items() if name not in OUTPUTS]
+    values = [value for name, value in given if name in INPUTS or name.endswith("_file")]
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    patterns = [text for texts in lists for text in texts if isinstance(text, str)]
+    stored = {url: [*entry] for text in patterns if is_url(text) for url, entry in find_entries(text).items()}
+    paths = [Path(path) for text in patterns if not is_url(text) for path in glob(text)]
+    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
+    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files} | stored
+
+
+def _explain_enum(message: str, namespace: Namespace) -> str:
+    """Rewrites an error of transformers' enums, such as `IntervalStrategy`, which does not name the argument."""
+    match = re.fullmatch(r"'?(.*?)'? is not a valid \w+, please select one of \[(.*)\]", message)
+    names = [name for name, value in vars(namespace).items() if match and value == match[1]]
+    return explain_choice(f"--{names[0]}", match[1], re.findall("'(.*?)'", match[2])) if match and names else ""
+
+
+def _renamed(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    return RENAMED_FLAGS.get(flag, flag) + equals + value
+
+
+def _complete_switches(argv: list[str], parser: ArgumentParser) -> list[str]:
+    """Adds `true` after a switch without a value. Otherwise, a positional argument would be read as the value."""
+    switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
+    completed = []
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        completed.append(argument)
+        if argument in switches and following.lower() not in TRUE + FALSE:
+            completed.append("true")
+    return completed
+
+
+def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str], list[str]]:
+    rest: list[str] = []
+    files: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--config":
+            file = next(arguments, None)
+            if file is None:
+                parser.error("argument --config: expected a file")
+            files.append(file)
+        elif argument.startswith("--config="):
+            files.append(argument.removeprefix("--config="))
+        else:
+            rest.append(argument)
+    return rest, files
+
+
+def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
+    if not file.is_file():
+        raise InputError(f"--config: the file {file} does not exist.")
+    try:
+        root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"--config: {file} is not a YAML file: {join_lines(error)}") from error
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode) or not all(
+        isinstance(key, yaml.ScalarNode) and re.fullmatch(r"[\w-]+", key.value) for key, _ in root.value
+    ):
+        raise InputError(f"--config: {file} must contain only `name: value` lines.")
+    arguments = []
+    for key, node in root.value:
+        name, value = key.value, _read_yaml_value(node, file)
+        if name == "config":
+            raise InputError(
+                f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments into this "
+                "file."
+            )
+        if _renamed(f"--{name}") not in parser.flags:
+            hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
+            raise InputError(f"--config: {file}, line {key.start_mark.line + 1}: unknown argument {name}.{hint}")
+        if value in ("", "~", "null"):
+            continue
+        if name.replace("-", "_") == "trust_remote_code" and str(value).lower() not in FALSE:
+            logging.getLogger(__name__).warning(
+                "%s sets trust_remote_code: code from the tokenizer's repository will run on this machine", file
+            )
+        arguments.append(_renamed(f"--{name}"))
+        values = value if isinstance(value, list) else [value]
+        if any(each.startswith("--") for each in values):
+            raise InputError(
+                f"--config: {file}: the value of {name} begins with --. Write arguments as `name: value`."
+            )
+        arguments.extend(values)
+    return arguments
+
+
+def _read_yaml_value(node: yaml.Node, file: Path) -> str | list[str]:
+    """Returns scalars and lists of them as written, so that `no` does not become False, and other values as JSON."""
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        return [item.value for item in node.value]
+    if isinstance(node, yaml.ScalarNode):
+        return node.value
+    try:
+        return json.dumps(yaml.safe_load(yaml.serialize(node)))
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        line = node.start_mark.line + 1
+        raise InputError(f"--config: {file}, line {line}: invalid value ({join_lines(error)}).") from error
+
+
+def format_command(command: str, flags: Mapping[str, Any]) -> str:
+    """Returns a command line to copy. A flag may have a list of values."""
+    words = ["snugbert", command]
+    for name, value in flags.items():
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{name}", *(str(each).lower() if isinstance(each, bool) else str(each) for each in values)]
+    return shlex.join(words)
+
+
+def changed_flags(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the values of the flags `names` that differ from their defaults.
+
+    Args:
+        arguments: an instance of a dataclass of arguments.
+        names: names of its fields.
+    """
+    changed = {}
+    for field in fields(arguments):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in names and getattr(arguments, field.name) != default:
+            changed[field.name] = getattr(arguments, field.name)
+    return changed

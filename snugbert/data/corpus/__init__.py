@@ -1,0 +1,1 @@
+"""The prepared corpus: tokenized text on disk or in a bucket."""

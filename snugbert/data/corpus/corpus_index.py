@@ -1,0 +1,239 @@
+"""The index of a part: where its blocks are, how to verify them, and counts of their content.
+
+`part-00000-of-00003.index` is a safetensors file next to `part-00000-of-00003.arrow`. With it, opening a corpus and
+planning a run reads no text, and a machine can fetch single blocks from a bucket. In a bucket, a part is complete if
+its index is there. On a disk, a part without an index is read once to make it.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from snugbert.data.corpus.part_files import (
+    ARROW_ERRORS,
+    END_OF_STREAM,
+    Block,
+    Origin,
+    damaged,
+    parse_origin,
+    validate_block,
+    view_block,
+)
+from snugbert.errors import InputError
+from snugbert.files import replacing
+from snugbert.storage.urls import hide_credentials, read_bytes
+
+TOKENS_AT_ONCE = 10**6  # counted at once, because bincount takes 8 bytes per token
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of some blocks.
+
+    Attributes:
+        documents, sentences, tokens: numbers in each block. *Shape:* (blocks,)
+        longest_documents: tokens of the longest document in each block. *Shape:* (blocks,)
+        sentence_lengths: how many sentences have each number of tokens, in all blocks. *Shape:* (longest + 1,)
+        token_ids: how often each token occurs, in all blocks. *Shape:* (highest id + 1,)
+    """
+
+    documents: np.ndarray
+    sentences: np.ndarray
+    tokens: np.ndarray
+    longest_documents: np.ndarray
+    sentence_lengths: np.ndarray
+    token_ids: np.ndarray
+
+
+def count_blocks(blocks: Sequence[Block]) -> Counts:
+    """Counts the content of blocks."""
+    return join_counts([_count_block(block) for block in blocks])
+
+
+def _count_block(block: Block) -> Counts:
+    starts = range(0, len(block.tokens), TOKENS_AT_ONCE)
+    return Counts(
+        np.array([len(block.documents) - 1]),
+        np.array([len(block.sentences) - 1]),
+        np.array([len(block.tokens)]),
+        np.array([np.diff(block.sentences[block.documents]).max()], dtype=np.int64),
+        np.bincount(np.diff(block.sentences)),
+        _add_up([np.bincount(block.tokens[start : start + TOKENS_AT_ONCE]) for start in starts]),
+    )
+
+
+def join_counts(counts: Sequence[Counts]) -> Counts:
+    """Joins the counts of consecutive blocks."""
+    columns = ("documents", "sentences", "tokens", "longest_documents")
+    empty = [np.zeros(0, np.int64)]
+    return Counts(
+        **{name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in columns},
+        sentence_lengths=_add_up([each.sentence_lengths for each in counts]),
+        token_ids=_add_up([each.token_ids for each in counts]),
+    )
+
+
+def _add_up(histograms: Sequence[np.ndarray]) -> np.ndarray:
+    total = np.zeros(max(map(len, histograms), default=0), dtype=np.int64)
+    for histogram in histograms:
+        total[: len(histogram)] += histogram
+    return total
+
+
+@dataclass(frozen=True)
+class PartIndex:
+    """The index of a part.
+
+    Attributes:
+        schema: the first bytes of the part, an Arrow schema. *Shape:* (bytes,), uint8
+        offsets: where each block begins in the part, and the end of the last block. *Shape:* (blocks + 1,)
+        digests: SHA-256 of the bytes of each block. *Shape:* (blocks, 32), uint8
+        counts: counts of the blocks.
+    """
+
+    schema: np.ndarray
+    offsets: np.ndarray
+    digests: np.ndarray
+    counts: Counts
+
+    @property
+    def origin(self) -> Origin:
+        """The text and the settings that the part was made from."""
+        return parse_origin(self.read_schema())
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the part's file."""
+        return int(self.offsets[-1]) + len(END_OF_STREAM)
+
+    def read_schema(self) -> pa.Schema:
+        """Returns the schema of the blocks."""
+        return pa.ipc.read_schema(pa.py_buffer(self.schema.tobytes()))
+
+
+def index_name(part: str) -> str:
+    """Returns the name of a part's index. Both names are without folders."""
+    return part.removesuffix(".partial").removesuffix(".arrow") + ".index"
+
+
+def open_index(part: Path, vocab_size: int | None = None) -> PartIndex:
+    """Reads the index of a part on the disk. Makes the index if it is missing or belongs to another part.
+
+    Arguments and errors: as in [`make_index`].
+    """
+    file = part.with_name(index_name(part.name))
+    if file.exists():
+        index = parse_index(file.read_bytes(), str(file))
+        with part.open("rb") as stream:
+            if part.stat().st_size == index.file_size and stream.read(len(index.schema)) == index.schema.tobytes():
+                return index
+    index = make_index(part, vocab_size)
+    with suppress(OSError):  # the folder may be read-only
+        write_index(index, file)
+    return index
+
+
+def read_index(part: str) -> PartIndex:
+    """Reads the index of a part in a bucket.
+
+    Raises:
+        InputError: the index is missing or damaged, or the bucket does not answer.
+    """
+    name = index_name(part)
+    try:
+        return parse_index(read_bytes(name), hide_credentials(name))
+    except FileNotFoundError as error:
+        raise InputError(f"{hide_credentials(name)} is missing. Run `snugbert prepare` again.") from error
+
+
+def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
+    """Reads a whole part and makes its index.
+
+    Args:
+        part: the file.
+        vocab_size: token ids must be below this. None: token ids are not checked.
+
+    Raises:
+        InputError: the part is damaged.
+    """
+    counts, offsets, limit = [], [], vocab_size or 2**32
+    try:
+        with pa.memory_map(str(part)) as stream:
+            reader = pa.ipc.open_stream(stream)
+            parse_origin(reader.schema)
+            offsets.append(stream.tell())
+            for batch in reader:
+                validate_block(batch, limit)
+                counts.append(_count_block(view_block(batch)))
+                offsets.append(stream.tell())
+            if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
+                raise pa.ArrowInvalid("truncated")
+    except ARROW_ERRORS as error:
+        raise damaged(part, error) from error
+    data = np.memmap(part, mode="r")
+    digests = [hashlib.sha256(data[start:end].data).digest() for start, end in pairwise(offsets)]
+    return PartIndex(
+        np.array(data[: offsets[0]]),
+        np.array(offsets, dtype=np.int64),
+        np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32),
+        join_counts(counts),
+    )
+
+
+def write_index(index: PartIndex, file: Path) -> None:
+    """Writes the file of an index, completely or not at all. Several processes may write the same index."""
+    lengths = np.flatnonzero(index.counts.sentence_lengths)
+    arrays = {
+        "schema": index.schema,
+        "offsets": index.offsets,
+        "digests": index.digests,
+        "documents": index.counts.documents,
+        "sentences": index.counts.sentences,
+        "tokens": index.counts.tokens,
+        "longest_documents": index.counts.longest_documents,
+        # A sentence can have millions of tokens, so only lengths that occur are stored.
+        "lengths": lengths,
+        "sentences_of_length": index.counts.sentence_lengths[lengths],
+        "token_ids": index.counts.token_ids,
+    }
+    with replacing(file, file.with_name(f"_{file.name}.{uuid.uuid4().hex}")) as unfinished:
+        unfinished.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+
+
+def parse_index(data: bytes, name: str) -> PartIndex:
+    """Reads the bytes of an index file.
+
+    Args:
+        data: the content of the file.
+        name: path or URL of the file, for messages.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    try:
+        arrays: dict[str, Any] = load(data)
+        names = ("documents", "sentences", "tokens", "longest_documents")
+        columns = {name: arrays[name] for name in names}
+        sentence_lengths = np.zeros(int(arrays["lengths"].max(initial=-1)) + 1, dtype=np.int64)
+        sentence_lengths[arrays["lengths"]] = arrays["sentences_of_length"]
+        counts = Counts(**columns, sentence_lengths=sentence_lengths, token_ids=arrays["token_ids"])
+        index = PartIndex(arrays["schema"], arrays["offsets"], arrays["digests"], counts)
+        sizes = {len(column) for column in columns.values()} | {len(index.digests), len(index.offsets) - 1}
+        is_whole = len(sizes) == 1 and index.digests.shape[1:] == (32,) and index.offsets[0] == len(index.schema)
+        is_counted = all((numbers > 0).all() for numbers in (*columns.values(), np.diff(index.offsets)))
+        if not (is_whole and is_counted):
+            raise ValueError("its numbers are inconsistent")
+        parse_origin(index.read_schema())
+    except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:
+        raise damaged(name, error) from error
+    return index

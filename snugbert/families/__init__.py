@@ -1,0 +1,1 @@
+"""Opens and converts models of the BERT family."""

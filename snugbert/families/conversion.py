@@ -1,0 +1,404 @@
+"""`snugbert convert`: converts checkpoints of the BERT family to SnugBERT, and back.
+
+    snugbert convert pretrained pretrained-bert --to bert      # opens where only transformers is installed
+    snugbert convert roberta-base snugbert-roberta --to snugbert
+
+The output is written only if the new model and the source give the same outputs on an example batch. Stock
+transformers runs the source, unless the source is a SnugBERT model. The models run one after the other in float64,
+which takes twice the memory of float32.
+"""
+
+import functools
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, BertTokenizer
+from transformers.utils import logging as transformers_logging
+
+import snugbert
+from snugbert.cli.model_arguments import (
+    CONVERTED_DTYPES,
+    CONVERTED_TYPES,
+    ConversionArguments,
+    HubArguments,
+    get_hub_arguments,
+)
+from snugbert.errors import InputError, format_count, join_lines
+from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
+from snugbert.families.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
+from snugbert.families.positions import extend_positions
+from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
+from snugbert.families.sentence_transformers_files import (
+    SENTENCE_TRANSFORMERS_FILES,
+    copy_files,
+    find_model_folder,
+    has_pooling,
+    read_modules,
+    set_max_length,
+)
+from snugbert.families.stock_models import express, keep_encoder
+from snugbert.families_snugbert import ROBERTA_TYPES
+from snugbert.files import read_json, writing
+from snugbert.tokenization_snugbert import SnugBertTokenizer
+from snugbert_arguments import explain_choice
+
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+)
+# Folders that `snugbert export` writes. The output replaces these folders, too, because servers would prefer them.
+ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")
+# Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
+# last.
+REPLACED_FILES = (
+    "config.json",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model-*-of-*.bin",
+    "pytorch_model.bin.index.json",
+    *TOKENIZER_FILES,
+    *SENTENCE_TRANSFORMERS_FILES,
+    *ENGINE_FOLDERS,
+    *(file.name for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")),  # the code of a SnugBERT folder
+)
+# Tokenizer classes equivalent to BertTokenizer, which is also the default.
+WORDPIECE_TOKENIZERS = (
+    "SnugBertTokenizer",
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "DistilBertTokenizer",
+    "DistilBertTokenizerFast",
+    "ElectraTokenizer",
+    "ElectraTokenizerFast",
+)
+# Model type -> tokenizer class if the folder does not name a class. Other model types use BertTokenizer.
+TOKENIZERS = {
+    "roberta": "RobertaTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "camembert": "CamembertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
+
+
+@dataclass
+class Conversion:
+    """Result of a conversion.
+
+    Attributes:
+        source: kind of the source, see [`Checkpoint`].
+        model_class: class of the new model, for example `"BertForMaskedLM"`.
+        parameters: number of parameters.
+        dtype: dtype of the weights, for example `"float32"`.
+        size: total size of the weight files, in bytes.
+        files: number of weight files.
+        tokenizer: class of the tokenizer; None if the source has none.
+        difference: largest difference between outputs of source and result on the example batch, in float64.
+        notes: sentences to show to the user.
+    """
+
+    source: str
+    model_class: str
+    parameters: int
+    dtype: str
+    size: int
+    files: int
+    tokenizer: str | None
+    difference: float
+    notes: list[str]
+
+
+def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
+    """Converts a checkpoint, and prints a summary. This is `snugbert convert`.
+
+    Raises:
+        InputError: bad files or folders, see [`convert_model`].
+    """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    done = convert_model(
+        args.input,
+        args.output,
+        args.to,
+        dtype=args.dtype,
+        max_position_embeddings=args.max_position_embeddings,
+        max_shard_size=args.max_shard_size,
+        do_lower_case=args.do_lower_case,
+        overwrite_output_dir=args.overwrite_output_dir,
+        **get_hub_arguments(hub_args),
+    )
+    print(f"Converted {args.input} ({done.source}) to {args.output} ({done.model_class})")
+    size = f"{done.size / 1e6:,.1f} MB in {format_count(done.files, 'file')}"
+    print(f"Weights: {done.parameters:,} parameters in {done.dtype}, {size}")
+    print(f"Tokenizer: {done.tokenizer or 'none in the source'}")
+    for note in done.notes:
+        print(f"Note: {note}")
+    print(f"Check: outputs before and after conversion differ by at most {done.difference:.1e} in float64")
+
+
+def convert_model(
+    source: str | Path,
+    output_dir: str | Path,
+    to: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    max_position_embeddings: int | None = None,
+    max_shard_size: str = "5GB",
+    do_lower_case: bool | None = None,
+    overwrite_output_dir: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Conversion:
+    """Converts a checkpoint to SnugBERT, or to a stock model of transformers.
+
+    Args:
+        source: a folder, a Hub name, or the prefix of TensorFlow files, see [`read_checkpoint`]. The files of
+            sentence-transformers are copied: modules, pooling, normalization, prompts and a reranker's activation.
+        output_dir: the folder to write. Other files in it are kept.
+        to: one of `CONVERTED_TYPES`. A SnugBERT folder contains SnugBERT's code, and loads with
+            `trust_remote_code=True`. The other types need transformers only.
+        dtype: dtype of the weights: "float32", "float16" or "bfloat16". None: the widest dtype in the source.
+        max_position_embeddings: maximum number of tokens of the new model, see [`extend_positions`]. The tokenizer and
+            sentence-transformers get the same limit. None: as in the source.
+        max_shard_size: largest size of a weight file, for example `"5GB"`.
+        do_lower_case: whether the tokenizer lowercases text. None: as in the source. If the source has only a
+            `vocab.txt`, text is lowercased if all tokens are lowercase.
+        overwrite_output_dir: whether to replace a model in `output_dir`.
+        revision, token, cache_dir: of a model on the Hub, as in `from_pretrained`.
+
+    Returns:
+        A summary of the conversion.
+
+    Raises:
+        InputError: the source is not supported, the target cannot express the model, `output_dir` is the source or
+            contains a model or cannot be written, or the outputs differ. Nothing is written.
+    """
+    if to not in CONVERTED_TYPES:
+        raise InputError(explain_choice("--to", to, CONVERTED_TYPES))
+    if isinstance(dtype, str) and dtype not in CONVERTED_DTYPES:
+        raise InputError(explain_choice("--dtype", dtype, CONVERTED_DTYPES))
+    source = fetch_checkpoint(str(source), revision=revision, token=token, cache_dir=cache_dir)
+    output_dir = Path(output_dir)
+    dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    check_new_model(source, output_dir, overwrite_output_dir)
+    checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
+    inputs = _example_batch(checkpoint)
+    if max_position_embeddings is not None:
+        extend_positions(checkpoint, max_position_embeddings)
+    if checkpoint.values.get("tokenizer_class") in WORDPIECE_TOKENIZERS:
+        del checkpoint.config.tokenizer_class  # tokenizer_config.json declares the new class
+    tensors = [tensor for tensor in checkpoint.weights.values() if tensor.is_floating_point()]
+    dtype = dtype or functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    if checkpoint.head == "ForReplacedTokenDetection" and to not in ("snugbert", "electra"):
+        checkpoint = keep_encoder(checkpoint)  # ELECTRA's head is for pretraining only
+    ours = checkpoint.config, checkpoint.weights
+    config, weights = ours if to == "snugbert" else express(checkpoint, to, dtype)
+    model_class, options = CLASSES[to][checkpoint.head], checkpoint.options(to)
+    if options:
+        checkpoint.notes.append(
+            f"The source has no pooler. Load {model_class.__name__} with `add_pooling_layer=False`. Otherwise, "
+            "the model gets a pooler with random weights."
+        )
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
+    with writing(output_dir, "run the same command again"), temporary:
+        written = Path(temporary.name)
+        model = build_model(model_class, config, weights, dtype, options)
+        model.save_pretrained(written, max_shard_size=max_shard_size)
+        tokenizer = _convert_tokenizer(checkpoint, written, to, do_lower_case, max_position_embeddings)
+        checkpoint.notes += copy_files(source, written)
+        if max_position_embeddings is not None:
+            set_max_length(written, max_position_embeddings)
+        done = Conversion(
+            source=checkpoint.kind,
+            model_class=model_class.__name__,
+            parameters=model.num_parameters(),
+            dtype=str(dtype).removeprefix("torch."),
+            size=sum(file.stat().st_size for file in written.glob("*.safetensors")),
+            files=len(list(written.glob("*.safetensors"))),
+            tokenizer=tokenizer,
+            difference=_difference(checkpoint, to, written, dtype, inputs),
+            notes=checkpoint.notes,
+        )
+        put_in_place(written, output_dir)
+    return done
+
+
+def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
+    """Checks that a model can be written to a folder.
+
+    Raises:
+        InputError: the folder is a file, is the source's folder, or contains a model and `overwrite` is False.
+    """
+    folder = source if source.is_dir() else source.parent
+    if output_dir.exists() and not output_dir.is_dir():
+        raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
+    if output_dir.resolve() == folder.resolve():
+        raise InputError(f"{output_dir}: input and output are the same folder. Choose another output folder.")
+    existing = [file.name for pattern in REPLACED_FILES for file in output_dir.glob(pattern)]
+    if existing and not overwrite:
+        raise InputError(
+            f"{output_dir}: already contains a model ({existing[0]}). Choose another folder, or "
+            "add --overwrite_output_dir."
+        )
+
+
+def put_in_place(written: Path, output_dir: Path) -> None:
+    """Moves a model into the output folder, and replaces the model in it.
+
+    Until the last file is moved, the folder has no config.json.
+    """
+    output_dir.mkdir(exist_ok=True)
+    folders = {output_dir / module["path"] for module in read_modules(output_dir)}
+    folders |= {output_dir / name for name in ENGINE_FOLDERS}
+    for folder in folders - {output_dir}:
+        shutil.rmtree(folder, ignore_errors=True)
+    for pattern in REPLACED_FILES:
+        for file in output_dir.glob(pattern):
+            file.unlink()
+    for file in sorted(written.iterdir(), key=lambda file: file.name == "config.json"):
+        if (output_dir / file.name).is_dir():  # `move` would put the file into this folder
+            shutil.rmtree(output_dir / file.name)
+        shutil.move(file, output_dir / file.name)
+
+
+# --- the check --------------------------------------------------------------------------------------------------
+
+
+def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dtype, inputs: Batch) -> float:
+    """Computes the largest difference of any output between source and result on a batch, both in float64.
+
+    The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
+    TensorFlow checkpoints, stock BERT runs the weights that were read.
+
+    Raises:
+        InputError: the outputs differ by more than `FLOAT64_TOLERANCE`.
+    """
+    kind, head = checkpoint.kind, checkpoint.head
+    source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
+    options = checkpoint.options(kind)
+    config = source_class.config_class.from_dict(checkpoint.values)  # type: ignore[union-attr]
+    if kind == "tensorflow":
+        source = build_model(source_class, config, checkpoint.weights, dtype, options)
+    else:
+        if checkpoint.prefix:
+            options["key_mapping"] = {f"^{re.escape(checkpoint.prefix)}": ""}
+        source = source_class.from_pretrained(checkpoint.folder, config=config, dtype=dtype, **options)
+    expected = run_in_torch(source.double().eval())(_adapt(inputs, checkpoint, kind))
+    del source  # saves memory: float64 doubles the size
+    model = model_class.from_pretrained(written, dtype=dtype, **checkpoint.options(to))
+    outputs = run_in_torch(model.double().eval())(_adapt(inputs, checkpoint, to))
+    difference, _ = find_difference([(inputs, expected, outputs)], head)
+    if difference > FLOAT64_TOLERANCE:
+        raise InputError(
+            f"{checkpoint.folder}: the converted model's outputs differ by {difference:.1e}. Nothing was written."
+        )
+    return difference
+
+
+def _example_batch(checkpoint: Checkpoint) -> Batch:
+    """Draws three sequences with padding, all segments, and positions up to the last. The seed is fixed."""
+    config = checkpoint.config
+    length = min(24, config.max_position_embeddings)
+    shape = (1, 3, length) if checkpoint.head == "ForMultipleChoice" else (3, length)
+    lengths = torch.tensor([length, (length + 1) // 2, 1]).view(*shape[:-1], 1)
+    columns = torch.arange(length).expand(shape)
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "input_ids": torch.randint(config.vocab_size, shape, generator=generator),
+        "attention_mask": (columns < lengths).long(),
+        "token_type_ids": (columns * config.type_vocab_size).div(length, rounding_mode="floor"),
+        "position_ids": torch.linspace(0, config.max_position_embeddings - 1, length).long().expand(shape),
+    }
+    return {name: values.contiguous().numpy() for name, values in batch.items()}
+
+
+def _adapt(inputs: Batch, checkpoint: Checkpoint, kind: str) -> Batch:
+    """Returns the inputs in the form that a kind of model needs."""
+    inputs = dict(inputs)
+    if kind == "distilbert":
+        del inputs["token_type_ids"]
+        # DistilBERT's multiple choice head flattens all other inputs, but not positions.
+        inputs["position_ids"] = inputs["position_ids"].reshape(-1, inputs["position_ids"].shape[-1])
+    elif kind in ROBERTA_TYPES:
+        assert checkpoint.config.pad_token_id is not None
+        inputs["position_ids"] = inputs["position_ids"] + checkpoint.config.pad_token_id + 1
+    return inputs
+
+
+# --- the tokenizer ----------------------------------------------------------------------------------------------
+
+
+def _convert_tokenizer(
+    checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None, max_length: int | None
+) -> str | None:
+    """Converts the tokenizer to a `tokenizer.json`.
+
+    A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. The
+    new tokenizer's limit is `max_length`. None: the smaller of the limits of the old tokenizer and the model.
+
+    Returns:
+        The tokenizer's class name; None if the source has no tokenizer.
+
+    Raises:
+        InputError: the tokenizer needs custom code or a missing package, cannot be opened, or returns different ids
+            after conversion.
+    """
+    source = checkpoint.folder
+    files = {name for name in TOKENIZER_FILES if (source / name).exists()}
+    if not files:
+        return None
+    settings = read_json(source / "tokenizer_config.json") if "tokenizer_config.json" in files else {}
+    declared = settings.get("tokenizer_class") or checkpoint.values.get("tokenizer_class")
+    only_vocabulary = "vocab.txt" in files and not files & {"tokenizer.json", "tokenizer_config.json"}
+    name = declared or ("BertTokenizer" if only_vocabulary else TOKENIZERS.get(checkpoint.kind, "BertTokenizer"))
+    is_wordpiece = name in WORDPIECE_TOKENIZERS
+    if not is_wordpiece and "auto_map" in settings:
+        raise InputError(
+            f"{source}: the tokenizer {name} needs custom code and cannot be converted. Convert a copy of the "
+            "folder without tokenizer files."
+        )
+    if not is_wordpiece and do_lower_case is not None:
+        raise InputError(f"{source}: {name} has no lowercase setting. Leave out --[no_]do_lower_case.")
+    check_vocabulary(source)
+    if do_lower_case is None and only_vocabulary and is_wordpiece:
+        do_lower_case = is_uncased(source / "vocab.txt")
+    options: dict[str, Any] = {} if do_lower_case is None else {"do_lower_case": do_lower_case}
+    try:
+        before = (BertTokenizer if is_wordpiece else AutoTokenizer).from_pretrained(source, **options)
+        check_words(before, str(source))
+        is_ours = is_wordpiece and to == "snugbert"
+        tokenizer = SnugBertTokenizer.from_pretrained(source, **options) if is_ours else before
+    except InputError:
+        raise
+    except (ImportError, OSError, ValueError) as error:
+        raise InputError(f"{source}: cannot load the tokenizer. {join_lines(error)}") from error
+    for name in ("auto_map", "is_local", "local_files_only"):  # settings of the source and of this run
+        tokenizer.init_kwargs.pop(name, None)
+    if max_length is not None:
+        tokenizer.model_max_length = max_length
+        if tokenizer.is_fast:
+            tokenizer.backend_tokenizer.no_truncation()  # a tokenizer.json may store a limit of its own
+    elif checkpoint.config.position_embedding_type != "relative":  # relative positions have no limit
+        tokenizer.model_max_length = min(tokenizer.model_max_length, checkpoint.config.max_position_embeddings)
+    tokenizer.save_pretrained(written)
+    if is_wordpiece:
+        write_vocab_txt(tokenizer, written)
+
+    tokens = list(before.get_vocab())
+    sample = " ".join(tokens[:: 1 + len(tokens) // 500]) + f" Émigré in 東京, {before.mask_token}!"
+    after = AutoTokenizer.from_pretrained(written)
+    options = {"return_offsets_mapping": before.is_fast, "verbose": False}
+    if dict(before(sample, sample, **options)) != dict(after(sample, sample, **options)):
+        raise InputError(f"{source}: the converted tokenizer returns different token ids. Nothing was written.")
+    return type(tokenizer).__name__

@@ -1,0 +1,1 @@
+"""What a GPU needs: CUDA graphs, compilation, and batches of few sizes."""

@@ -1,0 +1,1 @@
+"""URLs of stores, such as s3:// and gs://: reading inputs and uploading outputs."""

@@ -1,0 +1,1 @@
+"""A run: its folder, checkpoints, continuation, stopping, processes and log."""

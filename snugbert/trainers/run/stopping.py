@@ -1,0 +1,282 @@
+"""Stops a run: after a checkpoint on SIGTERM and Ctrl-C, and with an error if the loss is not finite.
+
+With transformers' own `enable_jit_checkpoint`, each process waits for its own timer, and may save at another step.
+"""
+
+import logging
+import math
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
+
+from snugbert.errors import InputError, RunStopped
+from snugbert.kernels_snugbert import has_own_kernels
+from snugbert.trainers.run.lost_processes import wait_for_all
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+POSTPONED = "PostponedEvaluation"  # key in a checkpoint's `trainer_state.json`
+SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
+REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
+
+
+class DivergedError(InputError):
+    """The loss, the gradient norm or the model's logits are NaN or infinite."""
+
+
+class StopSignal(TrainerCallback):
+    """Ends training on a signal, or if the loss or the gradient norm is not finite.
+
+    - On SIGTERM or SIGINT (Ctrl-C), the trainer finishes the step, writes a checkpoint, whatever `save_strategy` is,
+      and returns. An evaluation that is due after this step is left to the resumed run, because a launcher may soon
+      kill the process. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
+    - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
+      written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
+
+    All processes stop after the same step. On a GPU, the host reads the signal and the loss one step late, so that it
+    never waits for the GPU within a step. Only the first step, which has a log line, is read at once. A stopped run
+    then takes one step more. A run that diverges has already taken the bad step, so the weights in memory are not
+    finite either. They are never logged, evaluated or saved, because the host first waits for the last report.
+
+    It is the last callback, so that it can cancel evaluations and checkpoints that other callbacks request.
+
+    Args:
+        trainer: the trainer that uses this callback.
+
+    Attributes:
+        interrupted: the signal that ended the last training. None if training is complete.
+        writes_checkpoint: whether to write a checkpoint on a signal. A dry run does not.
+        writes_whole_checkpoint: whether a run must be able to resume from the next checkpoint, even with
+            `save_only_model`.
+        random_state: the folder with the random state after a postponed evaluation. None: no such evaluation.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.writes_checkpoint = True
+        self._begin(None, None, None)
+
+    def _begin(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> None:
+        self.interrupted: signal.Signals | None = None
+        self.writes_whole_checkpoint = False
+        self.random_state: tempfile.TemporaryDirectory[str] | None = None
+        self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
+        self._received = 0  # the signal that this process received
+        self._report: StepReport | None = None  # of the last step, if the host has not read it
+        self._evaluation_is_due = False  # whether an evaluation is due, which the resumed run will do
+        self._checkpoint, self._trial, self._ignore_keys = checkpoint, trial, ignore_keys
+
+    @contextmanager
+    def watch(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Iterator[None]:
+        """Records signals during training. A signal after the last step takes effect once training is complete.
+
+        Args:
+            checkpoint: the checkpoint that the run resumes from.
+            trial, ignore_keys: arguments of `Trainer.train`, for an evaluation that the stopped run postponed.
+
+        Raises:
+            KeyboardInterrupt: on a second SIGINT.
+        """
+        self._begin(checkpoint, trial, ignore_keys)
+        previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
+            # A signal that the parent process ignores, as nohup does, stays ignored.
+            wanted = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            previous = {number: signal.signal(number, self._note) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+        state, output_dir = self.trainer.state, self.trainer.args.output_dir
+        if self.interrupted:
+            folder = Path(output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            wrote = f" Wrote {folder}." if self.writes_checkpoint else ""
+            where = f"after step {state.global_step} of {state.max_steps}"
+            logger.warning("%s: stopped %s.%s", self.interrupted.name, where, wrote)
+        elif self._received:  # after the last step
+            signal.raise_signal(self._received)
+
+    def _note(self, number: int, _: Any) -> None:
+        if number == self._received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def check_step(self, grad_norm: torch.Tensor) -> None:
+        """Reports whether the step diverged in any process, and whether any process received a signal.
+
+        Called after the backward passes of a step. The optimizer step follows. With several processes, divergence and
+        signals are exchanged. On the CPU, the report is read at once. On other devices, it is read after the next step
+        has been queued, so that the device has work while the host waits.
+
+        Raises:
+            DivergedError: a step diverged.
+        """
+        self.read_report()
+        trainer = self.trainer
+        loss = trainer._tr_loss  # summed since the last log line; finite before this step
+        # The scaler skips steps with infinite gradients.
+        norm = grad_norm if trainer.accelerator.scaler is None else torch.zeros_like(loss)
+        status = torch.stack([(~torch.isfinite(loss + norm)).float(), torch.full_like(loss, self._received)])
+        if trainer.args.world_size > 1:
+            dist.all_reduce(status, dist.ReduceOp.MAX)
+        self._report = StepReport.send(trainer.state.global_step + 1, torch.stack([*status, loss, norm]))
+        if has_own_kernels(loss):
+            self.read_report()
+
+    def read_report(self) -> None:
+        """Reads the report of the last step, if it is unread. Sets `interrupted` if the report contains a signal.
+
+        Raises:
+            DivergedError: the step diverged.
+        """
+        if self._report is None:
+            return
+        report, self._report = self._report, None
+        diverged, received, loss, norm = report.read()
+        if diverged:
+            raise DivergedError(self._describe_divergence(report.step, loss, norm))
+        if received and not self.interrupted:  # on a GPU, the report of the next step contains the signal, too
+            self.interrupted = signal.Signals(int(received))
+            logger.warning("%s: stopping after this step.", self.interrupted.name)
+
+    def _describe_divergence(self, step: int, loss: float, norm: float) -> str:
+        what = "loss of another process is not finite"
+        for name, value in (("gradient norm", norm), ("loss", loss)):
+            if not math.isfinite(value):
+                what = f"{name} is {value}"
+        last = f"The last checkpoint is {PREFIX_CHECKPOINT_DIR}-{self._saved_step}. " if self._saved_step else ""
+        return f"The {what} in step {step}. {last}{REMEDY}"
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each step. After a signal, Trainer only logs. `on_epoch_end` saves."""
+        if control.should_log or control.should_evaluate or control.should_save:
+            self.read_report()  # logging, evaluating and saving wait for the device anyway
+        if self.interrupted:
+            self._evaluation_is_due |= control.should_evaluate
+            control.should_evaluate = control.should_save = False
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after each epoch and when training stops. After a signal, saves instead of evaluating.
+
+        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped.
+        """
+        if self.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
+            control.should_log = control.should_evaluate = False
+        elif control.should_training_stop:
+            self.read_report()  # of the last step
+        self.on_step_end(args, state, control)
+        if self.interrupted:
+            if self._evaluation_is_due:
+                state.stateful_callbacks[POSTPONED] = True
+            control.should_save = self.writes_whole_checkpoint = self.writes_checkpoint
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint."""
+        self._saved_step = state.global_step
+
+    # --- a postponed evaluation ---------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> Any:
+        """Called by Trainer before the first step, with the state of the checkpoint.
+
+        Runs the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
+        """
+        self._saved_step = state.global_step
+        if not state.stateful_callbacks.pop(POSTPONED, False) or args.eval_strategy == "no":
+            return control
+        trainer = self.trainer
+        trainer.control = control
+        trainer._load_rng_state(self._checkpoint)
+        metrics = trainer._evaluate(self._trial, self._ignore_keys)
+        trainer._determine_best_metric(metrics, self._trial)
+        self.random_state = tempfile.TemporaryDirectory()
+        trainer._save_rng_state(self.random_state.name)
+        self.writes_whole_checkpoint = True
+        trainer._save_checkpoint(trainer.model_wrapped, self._trial)
+        self.writes_whole_checkpoint = False
+        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+        if state.global_step >= state.max_steps:
+            trainer.control.should_training_stop = True
+        return trainer.control
+
+
+@dataclass
+class StepReport:
+    """Numbers of a step that are being copied from the device to the host.
+
+    Attributes:
+        step: the step, counted from 1.
+        values: the numbers, on the CPU. They are valid after `arrival`. *Shape:* (count,)
+        arrival: event after the copy. None: the values are already on the host.
+    """
+
+    step: int
+    values: torch.Tensor
+    arrival: torch.Event | None
+
+    @classmethod
+    def send(cls, step: int, values: torch.Tensor) -> "StepReport":
+        """Starts copying `values` to the host."""
+        if values.device.type == "cpu":
+            return cls(step, values, None)
+        host_values = values.to("cpu", non_blocking=True)  # into pinned memory
+        arrival = torch.Event(values.device)
+        arrival.record()
+        return cls(step, host_values, arrival)
+
+    def read(self) -> list[float]:
+        """Waits for the numbers and returns them."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.values.tolist()
+
+
+def raise_if_interrupted(trainer: Any) -> None:
+    """Ends a command whose training was interrupted. Every process must call this.
+
+    All processes end together, because a launcher kills the remaining processes soon after one process ends. The first
+    process may still upload its checkpoint.
+
+    Raises:
+        RunStopped: a signal ended the training.
+    """
+    if trainer.interrupted:
+        resumes = str(trainer.args.resume_from_checkpoint).lower() == "true"
+        logger.warning(
+            "To continue, run the same command again%s.", "" if resumes else " with --resume_from_checkpoint true"
+        )
+        wait_for_all()
+        raise RunStopped(trainer.interrupted)
+
+
+def start_worker(worker_id: int, num_workers: int, rank: int) -> None:
+    """Seeds a data worker like Trainer. SIGINT and SIGTERM do not end the worker, because the trainer ends the run."""
+    seed_worker(worker_id, num_workers, rank)
+    received: list[float] = []
+
+    def survive(*_: Any) -> None:
+        # The launcher and the scheduler may both send SIGTERM. So the worker ignores SIGTERM for 30 seconds after the
+        # first. A later SIGTERM ends the worker: at exit, multiprocessing sends it to the remaining workers.
+        received.append(time.monotonic())
+        if received[-1] - received[0] > SIGTERM_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, survive)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal

@@ -1,0 +1,469 @@
+"""The base of pretraining and fine-tuning: a Trainer that can be killed, stopped and resumed at any time.
+
+[`RunTrainer`] delegates checkpoints, settings, uploads, stopping and CUDA graphs to one object each. The first four
+objects are also callbacks of Trainer.
+"""
+
+import functools
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from signal import Signals
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import TorchDynamoPlugin
+from torch._dynamo.exc import TorchDynamoException
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_pt_utils import nested_gather
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput
+from transformers.utils import CONFIG_NAME
+
+from snugbert.cli.device_arguments import apply_tf32
+from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
+from snugbert.errors import InputError
+from snugbert.files import read_json, write_atomically, writing
+from snugbert.gpu.compilation import (
+    COMPILE_PASSES,
+    Compilation,
+    RunGraphs,
+    compile_as_requested,
+    shorten_error,
+)
+from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
+from snugbert.storage.requests import hide_credentials, is_url
+from snugbert.trainers.run.checkpoint_copies import CheckpointUploads
+from snugbert.trainers.run.checkpoint_files import RESUME, step_of
+from snugbert.trainers.run.checkpoints import RunCheckpoints, check_optimizer, ignoring_tied_weights, resuming_from
+from snugbert.trainers.run.hub_uploads import HubUploads
+from snugbert.trainers.run.log_lines import LogLines, ProgressBar
+from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.output_folder import find_checkpoint
+from snugbert.trainers.run.processes import move_hub_token
+from snugbert.trainers.run.reporting import Reports
+from snugbert.trainers.run.run_lock import lock_output_dir
+from snugbert.trainers.run.run_settings import (
+    BEST_MODEL_SETTINGS,
+    RunSettings,
+    apply_new_steps,
+    collect_training_settings,
+    hide_trainer_comparison,
+    read_state,
+)
+from snugbert.trainers.run.stopping import StopSignal, start_worker
+
+logger = logging.getLogger(__name__)
+
+
+class RunTrainer(Trainer):
+    """A Trainer that prints readable log lines, pushes the model card of the command, and writes no secrets.
+
+    - A checkpoint is complete or absent, even if the run is killed, see [`RunCheckpoints`]. `save_total_limit` counts
+      and removes only folders named `checkpoint-<step>`, up to the current step.
+    - A run resumes with its original settings, see [`RunSettings`]. Only the number of steps may change.
+    - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
+    - `hub_token` moves to the environment, and `training_args.bin` is not written.
+    - Labels at padding are ignored, as in the models.
+
+    Attributes:
+        write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
+        model_config: the configuration of the model. None if the model has no configuration.
+        checkpoints, run_settings, stop_signal, uploads, reports, graphs: see their classes.
+        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: rows are not
+            filled.
+        passes_to_repay_compiling: see [`Compilation`].
+
+    Raises:
+        InputError: `save_on_each_node` is set, `output_dir` is a URL, or torch's compiler does not work.
+    """
+
+    write_card: Callable[[], None] | None = None
+    compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
+    passes_to_repay_compiling = COMPILE_PASSES
+    _best_step: int | None = None  # step of the best model, after it was loaded at the end
+    model: Any
+    lr_scheduler: Any
+    push_in_progress: Any
+    _tr_loss: torch.Tensor
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        training_args: Any = kwargs.get("args", args[1] if len(args) > 1 else None)
+        if is_url(getattr(training_args, "output_dir", None) or ""):  # Trainer would make a local folder `s3:`
+            raise InputError(
+                f"output_dir: {hide_credentials(training_args.output_dir)} is a URL. Pass a local folder, or use the "
+                "command line."
+            )
+        super().__init__(*args, **kwargs)
+        if self.args.save_on_each_node:
+            raise InputError(
+                "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
+                "Use an --output_dir that all machines share."
+            )
+        self.model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
+        if self.args.torch_compile:
+            compile_as_requested(self.model, self.args)
+        self.graphs = RunGraphs(self)
+        self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
+        self.data_collator = IgnorePadding(self.data_collator)
+        move_hub_token(self.args)
+        self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(), HubUploads(self)
+        self.stop_signal, self.reports = StopSignal(self), Reports(self)
+        self.checkpoint_uploads = CheckpointUploads()
+        self.remove_callback(PrinterCallback)
+        callbacks: list[Any] = [Compilation(self.passes_to_repay_compiling), self.checkpoints, self.run_settings]
+        callbacks.append(LogLines(self._read_loss))
+        if self.pop_callback(ProgressCallback) is not None:
+            callbacks.append(ProgressBar())
+        for callback in callbacks:  # `train` adds three callbacks that come last
+            self.add_callback(callback)
+
+    @property
+    def interrupted(self) -> Signals | None:
+        """The signal that ended the last call of `train`. None if training is complete."""
+        return self.stop_signal.interrupted
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Extends Trainer's method: the arguments turn TF32 on or off, and accelerate does not compile the model.
+
+        Under DDP, gradients are views of the buffers that the processes exchange, which saves a copy.
+        """
+        super().create_accelerator_and_postprocess()
+        apply_tf32(self.args)
+        if self.accelerator.ddp_handler is not None:
+            self.accelerator.ddp_handler.gradient_as_bucket_view = True
+        if self.args.torch_compile:
+            self.accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend="no")
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
+
+        Raises:
+            InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
+                damaged, contains objects that could run code, or does not fit the run; `resume_from_checkpoint` is
+                True and there is no complete checkpoint; or another process runs in the output folder.
+            DivergedError: the loss or the gradient norm is not finite.
+            KeyboardInterrupt: on a second SIGINT.
+        """
+        check_weights(self.model)
+        self._best_step = None
+        self.graphs.restart()
+        # These come last: an upload contains what other callbacks wrote, and a signal may cancel what they requested.
+        for callback in (self.uploads, self.checkpoint_uploads, self.stop_signal):
+            self.pop_callback(callback)
+            self.add_callback(callback)
+        with lock_output_dir(self.args):
+            checkpoint = find_checkpoint(self.args, resume_from_checkpoint)
+            state = TrainerState() if checkpoint is None else read_state(checkpoint)
+            if checkpoint is not None:
+                logger.info("resuming from %s", Path(checkpoint).name)
+            self._begin(state)
+            wait_for_all()  # the first process counts which tokens the examples contain
+            self.compare_settings(checkpoint)
+            self.reports.begin(state)
+            self._log_rows()
+            limit = self.args.save_total_limit
+            self.checkpoints.limit = max(limit or 0, 0)
+            if self.args.save_strategy != SaveStrategy.NO:
+                kept = self.checkpoints.limit or "all"
+                logger.info("checkpoints kept during training: %s (--save_total_limit)", kept)
+            # Trainer would also remove other folders that begin with "checkpoint-".
+            self.args.save_total_limit = None
+            try:
+                stops = self.stop_signal.watch(checkpoint, trial, ignore_keys_for_eval)
+                with hide_trainer_comparison(), stops, self.checkpoint_uploads.watch(self.args):
+                    return super().train(checkpoint, trial, ignore_keys_for_eval)
+            finally:
+                self.args.save_total_limit = limit
+                self.graphs.restart()
+
+    def _begin(self, state: TrainerState) -> None:
+        """Called before training, with the `state` of the checkpoint or of a new run."""
+
+    def compare_settings(self, checkpoint: str | None) -> None:
+        """Collects the settings of this run, and compares them with the settings in the checkpoint.
+
+        Raises:
+            InputError: a setting changed.
+        """
+        best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
+        settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
+        self.run_settings.compare(checkpoint, settings)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # After a postponed evaluation ended the run, Trainer would evaluate again, and has no hook to skip the epoch.
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    @property
+    def model_step(self) -> int:
+        """The step at which the model reached its current weights."""
+        return self.state.global_step if self._best_step is None else self._best_step
+
+    # --- a step -------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list, Any]:
+        """Extends Trainer's method: a run that resumes after its last step takes no further step."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return [], None
+        return super().get_batch_samples(*args, **kwargs)
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
+
+        Raises:
+            InputError: torch's compiler failed, or a graph cannot be recorded.
+        """
+        try:
+            if self.graphs.are_used():
+                return self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
+            return super().training_step(model, inputs, num_items_in_batch)
+        except TorchDynamoException as error:
+            raise InputError(
+                f"torch's compiler failed ({shorten_error(error)}). Run the command again with --torch_compile false."
+            ) from error
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        # Trainer's hook before the optimizer step does not get the norm.
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self.stop_signal.check_step(norm)
+        return norm
+
+    def _read_loss(self) -> float:
+        """Returns the loss since the last log entry, averaged over all processes. Waits for the device.
+
+        Raises:
+            DivergedError: the loss or the gradient norm is not finite.
+        """
+        self.stop_signal.read_report()
+        return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Extends Trainer's method: an invalid option raises an [`InputError`]."""
+        optim = getattr(self.args.optim, "value", self.args.optim)
+        with _naming(f"--optim {optim}" + (f" --optim_args {self.args.optim_args}" if self.args.optim_args else "")):
+            return super().create_optimizer(model)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """Extends Trainer's method: an invalid option raises an [`InputError`]."""
+        with _naming(f"--lr_scheduler_kwargs {self.args.lr_scheduler_kwargs}"):
+            return super().create_scheduler(num_training_steps, optimizer)
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
+        return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        make = functools.partial(super().get_eval_dataloader, eval_dataset)
+        return self._make_loader(make, dataset, self.args.eval_batch_size)
+
+    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
+        make = functools.partial(super().get_test_dataloader, test_dataset)
+        return self._make_loader(make, test_dataset, self.args.eval_batch_size)
+
+    def _make_loader(
+        self,
+        make: Callable[[], torch.utils.data.DataLoader],
+        dataset: Any,
+        batch_size: int,
+        is_training: bool = False,
+    ) -> torch.utils.data.DataLoader:
+        """Calls `make`, a method of Trainer, with the data collator for `dataset`."""
+        collate = self.data_collator
+        self.data_collator = self._fill_rows(dataset, batch_size, is_training)
+        try:
+            loader = make()
+        finally:
+            self.data_collator = collate
+        getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn
+        return loader
+
+    @property
+    def worker_init_fn(self) -> Callable[[int], None]:
+        """The function that each data worker calls first, to seed itself and to ignore signals."""
+        arguments = {"num_workers": self.args.dataloader_num_workers, "rank": self.args.process_index}
+        return functools.partial(start_worker, **arguments)
+
+    def keep_column(self, name: str) -> None:
+        """Passes a column of the dataset to the data collator, even with `remove_unused_columns`."""
+        self._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        columns.append(name)
+
+    def _choose_multiple(self, dataset: Any, batch_size: int) -> int:
+        """Returns the multiple (in tokens) to which rows of `dataset` are filled. 0: rows are not filled."""
+        wanted = getattr(self.args, "pad_to_multiple_of", 0)
+        by_default = wanted is None and self.args.uses_cuda and type(self.model) in OWN_MODELS  # type: ignore[attr-defined]
+        if not (wanted or by_default) or self._explain_unfilled_rows() is not None:
+            return 0
+        return wanted or self._suggest_multiple(dataset, batch_size)
+
+    def _explain_unfilled_rows(self) -> str | None:
+        """Returns why rows cannot be filled. None if rows can be filled."""
+        if not isinstance(self.model_config, SnugBertConfig):
+            return "the model is not a SnugBERT model"
+        if pads_in_attention(self.model_config, self.args.device):
+            return "on a GPU, attention pads the sequences"
+        return None
+
+    def _suggest_multiple(self, dataset: Any, batch_size: int) -> int:
+        """Returns a default for `pad_to_multiple_of` in rows of `batch_size` examples of `dataset`. 0: unknown."""
+        return 0
+
+    def _fill_rows(self, dataset: Any, batch_size: int, is_training: bool) -> Any:
+        """Returns a data collator that fills rows of `dataset`. Evaluation has its own row sizes."""
+        multiple = self.pad_to_multiple_of if is_training else self._choose_multiple(dataset, batch_size)
+        if not multiple:
+            return self.data_collator
+        has_budget = isinstance(dataset, TokenBudgetDataset)
+        return FillRows(self.data_collator, multiple, dataset.max_examples * batch_size if has_budget else None)
+
+    def _log_rows(self) -> None:
+        if self.pad_to_multiple_of:
+            logger.info("rows are filled up to a multiple of %d tokens", self.pad_to_multiple_of)
+        elif getattr(self.args, "pad_to_multiple_of", 0):
+            logger.warning("--pad_to_multiple_of has no effect: %s.", self._explain_unfilled_rows())
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Extends Trainer's method: writes each file completely or not at all, and adds to `all_results.json`."""
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir or "")
+        contents = {folder / f"{split}_results.json": metrics}
+        if combined:
+            file = folder / "all_results.json"
+            contents[file] = (read_json(file) if file.exists() else {}) | metrics
+        for file, values in contents.items():
+            write_atomically(file, json.dumps(values, indent=4, sort_keys=True))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
+        folder = Path(output_dir or self.args.output_dir or "")
+        with nullcontext() if self.checkpoints.is_writing else writing(folder, RESUME):
+            super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            # This file is a pickle of all arguments, which contain local paths.
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            for file in folder.glob("*.safetensors"):
+                shutil.copymode(folder / CONFIG_NAME, file)  # safetensors ignores the umask
+
+    def store_in_state(self) -> None:
+        """Adds what is needed on resume to the state that is about to be saved."""
+        self.run_settings.store(self.state)
+        self.reports.store(self.state)
+
+    def save_state(self) -> None:
+        """Extends Trainer's method: adds the settings of the run, and keeps only the name of the best checkpoint."""
+        self.run_settings.store(self.state)
+        best = self.state.best_model_checkpoint
+        self.state.best_model_checkpoint = best and Path(best).name
+        super().save_state()
+        self.state.best_model_checkpoint = best
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Trainer's only hook, `on_save`, comes after its last file. That is too late to change where and what Trainer
+        # writes.
+        self.store_in_state()
+        checkpoint = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with self.checkpoints.write(self.args, self.state, checkpoint, self.stop_signal.writes_whole_checkpoint):
+            super()._save_checkpoint(model, None)  # the folder of the trial is in the arguments
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        # Trainer has no hook around this method that could name a damaged file.
+        with resuming_from(resume_from_checkpoint, "the model"):
+            self.load_weights(resume_from_checkpoint)
+
+    def load_weights(self, checkpoint: str) -> None:
+        """Loads the weights of a checkpoint into the model with Trainer's method."""
+        with ignoring_tied_weights(self.model):
+            super()._load_from_checkpoint(checkpoint)
+
+    def _load_best_model(self) -> None:
+        # After a signal, the model keeps its weights. Trainer has no hook for this.
+        if self.interrupted:
+            return
+        # Machines may not share a disk, so one process reads the weights and sends them.
+        if self.args.process_index == 0:
+            self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        if self.args.world_size > 1:
+            wait_for_all()
+            for tensor in self.model.state_dict().values():
+                dist.broadcast(tensor, 0)
+        self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        # Checks what was loaded, and changes the schedule. Trainer has no later hook before the first step.
+        with resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            check_optimizer(self.optimizer)
+            if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
+                self.run_settings.report_change(change)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        # Called within the first step, where Trainer has no hook. A postponed evaluation has changed the random state.
+        random_state = self.stop_signal.random_state
+        with resuming_from(checkpoint, "rng_state.pth"):
+            super()._load_rng_state(checkpoint if random_state is None else random_state.name)
+
+    # --- the Hub ------------------------------------------------------------------------------------------------
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Writes Trainer's card, unless the command writes the card itself."""
+        if self.write_card is None:
+            super().create_model_card(*args, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Uploads fewer files than Trainer, see [`HubUploads.push`]."""
+        return self.uploads.push(*args, **kwargs)
+
+
+def check_weights(model: torch.nn.Module) -> None:
+    """Checks that the weights to train have at least 32 bits. 16 bits would lose AdamW's small steps to rounding.
+
+    Raises:
+        InputError: a weight has 16 bits.
+    """
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and weight.dtype in (torch.bfloat16, torch.float16):
+            dtype = str(weight.dtype).removeprefix("torch.")
+            raise InputError(
+                f"{name} is {dtype}, but 16-bit weights would lose the small steps of training. Call model.float() "
+                "first. To compute in 16 bits, set bf16=True or fp16=True in the arguments."
+            )
+
+
+@contextmanager
+def _naming(flags: str) -> Iterator[None]:
+    """Turns an error about the options of an optimizer or a schedule into an [`InputError`] that names the flags."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (TypeError, ValueError, AttributeError, ImportError) as error:
+        raise InputError(f"{flags}: {error}") from error

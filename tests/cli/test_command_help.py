@@ -1,0 +1,55 @@
+"""`--help` of every command: short, each argument once, with its default. `--help-all`: every argument."""
+
+import re
+
+import pytest
+
+from snugbert.cli.command_help import WIDTH
+from snugbert_arguments import read_flags
+from snugbert_cli import COMMANDS, main
+
+
+def print_help(command: str, flag: str, capsys) -> list[str]:
+    with pytest.raises(SystemExit) as exit:
+        main([command, flag])
+    assert exit.value.code in (0, None)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_short_and_lists_each_argument_once(command, capsys):
+    lines = print_help(command, "--help", capsys)
+    assert len(lines) <= 70 and max(map(len, lines)) <= WIDTH
+    assert lines[0].startswith(f"usage: snugbert {command} ")
+    example = next(line for line in lines if line.startswith("example: "))
+    assert example.startswith(f"example: snugbert {command} ")
+    assert "--help-all" in lines[-1]
+    # Every argument has a line of its own, and a sentence.
+    arguments = [line for line in lines if re.match(r"  [-\w]", line)]
+    assert len([line for line in lines if line.startswith("  ")]) <= len(arguments) + 1  # the example may have two
+    names = [line.split()[0] for line in arguments]
+    assert len(set(names)) == len(names) and not any(name.startswith("--no_") for name in names if name != "--no_nsp")
+    assert all(line.endswith(".") for line in arguments)
+
+    everything = print_help(command, "--help-all", capsys)
+    listed = [line.split()[0] for line in everything if re.match(r"  [-\w]", line)]
+    assert len(set(listed)) == len(listed) and set(names) <= set(listed)
+    assert {"--config", "--help", "--help-all"} <= set(listed)
+    # The flags that are read from the source files.
+    flags = [
+        flag for flag in read_flags(COMMANDS[command].arguments) if flag in listed or not flag.startswith("--no_")
+    ]
+    assert set(flags) == {name for name in listed if name.startswith("--")}
+
+
+def test_groups_and_effective_defaults(capsys):
+    lines = print_help("glue", "--help", capsys)
+    assert [line for line in lines if re.fullmatch(r"\w+:", line)] == ["data:", "model:", "training:", "output:"]
+    text = {line.split()[0]: line for line in lines if line.startswith("  --")}
+    assert text["--num_train_epochs"].endswith("Default: 3.")
+    assert text["--bf16"].endswith("Default: true on Ampere and newer GPUs.")
+    assert text["--do_train"].endswith("Default: train, evaluate and predict on the data that you pass.")
+    assert text["--lr_scheduler_type"].endswith("Default: linear.")
+    assert "--adam_beta1" not in text and "--overwrite_cache" not in text
+    everything = "\n".join(print_help("glue", "--help-all", capsys))
+    assert "--adam_beta1" in everything and "--overwrite_cache" in everything

@@ -1,0 +1,170 @@
+"""The precision that fits the device, unless the user chooses one."""
+
+import logging
+import math
+
+import pytest
+import synthetic
+import torch
+
+from snugbert.cli.device_arguments import PRECISIONS, DeviceArguments, choose_precision
+from snugbert.cli.parser import parse_arguments
+from snugbert.errors import InputError
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.run.processes import set_up
+from snugbert.trainers.trainer import check_weights
+
+AMPERE, VOLTA, CPU = (8, 0), (7, 0), None
+
+
+def fake_gpu(monkeypatch, capability: tuple[int, int] | None) -> None:
+    """Makes torch report a GPU of this compute capability, or none."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    # torch emulates bfloat16 on older GPUs.
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or capability >= AMPERE
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [
+        (AMPERE, {}, "bfloat16"),
+        (AMPERE, {"bf16": True}, "bfloat16"),
+        (AMPERE, {"bf16": False}, "float32"),
+        (AMPERE, {"fp16": True}, "float16"),
+        (AMPERE, {"fp16": True, "bf16": False}, "float16"),
+        (AMPERE, {"tf32": True}, "TF32"),
+        (AMPERE, {"tf32": True, "bf16": False}, "TF32"),
+        (AMPERE, {"tf32": False}, "float32"),
+        (VOLTA, {}, "float32"),
+        (VOLTA, {"bf16": True}, "bfloat16"),
+        (VOLTA, {"fp16": True}, "float16"),
+        (CPU, {}, "float32"),
+        (CPU, {"bf16": True}, "bfloat16"),
+        (CPU, {"bf16": False}, "float32"),
+    ],
+)
+def test_the_table_of_precisions(monkeypatch, device, given, expected):
+    fake_gpu(monkeypatch, device)
+    user = {"bf16": None, "fp16": False, "tf32": None} | given
+    bf16, tf32 = choose_precision(**user, uses_cuda=device is not None)
+    # float16 leaves some products in float32.
+    assert tf32 == (expected == "TF32" or (expected == "float16" and device == AMPERE))
+    names = {"bfloat16": bf16, "float16": user["fp16"], "TF32": tf32, "float32": True}
+    assert next(name for name, used in names.items() if used) == expected
+    # `dataclasses.replace` chooses again.
+    assert choose_precision(bf16, user["fp16"], tf32, uses_cuda=device is not None) == (bf16, tf32)
+
+
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_flags_launcher_and_python_choose_the_precision(tmp_path, monkeypatch, arguments_class):
+    config = tmp_path / "run.yaml"
+    config.write_text("bf16: true\n")
+
+    def parse(*flags: str) -> DeviceArguments:
+        argv = ["--output_dir", str(tmp_path), "--use_cpu", *flags]
+        return parse_arguments((arguments_class,), argv, prog="snugbert", description="")[0]
+
+    for flags, bf16 in (
+        ([], False),
+        (["--bf16"], True),
+        (["--bf16", "true"], True),
+        (["--bf16", "false"], False),
+        (["--config", str(config)], True),
+        (["--config", str(config), "--bf16", "false"], False),
+    ):
+        args = parse(*flags)
+        assert (args.bf16, args.mixed_precision) == (bf16, "bf16" if bf16 else "no")
+        assert args.precision == ("bfloat16" if bf16 else "float32")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # `accelerate launch --mixed_precision bf16`
+    assert parse().precision == "bfloat16"
+    assert parse("--bf16", "false").mixed_precision == "no"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    assert arguments_class(str(tmp_path), use_cpu=True).precision == "float16"
+
+
+def test_the_cpu_of_a_machine_with_a_gpu_keeps_float32(tmp_path, monkeypatch):
+    fake_gpu(monkeypatch, AMPERE)
+    args = PretrainingArguments(str(tmp_path), use_cpu=True)
+    assert args.precision == "float32" and not args.uses_cuda
+    args.use_cpu = False
+    assert args.uses_cuda
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # `accelerate launch --use_cpu`
+    assert not args.uses_cuda
+
+
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_a_machine_without_a_gpu_means_the_cpu(arguments_class, tmp_path, monkeypatch):
+    fake_gpu(monkeypatch, CPU)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    for bf16 in (True, False, None):
+        args = arguments_class(str(tmp_path), bf16=bf16)
+        assert args.use_cpu and args.device.type == "cpu" and args.bf16 is bool(bf16)
+
+
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+@pytest.mark.parametrize(
+    ("cores", "processes", "given", "expected"),
+    [(16, 1, None, 4), (16, 8, None, 2), (3, 1, None, 3), (4, 8, None, 0), (16, 1, 0, 0), (1, 1, 7, 7)],
+)
+def test_data_workers_and_copies_on_a_gpu(arguments_class, cores, processes, given, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr("joblib.cpu_count", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    for uses_cuda in (False, True):
+        monkeypatch.setattr(DeviceArguments, "uses_cuda", uses_cuda)
+        args = arguments_class(str(tmp_path), dataloader_num_workers=given)
+        assert args.dataloader_num_workers == (expected if uses_cuda else given or 0)
+        assert args.accelerator_config.non_blocking == uses_cuda
+    assert not arguments_class(
+        str(tmp_path), use_cpu=True, dataloader_pin_memory=False
+    ).accelerator_config.non_blocking
+
+
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_fsdp_is_refused(arguments_class, tmp_path):
+    for fsdp in (True, "true", "full_shard"):
+        with pytest.raises(InputError, match="Remove the flag: under DDP"):
+            arguments_class(str(tmp_path), fsdp=fsdp, use_cpu=True)
+    assert arguments_class(str(tmp_path), fsdp="false", use_cpu=True).fsdp is None
+
+
+def test_the_log_names_the_precision_and_how_to_change_it(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    for flags, name in (({}, "float32"), ({"bf16": True}, "bfloat16")):
+        set_up(FineTuningArguments(str(tmp_path), use_cpu=True, **flags))
+        assert caplog.messages[-1] == f"precision: {PRECISIONS[name]}"
+
+
+def test_trainers_set_tf32_as_the_arguments_say(tmp_path, monkeypatch):
+    """In a way that torch's compiler accepts, after transformers changed only the new one of torch's two settings."""
+    trainer = synthetic.make_trainer(tmp_path)
+    monkeypatch.setattr(DeviceArguments, "uses_cuda", True)
+    monkeypatch.setattr(torch.backends, "fp32_precision", "none")  # restores it
+    before = torch.get_float32_matmul_precision()
+    try:
+        for tf32 in (True, False):
+            trainer.args.tf32 = tf32
+            torch.backends.fp32_precision = "ieee" if tf32 else "tf32"
+            trainer.create_accelerator_and_postprocess()
+            assert torch.backends.cuda.matmul.allow_tf32 == tf32
+            assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_trainers_refuse_to_train_weights_of_16_bits(tmp_path, monkeypatch, dtype):
+    model = synthetic.tiny_model().to(dtype)
+    monkeypatch.setattr(synthetic, "tiny_model", lambda dropout: model)
+    trainer = synthetic.make_trainer(tmp_path, max_steps=1)
+    with pytest.raises(InputError, match=r"word_embeddings\.weight is b?float16, .* model\.float\(\)"):
+        trainer.train()
+    assert not list(tmp_path.iterdir())
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)  # the frozen weights of an adapter
+    check_weights(model)

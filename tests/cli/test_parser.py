@@ -1,0 +1,126 @@
+"""Arguments from the command line and from YAML."""
+
+import json
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from snugbert.cli.model_arguments import ConversionArguments, TokenizerArguments
+from snugbert.cli.parser import changed_flags, format_command, list_inputs, parse_arguments
+from snugbert.data.data_arguments import PreparationArguments
+from snugbert.errors import InputError
+
+
+@dataclass
+class Arguments:
+    """Two kinds of fields that TrainingArguments also has."""
+
+    optim_args: str | None = None
+    train_file: list[str] = field(default_factory=list)
+
+
+def parse(text: str, file: Path) -> Arguments:
+    file.write_text(text)
+    return parse_arguments((Arguments,), ["--config", str(file)], "snugbert test", "A test.")[0]
+
+
+def test_yaml_values_stay_text_and_dictionaries_become_json(tmp_path):
+    text = "train_file: [no, 1e-3, null]\noptim_args: {yes: 1, rate: 1.0e-3, name: no}\n"
+    arguments = parse(text, tmp_path / "run.yaml")
+    assert arguments.train_file == ["no", "1e-3", "null"]
+    # In YAML 1.1, `yes` and `no` are booleans.
+    assert json.loads(arguments.optim_args) == {"true": 1, "rate": 0.001, "name": False}
+    assert parse("", tmp_path / "empty.yaml") == parse("# nothing\n", tmp_path / "empty.yaml") == Arguments()
+
+
+@pytest.mark.parametrize(("value", "warns"), [("true", True), ("True", True), ("false", False), ("no", False)])
+@pytest.mark.parametrize("name", ["trust_remote_code", "trust-remote-code"])
+def test_a_file_that_trusts_remote_code_gives_a_warning(name, value, warns, tmp_path, caplog):
+    (tmp_path / "run.yaml").write_text(f"{name}: {value}\ntokenizer_name: x\n")
+    argv = ["--config", str(tmp_path / "run.yaml")]
+    (arguments,) = parse_arguments((TokenizerArguments,), argv, "snugbert test", "A test.")
+    assert arguments.trust_remote_code == warns
+    assert ("run.yaml sets trust_remote_code: code from the tokenizer's repository will run" in caplog.text) == warns
+
+
+@dataclass
+class JsonArguments:
+    """Fails as a defect in a dataclass does."""
+
+    accelerator_config: str | None = None
+
+    def __post_init__(self):
+        raise TypeError("unexpected key")
+
+
+def test_a_type_error_is_the_fault_of_a_json_argument_or_a_defect():
+    with pytest.raises(InputError, match=r"^--accelerator_config: unexpected key$"):
+        parse_arguments((JsonArguments,), ["--accelerator_config", '{"a": 1}'], "snugbert test", "A test.")
+    with pytest.raises(TypeError, match=r"^unexpected key$"):
+        parse_arguments((JsonArguments,), [], "snugbert test", "A test.")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("train_file: [x, --trust_remote_code]", "the value of train_file begins with --"),
+        ("trust_remote_code=true: []", "run.yaml must contain only `name: value` lines"),
+        ("yes: {a: 1}", "run.yaml, line 1: unknown argument yes.$"),
+        ("optim_args: a\ntrian-file: b", r"run.yaml, line 2: unknown argument trian-file. Did you mean train_file\?$"),
+        ("- a", "run.yaml must contain only `name: value` lines"),
+        ("? [a]\n: 1", "run.yaml must contain only `name: value` lines"),
+        ("optim_args: {a: " + "9" * 5000 + "}", "run.yaml, line 1: invalid value"),
+        ("train_file: a\noptim_args: {a: 2020-01-01}", "run.yaml, line 2: invalid value"),
+        ("optim_args: {a", "run.yaml is not a YAML file"),
+        ("optim_args: {a: &x [1], b: *x}", "aliases are not supported"),  # nested, they mean billions of values
+    ],
+)
+def test_unsupported_yaml_is_refused(text, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        parse(text, tmp_path / "run.yaml")
+
+
+def test_changed_flags_become_a_command_line():
+    arguments = PreparationArguments(train_file=["my text/*.txt", "b.txt"], language="de", lines_are_sentences=True)
+    names = ("train_file", "language", "text_column_name", "lines_are_sentences")
+    line = format_command("pretrain", {"corpus": "my corpus", **changed_flags(arguments, names)})
+    assert line == (
+        "snugbert pretrain --corpus 'my corpus' --train_file 'my text/*.txt' b.txt --lines_are_sentences true "
+        "--language de"
+    )
+    assert shlex.split(line)[5] == "my text/*.txt"
+
+
+def test_changed_inputs_are_noticed(tmp_path):
+    (tmp_path / "model").mkdir()
+    for name in ("model/config.json", "a.txt", "b.txt", "out.txt"):
+        (tmp_path / name).write_text("text")
+    args = PreparationArguments(train_file=[f"{tmp_path}/[ab].txt", "memory://inputs/c*"], language="de")
+    more = ConversionArguments(input=str(tmp_path / "model"), output=str(tmp_path), to="bert")
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/inputs/c.txt", b"text")
+    before = list_inputs([args, more])
+    assert {Path(name).name for name in before} == {"a.txt", "b.txt", "c.txt", "config.json"}
+    (tmp_path / "model/config.json").write_text("other")
+    changed = list_inputs([args, more])
+    assert changed != before
+    store.pipe_file("/inputs/c.txt", b"other")
+    assert list_inputs([args, more]) != changed
+    store.store.clear()
+
+
+def test_positional_arguments_switches_and_a_config_file(tmp_path):
+    """A switch does not take the next positional argument as its value."""
+    argv = ["--do_lower_case", "in", "out", "--overwrite_output_dir", "--to", "bert"]
+    (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    assert (args.input, args.output, args.do_lower_case, args.overwrite_output_dir) == ("in", "out", True, True)
+    (tmp_path / "run.yaml").write_text("to: roberta\ndo_lower_case: true\nmax_shard_size: 1GB\n")
+    argv = ["in", "--no_do_lower_case", "out", "--config", str(tmp_path / "run.yaml")]
+    with pytest.raises(InputError, match="--do_lower_case and --no_do_lower_case cannot be combined"):
+        parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    argv = ["in", "--do_lower_case", "false", "out", "--config", str(tmp_path / "run.yaml")]
+    (args,) = parse_arguments((ConversionArguments,), argv, "snugbert convert", "A test.")
+    assert (args.output, args.to, args.do_lower_case, args.max_shard_size) == ("out", "roberta", False, "1GB")

@@ -1,0 +1,280 @@
+"""Text and prepared corpora in a bucket, and parts from several machines."""
+
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import forked
+import psutil
+import pytest
+from prepared import content, prepare, text_arguments
+
+import snugbert
+from snugbert.data.corpus import corpus_folder, preparation
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.corpus_folder import CorpusFolder
+from snugbert.data.corpus.part_files import read_origin
+from snugbert.data.corpus.preparation import find_missing_parts, plan_parts, prepare_parts
+from snugbert.data.data_arguments import TextArguments
+from snugbert.data.text_lines import ReadingLog
+from snugbert.errors import InputError
+from snugbert.evaluation.held_out_text import count_characters
+from snugbert.storage import urls as remote_files
+from snugbert.trainers.pretraining.corpora import list_sources, load_corpora
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
+from snugbert_cli import main as snugbert_command
+
+
+@pytest.fixture(autouse=True)
+def staging(tmp_path, monkeypatch):
+    """Each test is a machine of its own."""
+    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "home"))
+    return tmp_path / "home/snugbert/outputs"
+
+
+def write_text(folder, count=7, sentences=40):
+    """Writes small text files, in two folders."""
+    for number in range(count):
+        file = folder / ("first" if number < count // 2 else "second") / f"{number}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        documents = [f"Document {each} of file {number}. It has words." * (1 + each % 3) for each in range(sentences)]
+        file.write_text("\n\n".join(documents))
+    return folder
+
+
+def read_parts(folder):
+    return {file.name: file.read_bytes() for file in sorted(Path(folder).glob("part-*.arrow"))}
+
+
+def test_the_same_text_gives_the_same_bytes_everywhere(tmp_path, tokenizer, bucket):
+    """In two folders and in a bucket, whose URL has credentials, with one part for each shard."""
+    roots = [write_text(tmp_path / "one"), write_text(tmp_path / "deep/other"), write_text(bucket.folder / "text")]
+    patterns = [f"{root}/**/*.txt" for root in roots[:2]] + [f"{bucket.url}/text/*/*.txt"]
+    written = []
+    for number, pattern in enumerate(patterns):
+        for part in plan_parts(text_arguments(pattern), num_shards=3):
+            prepare_parts(tmp_path / f"corpus{number}", [part], tokenizer, num_workers=1, show_progress=False)
+        written.append(read_parts(tmp_path / f"corpus{number}"))
+    assert len(written[0]) == 3 and written[0] == written[1] == written[2]
+    names = [source["name"] for source in read_origin(tmp_path / "corpus2/part-00000-of-00003.arrow")["sources"]]
+    assert names == ["first/0.txt", "first/1.txt"]
+    # A corpus of copies is reused. Another text with the same names is not replaced.
+    stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
+    prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[2]), 3), tokenizer, show_progress=False)
+    assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
+    (roots[1] / "first/0.txt").write_text("Another text.")
+    with pytest.raises(InputError, match="prepared with a different text"):
+        prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[1]), 3), tokenizer)
+
+
+def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bucket, monkeypatch):
+    file = bucket.folder / "text.txt"
+    file.write_text("A text of some words.\n" * 3)
+    read = preparation.read_documents
+
+    def change_text(files, *arguments):
+        yield from read(files, *arguments)
+        file.write_text("B text of some words.\n" * 3)
+
+    monkeypatch.setattr(preparation, "read_documents", change_text)
+    with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow changed while it was read"):
+        prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt")
+    assert not read_parts(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("version", ["", "the same"])
+def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monkeypatch, version):
+    """Some web servers send neither a checksum nor a time. The size stays the same."""
+    read_entry = remote_files._read_entry
+    monkeypatch.setattr(remote_files, "_read_entry", lambda *facts: read_entry(*facts)._replace(version=version))
+    file = bucket.folder / "text.txt"
+    file.write_text("A text of some words.\n" * 3)
+    before = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
+    file.write_text("B text of some words.\n" * 3)
+    after = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
+    assert (before != after) == (version == "")
+    for identities in (tmp_path / "corpus").glob("*.identities"):
+        assert bucket.url not in identities.read_text()
+
+
+def test_a_shard_keeps_what_another_machine_has_just_finished(tmp_path, tokenizer, bucket, monkeypatch):
+    """Two shards replace a corpus. One lists the bucket before the other one publishes its part."""
+    text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
+    first, second = plan_parts(text, num_shards=2)
+    url, folder = f"{bucket.url}/corpus", bucket.folder / "corpus"
+    options = {"num_workers": 1, "show_progress": False}
+    prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, **options)  # of another division
+    prepare_parts(tmp_path / "new", [first, second], tokenizer, language=None, **options)
+    for part in (first, second):  # of other settings
+        prepare_parts(tmp_path / "old", [part], tokenizer, **options)
+    for file in (tmp_path / "old").glob("part-*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    fetch = CorpusFolder.fetch
+
+    def fetch_before_the_other(output):
+        fetch(output)
+        monkeypatch.setattr(CorpusFolder, "fetch", fetch)
+        monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "other machine"))
+        prepare_parts(url, [first], tokenizer, language=None, replace=True, **options)
+        assert find_missing_parts(CorpusFolder(url), [first, second], first) == [second.name]
+
+    monkeypatch.setattr(CorpusFolder, "fetch", fetch_before_the_other)
+    prepare_parts(url, [second], tokenizer, language=None, replace=True, **options)
+    assert read_parts(folder) == read_parts(tmp_path / "new")
+
+
+def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucket, staging, monkeypatch):
+    """The disk never holds two parts. Another machine continues, with the parts in the bucket."""
+    text = text_arguments(f"{write_text(tmp_path / 'text')}/**/*.txt")
+    parts, url = plan_parts(text, num_shards=4), f"{bucket.url}/my/corpus"
+    options = {"num_workers": 1, "show_progress": False}
+    report = prepare_parts(tmp_path / "local", parts, tokenizer, **options)
+    expected = read_parts(tmp_path / "local")
+    upload, sizes, uploads = corpus_folder.upload, [], []
+
+    def measure(file, target):
+        sizes.append([len(part) for part in read_parts(file.parent).values()])
+        uploads.append(target.rpartition("/")[2])
+        upload(file, target)
+
+    monkeypatch.setattr(corpus_folder, "upload", measure)
+    prepare_parts(url, parts[:2], tokenizer, **options)
+    assert read_parts(bucket.folder / "my/corpus") == {name: expected[name] for name in list(expected)[:2]}
+    assert uploads[-1].endswith(corpus_folder.SUFFIXES[-1])
+    assert all(sum(size > 2_000 for size in each) == 1 for each in sizes), sizes
+    monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "other machine"))
+    uploads.clear()
+    assert prepare_parts(url, parts, tokenizer, **options) == report
+    assert read_parts(bucket.folder / "my/corpus") == expected
+    assert not any("00000-of" in name or "00001-of" in name for name in uploads)
+    assert (bucket.folder / "my/corpus/repeated_text.json").exists()
+    uploads.clear()
+    assert prepare_parts(url, parts, tokenizer, **options) == report and not uploads
+    with pytest.raises(InputError, match=rf"{url}/part-00000-of-00004\.arrow was prepared with a different text"):
+        prepare_parts(url, parts, tokenizer, language=None, **options)
+    prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, replace=True, **options)
+    assert len(read_parts(bucket.folder / "my/corpus")) == 3
+    assert not Path("s3:").exists()
+
+
+def test_commands_take_urls(tmp_path, bucket, monkeypatch, capsys):
+    """A vocabulary, a corpus and held-out text from a bucket. No folder `s3:` appears."""
+    monkeypatch.chdir(tmp_path)
+    write_text(bucket.folder / "text")
+    text = ["--train_file", f"{bucket.url}/text/*/*.txt"]
+    assert snugbert_command(["vocabulary", *text, "--vocab_size", "100", "--output_dir", "tok"]) == 0
+    tokenizer = snugbert.SnugBertTokenizer.from_pretrained("tok")
+    url = f"{bucket.url}/prepared"
+    shard = ["prepare", "--tokenizer_name", "tok", *text, "--output_dir", url, "--shard"]
+    assert snugbert_command([*shard, "2/2"]) == 0
+    assert f"Shard 2/2 is in {url}. Still missing 1 of 2 parts: part-00000-of-00002.arrow" in capsys.readouterr().out
+    assert snugbert_command([*shard, "1/2"]) == 0
+    assert f" --corpus {url} " in capsys.readouterr().out.splitlines()[-1]
+    assert snugbert_command([*shard[:3], "--train_file", f"{bucket.url}/no/*.txt", "--output_dir", url]) == 2
+    assert f"{bucket.url}/no/*.txt: no such file." in capsys.readouterr().err
+    arguments = PretrainingDataArguments(train_file=text[1:], validation_file=text[1:])
+    train, validation = load_corpora(arguments, True, True, "cache", tokenizer)
+    assert content(train) == content(validation) == content(open_corpus(bucket.folder / "prepared", tokenizer))
+    assert list_sources(train) == "0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 more"
+    assert count_characters(arguments) > 10_000
+    assert not Path("s3:").exists()
+
+
+def prepare_shard(vocab, pattern, output, shard, num_shards, home, last):
+    """A machine of its own prepares a shard. It is killed after writing `last` blocks and files."""
+    corpus_folder.HF_HOME = home
+    preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 500
+    written = itertools.count()
+
+    def kill_after(write):
+        def write_or_die(*arguments):
+            if next(written) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(*arguments)
+
+        return write_or_die
+
+    preparation._write_block = kill_after(preparation._write_block)
+    corpus_folder.upload = kill_after(corpus_folder.upload)
+    tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
+    parts = plan_parts(text_arguments(pattern), num_shards)[shard - 1 :: num_shards]
+    prepare_parts(output, parts, tokenizer, num_workers=1, show_progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shards", [6, pytest.param(50, marks=pytest.mark.long)])
+def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokenizer, bucket, monkeypatch, num_shards):
+    """Eight at a time. Most are killed after a random block or upload, and started again there or elsewhere."""
+    write_text(bucket.folder / "text", count=num_shards + 3, sentences=60)
+    pattern, url = f"{bucket.url}/text/*/*.txt", f"{bucket.url}/prepared"
+    monkeypatch.setattr(preparation, "BLOCK_TOKENS", 500)
+    monkeypatch.setattr(preparation, "BATCH_CHARACTERS", 500)
+    parts = plan_parts(text_arguments(pattern), num_shards)
+    prepare_parts(tmp_path / "straight", parts, tokenizer, num_workers=1, show_progress=False)
+    vocab = data_dir / "vocab/bert-base-uncased-vocab.txt"
+    waiting, running = [(shard, 0) for shard in range(1, num_shards + 1)], {}
+    kills = 0
+    while waiting or running:
+        while waiting and len(running) < 8:
+            shard, attempt = waiting.pop(0)
+            rng = random.Random(f"{shard} {attempt}")
+            home = str(tmp_path / f"machine {rng.randrange(3)}")
+            last = rng.randrange(5) if attempt < 2 and rng.random() < 0.7 else None
+            process = forked.start(prepare_shard, vocab, pattern, url, shard, num_shards, home, last)
+            running[shard] = process, attempt
+        time.sleep(0.02)
+        for shard in [shard for shard, (process, _) in running.items() if not is_alive(process)]:
+            process, attempt = running.pop(shard)
+            status = process.wait()
+            assert status in (0, -signal.SIGKILL), process.stderr
+            if status != 0:
+                kills += 1
+                waiting.append((shard, attempt + 1))
+    assert kills >= num_shards / 2
+    assert read_parts(bucket.folder / "prepared") == read_parts(tmp_path / "straight")
+    assert len(read_parts(tmp_path / "straight")) == num_shards
+    assert content(prepare(tmp_path / "one", tokenizer, pattern)) == content(
+        open_corpus(tmp_path / "straight", tokenizer)
+    )
+
+
+def is_alive(process):
+    """Whether a forked process runs. One that has ended is a zombie of the server until `wait`."""
+    try:
+        return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, caplog):
+    """Three files, two shards. With more shards than files, or to find copies, each shard reads everything."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for file in range(3):
+        rows = [json.dumps({"text": f"Row {row} of file {file}."}) + "\n" for row in range(4 + file)]
+        (data / f"train-{file}.jsonl").write_text("".join(rows))
+    text = TextArguments(dataset_name=str(data))
+    whole = prepare_dataset(tmp_path / "whole", text, tokenizer, 1)
+    corpora = {n: prepare_dataset(tmp_path / f"{n}", text, tokenizer, n) for n in (2, 4)}
+    assert [sum(rows) for rows in (whole[1], corpora[2][1])] == [15, 15] and min(corpora[2][1]) > 0
+    assert content(corpora[2][0]) == content(whole[0])  # consecutive files, so also in the order of the dataset
+    assert corpora[4][1] == [15] * 4
+    assert sorted(content(corpora[4][0])) == sorted(content(whole[0]))
+    (message,) = {record.getMessage() for record in caplog.records if record.levelno == logging.WARNING}
+    assert "has 3 files, fewer than the 4 shards. So each shard reads all rows" in message
+    assert prepare_dataset(tmp_path / "unique", text, tokenizer, 2, deduplicate="lines")[1] == [15] * 2
+
+
+def prepare_dataset(folder, text, tokenizer, num_shards, **options):
+    """Returns the corpus, and the number of rows that each shard read."""
+    logs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "ReadingLog", lambda *arguments: logs.append(ReadingLog(*arguments)) or logs[-1])
+        for part in plan_parts(text, num_shards, **options):
+            prepare_parts(folder, [part], tokenizer, num_workers=1, show_progress=False)
+    return open_corpus(folder, tokenizer), [log.position for log in logs if log.position]

@@ -1,0 +1,67 @@
+"""The index of a part: its counts, and what happens when it is missing, damaged or out of date."""
+
+import numpy as np
+import pytest
+from prepared import content, prepare
+from safetensors.numpy import load, save
+
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.corpus_index import count_blocks, make_index, parse_index
+from snugbert.errors import InputError
+
+
+def test_an_index_counts_what_the_blocks_contain(data_dir, tmp_path, tokenizer, small_blocks):
+    corpus = prepare(tmp_path, tokenizer, data_dir / "wikitext2/valid.docs.txt.gz", num_workers=1)
+    documents, counts = content(corpus), corpus.counts
+    sentences = [sentence for document in documents for sentence in document]
+    assert len(counts.tokens) == len(corpus.blocks) > 5
+    assert [corpus.num_documents, corpus.num_sentences] == [len(documents), len(sentences)]
+    assert counts.longest_documents.max() == max(sum(map(len, document)) for document in documents)
+    assert counts.sentence_lengths.tolist() == np.bincount([*map(len, sentences)]).tolist()
+    assert counts.token_ids.tolist() == np.bincount(np.concatenate(sentences)).tolist()
+    for name, values in vars(count_blocks(corpus.blocks)).items():
+        np.testing.assert_array_equal(getattr(counts, name), values)
+
+
+def test_a_part_of_an_earlier_version_gets_its_index(small, words_tokenizer):
+    index = small.file.with_suffix(".index")
+    expected, text = index.read_bytes(), content(open_corpus(small.folder, words_tokenizer))
+    index.unlink()
+    assert content(open_corpus(small.folder, words_tokenizer)) == text
+    assert index.read_bytes() == expected
+    index.unlink()
+    small.folder.chmod(0o500)  # root may write there all the same
+    try:
+        assert content(open_corpus(small.folder, words_tokenizer)) == text
+    finally:
+        small.folder.chmod(0o700)
+
+
+def test_an_index_of_another_part_is_replaced(small, words_tokenizer, tmp_path):
+    (tmp_path / "other.txt").write_text("w1 w2\nw3\n\nw4 w5 w6\n")
+    other = prepare(tmp_path / "other", words_tokenizer, tmp_path / "other.txt", language=None)
+    expected = content(other)
+    small.file.write_bytes((tmp_path / "other" / small.file.name).read_bytes())
+    assert content(open_corpus(small.folder, words_tokenizer)) == expected
+
+
+CHANGES = {
+    "a block less": lambda arrays: arrays | {"tokens": arrays["tokens"][:-1]},
+    "an offset back": lambda arrays: arrays | {"offsets": arrays["offsets"][::-1].copy()},
+    "no tokens": lambda arrays: arrays | {"tokens": arrays["tokens"] * 0},
+    "no schema": lambda arrays: arrays | {"schema": np.zeros(len(arrays["schema"]), np.uint8)},
+    "half a digest": lambda arrays: arrays | {"digests": arrays["digests"][:, :16].copy()},
+    "a negative length": lambda arrays: arrays | {"lengths": arrays["lengths"] - 100},
+    "no offsets": lambda arrays: {name: array for name, array in arrays.items() if name != "offsets"},
+}
+
+
+@pytest.mark.parametrize("case", [*CHANGES, "cut", "not safetensors"])
+def test_a_damaged_index_is_a_clear_error(small, words_tokenizer, case):
+    index = small.file.with_suffix(".index")
+    data = index.read_bytes()
+    changed = {"cut": data[:-9], "not safetensors": b"{}"}.get(case)
+    index.write_bytes(save(CHANGES[case](load(data))) if changed is None else changed)
+    with pytest.raises(InputError, match=r"part-00000-of-00001\.index is damaged .* Remove this file and prepare"):
+        open_corpus(small.folder, words_tokenizer)
+    assert parse_index(data, "x").file_size == small.file.stat().st_size == make_index(small.file).file_size

@@ -1,0 +1,227 @@
+"""Preparing a corpus: its content, the Python API, interruptions and full disks."""
+
+import json
+import os
+import resource
+import signal
+import time
+from itertools import chain
+
+import datasets
+import forked
+import numpy as np
+import psutil
+import pytest
+from prepared import content, prepare, text_arguments
+
+import snugbert
+from snugbert import progress
+from snugbert.data import tokenizing as document_tokenizer
+from snugbert.data.corpus import preparation
+from snugbert.data.corpus.cache import prepare_in_cache
+from snugbert.data.corpus.corpus import open_corpus
+from snugbert.data.corpus.preparation import plan_parts, prepare_parts
+from snugbert.data.data_arguments import TextArguments
+from snugbert.data.documents import read_dataset_documents
+from snugbert.data.text_lines import ReadingLog
+from snugbert.errors import InputError
+from snugbert.files import lock_file
+from snugbert.progress import format_bytes
+from snugbert_cli import main as snugbert_command
+
+
+def test_boundaries_of_sentences_and_documents_by_hand(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cats", "sleep", "run", "."]
+    tokenizer = snugbert.SnugBertTokenizer({token: index for index, token in enumerate(tokens)})
+    (tmp_path / "text.txt").write_text("Cats sleep. Sleep run run.\ncats\n\n\x01\n\nRun.\n\n[MASK] run")
+    (block,) = prepare(tmp_path / "split", tokenizer, tmp_path / "text.txt").blocks
+    assert block.tokens.tolist() == [5, 6, 8, 6, 7, 7, 8, 5, 7, 8, 1, 1, 1, 7]  # "[MASK]" is not the special token
+    assert block.sentences.tolist() == [0, 3, 7, 8, 10, 14]
+    assert block.documents.tolist() == [0, 3, 4, 5]
+    assert block.tokens.dtype == np.uint16
+    (block,) = prepare(tmp_path / "lines", tokenizer, tmp_path / "text.txt", language=None).blocks
+    assert block.sentences.tolist() == [0, 7, 8, 10, 14]
+
+
+def test_odd_text_is_prepared_without_error(tmp_path, tokenizer):
+    texts = {
+        "empty.txt": "\n \n\n" * 10_000,
+        "empty.jsonl": '{"text": ""}\n' * 5_000,
+        "one.txt": "A document of one sentence.",
+        "half.jsonl": '{"text": "Half a \\ud83d character."}',
+        "nul.jsonl": '{"text": "One \\u0000 sentence\\u0000. And another."}',
+        "words.txt": "word " * 2_000_000,
+        "unbroken.txt": "x" * 1_000_000,
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    corpus = prepare(tmp_path / "corpus", tokenizer, *(tmp_path / name for name in texts))
+    one, half, nul, words, unbroken = content(corpus)
+    decoded = [tokenizer.decode(sentence) for sentence in chain(one, half, nul)]
+    assert decoded == ["a document of one sentence.", "half a character.", "one sentence.", "and another."]
+    assert (len(words), len(words[0]), set(words[0])) == (1, 2_000_000, {tokenizer.vocab["word"]})
+    assert unbroken == [[tokenizer.unk_token_id]]  # WordPiece limits words to 100 characters
+
+
+def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
+    rows = [{"body": f"Document {number} has a sentence. And another."} for number in range(20)]
+    for name, part in (("a", rows[:12]), ("b", rows[12:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    pattern = str(tmp_path / "*.jsonl")
+    options = {"text_column_name": "body", "lines_are_sentences": True, "preprocessing_num_workers": 1}
+    corpus = snugbert.prepare_corpus([pattern], tokenizer, tmp_path / "python", **options, show_progress=False)
+    tokenizer.save_pretrained(tmp_path / "tok")
+    flags = [argument for name, value in options.items() for argument in (f"--{name}", str(value))]
+    arguments = ["--tokenizer_name", str(tmp_path / "tok"), "--train_file", pattern, *flags]
+    assert snugbert_command(["prepare", *arguments, "--output_dir", str(tmp_path / "command")]) == 0
+    names = [[file.name for file in sorted((tmp_path / folder).glob("*.arrow"))] for folder in ("python", "command")]
+    assert names[0] == names[1] == ["part-00000-of-00001.arrow"]
+    for name in names[0]:
+        assert (tmp_path / "python" / name).read_bytes() == (tmp_path / "command" / name).read_bytes()
+    assert corpus.num_documents == corpus.num_sentences == 20
+    assert snugbert.open_corpus(str(tmp_path / "command"), tokenizer).digest == corpus.digest
+    # Other settings replace the corpus only on request.
+    with pytest.raises(InputError, match="was prepared with a different text"):
+        snugbert.prepare_corpus(pattern, tokenizer, str(tmp_path / "python"), text_column_name="body")
+    options = {"text_column_name": "body", "overwrite_output_dir": True, "show_progress": False}
+    assert snugbert.prepare_corpus(pattern, tokenizer, tmp_path / "python", **options).num_sentences == 40
+
+
+@pytest.mark.slow
+def test_an_interrupted_preparation_continues(data_dir, tmp_path, tokenizer, small_blocks, monkeypatch):
+    """The result equals an uninterrupted run, and finished blocks are not tokenized again."""
+    file = data_dir / "wikitext2/valid.docs.txt.gz"
+    prepare(tmp_path / "straight", tokenizer, file, num_workers=1)
+    (straight,) = (tmp_path / "straight").glob("*.arrow")
+    whole = straight.read_bytes()
+    partial = tmp_path / "resumed" / f"{straight.name}.partial"
+    partial.parent.mkdir()
+    tokenized = []
+    tokenize = document_tokenizer.DocumentTokenizer.__call__
+    monkeypatch.setattr(
+        document_tokenizer.DocumentTokenizer,
+        "__call__",
+        lambda worker, batch: tokenized.append(len(batch)) or tokenize(worker, batch),
+    )
+    for length, fewer in ((len(whole) * 2 // 3, True), (40, False), (len(whole) - 3, True)):
+        partial.write_bytes(whole[:length])
+        tokenized.clear()
+        prepare(partial.parent, tokenizer, file, num_workers=1)
+        assert partial.with_suffix("").read_bytes() == whole
+        assert (sum(tokenized) < 40) == fewer  # of 60 documents
+        partial.with_suffix("").unlink()
+    # An unfinished file with a different tokenizer is not continued.
+    other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
+    partial.write_bytes(whole[: len(whole) * 2 // 3])
+    prepare(partial.parent, other, file, num_workers=1)
+    assert content(open_corpus(partial.parent, other)) == content(open_corpus(tmp_path / "straight", tokenizer))
+
+
+def prepare_slowly(vocab, file, folder):
+    tokenize = document_tokenizer.DocumentTokenizer.__call__
+    document_tokenizer.DocumentTokenizer.__call__ = lambda worker, batch: (time.sleep(0.1), tokenize(worker, batch))[1]
+    preparation.BLOCK_TOKENS = preparation.BATCH_CHARACTERS = 10_000
+    tokenizer = snugbert.SnugBertTokenizer(vocab=str(vocab))
+    snugbert.prepare_corpus(file, tokenizer, folder, preprocessing_num_workers=2, show_progress=False)
+
+
+def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path):
+    arguments = [data_dir / "vocab/bert-base-uncased-vocab.txt", data_dir / "wikitext2/valid.docs.txt.gz", tmp_path]
+    process = forked.start(prepare_slowly, *arguments)
+    partial = tmp_path / "part-00000-of-00001.arrow.partial"
+    while not partial.exists() or partial.stat().st_size < 50_000:
+        assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE, process.stderr
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    # From Python 3.14 on, a pool also starts a process that tracks shared memory.
+    children = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    assert len(children) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+    with lock_file(tmp_path / ".part-00000-of-00001.arrow.lock", seconds=20):
+        assert not list(tmp_path.glob("*.arrow"))
+
+
+def prepare_on_a_full_disk(arguments):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    return snugbert_command(arguments)
+
+
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, tokenizer):
+    """A limit on the file size stands in for a full disk. Without it, the same command continues."""
+    tokenizer.save_pretrained(tmp_path / "tok")
+    file = data_dir / "wikitext2/valid.docs.txt.gz"
+    prepare(tmp_path / "straight", tokenizer, file)
+    arguments = ["prepare", "--tokenizer_name", str(tmp_path / "tok"), "--train_file", str(file)]
+    process = forked.run(prepare_on_a_full_disk, [*arguments, "--output_dir", str(tmp_path / "corpus")])
+    assert process.returncode == 2
+    error = process.stderr.rpartition("snugbert prepare: error: ")[2]
+    assert "File too large. Fix this and run the same command again. Partial output was kept." in error
+    assert len(error.splitlines()) == 1
+    assert not list((tmp_path / "corpus").glob("*.arrow"))
+    with pytest.raises(InputError, match=r"is unfinished\. Missing or unfinished: 1 of 1"):
+        open_corpus(tmp_path / "corpus", tokenizer)
+    assert snugbert_command([*arguments, "--output_dir", str(tmp_path / "corpus")]) == 0
+    assert content(open_corpus(tmp_path / "corpus", tokenizer)) == content(
+        open_corpus(tmp_path / "straight", tokenizer)
+    )
+
+
+def test_a_preparation_reports_the_bytes_of_its_files(tmp_path, words_tokenizer, small, monkeypatch, capsys):
+    """In two parts. The first is prepared already."""
+    other = tmp_path / "other.txt"
+    other.write_text(small.text.read_text())
+    monkeypatch.setattr(progress, "SHORTEST_PAUSE", 0)
+    parts = plan_parts(text_arguments(small.text, other), num_shards=2)
+    options = {"language": None, "num_workers": 1}
+    prepare_parts(tmp_path / "out", parts[:1], words_tokenizer, **options)
+    capsys.readouterr()
+    prepare_parts(tmp_path / "out", parts, words_tokenizer, **options)
+    lines = capsys.readouterr().err.splitlines()
+    percentages = [int(line.split()[1]) for line in lines]
+    assert percentages[0] > 50 and percentages[-1] > 90 and percentages == sorted(set(percentages))
+    # Text is read in blocks, ahead of the documents.
+    assert lines[-1].startswith(f"preparing: 100 % of {format_bytes(2 * small.text.stat().st_size)}, ")
+    prepare(tmp_path / "quiet", words_tokenizer, small.text, **options)
+    assert capsys.readouterr().err == ""
+
+
+def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):
+    rows = [f"Row {number}. It has two sentences." for number in range(10)]
+    data = tmp_path / "data"
+    datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
+    text = TextArguments(dataset_name=str(data), text_column_name="body")
+    _, corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
+        f"row {number}." for number in range(10)
+    ]
+    for part in plan_parts(text, num_shards=3):
+        prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
+    shards = content(open_corpus(tmp_path / "shards", tokenizer))
+    assert sorted(shards) == sorted(content(corpus))
+    assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
+    title = TextArguments(dataset_name=str(data), text_column_name="title")
+    with pytest.raises(InputError, match="with a different text"):
+        prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
+    datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
+    os.utime(data / "train.parquet", (1, 1))
+    _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    assert changed.num_documents == 5
+
+
+@pytest.mark.parametrize("row", [b'{"text": "b\xffd"}', b'{"te'])
+def test_bad_rows_of_a_dataset_are_one_error(tmp_path, row):
+    """The datasets library cannot skip them."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.jsonl").write_bytes(b'{"text": "fine"}\n' + row + b"\n")
+    text = TextArguments(dataset_name=str(tmp_path / "data"), on_bad_text="skip")
+    with pytest.raises(
+        InputError, match=r"dataset .*data, after row [01]: .* use --train_file with --on_bad_text skip\."
+    ):
+        list(read_dataset_documents(text, ReadingLog("skip")))
+    (tmp_path / "data/train.jsonl").write_bytes(b'{"text": 5}\n{"text": 6}\n')
+    log = ReadingLog("skip")
+    assert list(read_dataset_documents(text, log)) == []
+    assert (log.left_out, log.position) == (2, 2)

@@ -1,0 +1,268 @@
+"""Checkpoints in every file format are read. Damaged or unsupported ones are refused."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from checkpoint_files import names_in, tensorflow_variables, write_checkpoint, write_classifier, write_tensorflow
+from parity import ours_and_stock
+from safetensors.torch import load_file, save_file
+
+import snugbert
+from snugbert.errors import InputError
+from snugbert.families.conversion import convert_model
+from snugbert.families.reading import fetch_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_every_form_of_a_bert_file_becomes_snugbert(tmp_path):
+    _, stock = ours_and_stock("ForPreTraining")
+    weights = stock.state_dict()
+    # Files of google-bert store tied weights once. Their configuration declares BertForMaskedLM.
+    google = {name: tensor for name, tensor in weights.items() if not name.startswith("cls.predictions.decoder")}
+    google_fields = {
+        "architectures": ["BertForMaskedLM"],
+        "tokenizer_class": "BertTokenizer",
+        "auto_map": {"AutoModelForCausalLM": "other.Model"},
+    }
+    old = {
+        re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)): tensor
+        for name, tensor in google.items()
+    } | {"bert.embeddings.position_ids": torch.arange(40)[None]}
+    variants = {
+        "everything": (weights, {"architectures": ["BertForPreTraining"]}),
+        "google": (google, google_fields),
+        "old": (old, {"model_type": None}),
+    }
+    output = tmp_path / "output"
+    for variant, form in (
+        ("everything", {"binary": True}),
+        ("google", {}),
+        ("google", {"shards": 3}),
+        ("old", {"binary": True}),
+        ("old", {"binary": True, "shards": 3}),
+    ):
+        tensors, fields = variants[variant]
+        source = write_checkpoint(tmp_path / f"{variant}{form}", tensors, **form, **fields)
+        done = convert_model(source, output, "snugbert", overwrite_output_dir=True)
+        assert done.model_class == "SnugBertForPreTraining"
+        assert ["config.json declares ForMaskedLM" in note for note in done.notes] == [True] * (variant == "google")
+        assert names_in(output) == set(google)  # tied weights are stored once
+        config = json.loads((output / "config.json").read_text())
+        assert "tokenizer_class" not in config and "AutoModelForCausalLM" not in config["auto_map"]
+        ours = transformers.AutoModelForPreTraining.from_pretrained(output)
+        assert type(ours) is snugbert.SnugBertForPreTraining
+        for name, tensor in weights.items():
+            assert torch.equal(ours.state_dict()[name], tensor), (source, name)
+    assert (output / "modeling_snugbert.py").exists()
+    assert "AutoModelForTokenClassification" in json.loads((output / "config.json").read_text())["auto_map"]
+
+    # Stored twice with different values: transformers does not tie them, whatever the configuration declares.
+    untied = weights | {"cls.predictions.decoder.weight": 2 * weights["cls.predictions.decoder.weight"]}
+    convert_model(write_checkpoint(tmp_path / "untied", untied), output, "snugbert", overwrite_output_dir=True)
+    ours = snugbert.SnugBertForPreTraining.from_pretrained(output)
+    assert not ours.config.tie_word_embeddings
+    assert torch.equal(ours.cls.predictions.decoder.weight, untied["cls.predictions.decoder.weight"])
+
+    bare = {name.removeprefix("bert."): tensor for name, tensor in weights.items() if name.startswith("bert.")}
+    without_pooler = {name: tensor for name, tensor in bare.items() if not name.startswith("pooler.")}
+    for name, variant in (("bare", bare), ("without_pooler", without_pooler)):
+        done = convert_model(write_checkpoint(tmp_path / name, variant), tmp_path / f"{name}-snug", "snugbert")
+        assert done.model_class == "SnugBertModel" and names_in(tmp_path / f"{name}-snug") == set(variant)
+        assert ["no pooler" in note for note in done.notes] == [True] * (name == "without_pooler")
+    # transformers before version 4 saved a pooler with every head.
+    _, stock = ours_and_stock("ForTokenClassification")
+    pooler = {name: tensor for name, tensor in weights.items() if name.startswith("bert.pooler.")}
+    source = write_checkpoint(
+        tmp_path / "tagger", stock.state_dict() | pooler, architectures=["BertForTokenClassification"]
+    )
+    done = convert_model(source, tmp_path / "tagger-snug", "snugbert")
+    assert done.notes == ["The pooler was dropped. ForTokenClassification does not use it."]
+    assert names_in(tmp_path / "tagger-snug") == set(stock.state_dict())
+
+
+def test_a_hub_checkpoint_is_fetched(tmp_path):
+    """It comes from the cache, because tests have no network."""
+    _, stock = ours_and_stock("Model")
+    stock.save_pretrained(tmp_path / "models--me--bert" / "snapshots" / "0123")
+    (tmp_path / "models--me--bert" / "refs").mkdir()
+    (tmp_path / "models--me--bert" / "refs" / "v1").write_text("0123")
+    folder = fetch_checkpoint("me/bert", revision="v1", cache_dir=str(tmp_path))
+    assert convert_model(folder, tmp_path / "snug", "snugbert").model_class == "SnugBertModel"
+    with pytest.raises(InputError, match=r"me/other: no such folder, no earlier download in .* Hub cannot be reached"):
+        fetch_checkpoint("me/other", revision="v1", cache_dir=str(tmp_path))
+    with pytest.raises(InputError, match=r"^the folder \./bert does not exist\."):
+        fetch_checkpoint("./bert")
+
+
+# --- refused checkpoints ----------------------------------------------------------------------------------------
+
+
+class Payload:
+    """Writes a file when unpickled."""
+
+    def __reduce__(self):
+        return Path.write_text, (self.file, "run")
+
+    def __init__(self, file: Path):
+        self.file = file
+
+
+def test_pickles_that_could_run_code_are_not_opened(tmp_path):
+    source = write_classifier(tmp_path / "source", binary=True)
+    payload = {"weight": torch.zeros(2), "more": Payload(tmp_path / "proof")}
+    for legacy in (False, True):
+        torch.save(payload, source / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+        with pytest.raises(InputError, match=r"pytorch_model\.bin: .* could run code. The file was not loaded"):
+            convert_model(source, tmp_path / "output", "snugbert")
+    assert not (tmp_path / "proof").exists() and not (tmp_path / "output").exists()
+    torch.load(source / "pytorch_model.bin", weights_only=False)
+    assert (tmp_path / "proof").read_text() == "run"  # a full load would have run it
+
+
+def cut(file: str):
+    def spoil(folder: Path):
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content[: len(content) * 2 // 3])
+
+    return spoil
+
+
+def fields(**changes):
+    def spoil(folder: Path):
+        values = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({n: v for n, v in values.items() if v is not None}))
+
+    return spoil
+
+
+def weights(change):
+    def spoil(folder: Path):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return spoil
+
+
+CASES = {
+    "shard": (
+        {"shards": 3},
+        lambda folder: (folder / "model-00002-of-00003.safetensors").unlink(),
+        r"source: missing 1 of 3 shards: model-00002-of-00003\.safetensors\. Get the complete",
+    ),
+    "no index": (
+        {"shards": 2},
+        lambda folder: (folder / "model.safetensors.index.json").unlink(),
+        r"source: no weights\. .* Shards need their \.index\.json, too\.$",
+    ),
+    "wrong shard": (
+        {"shards": 2},
+        lambda folder: shutil.copy(
+            folder / "model-00001-of-00002.safetensors", folder / "model-00002-of-00002.safetensors"
+        ),
+        r"weights of ForSequenceClassification are missing: ",
+    ),
+    "short safetensors": ({}, cut("model.safetensors"), r"source/model\.safetensors: truncated"),
+    "short shard": (
+        {"shards": 2},
+        cut("model-00002-of-00002.safetensors"),
+        r"model-00002-of-00002\.safetensors: truncated",
+    ),
+    "short bin": ({"binary": True}, cut("pytorch_model.bin"), r"source/pytorch_model\.bin: damaged"),
+    "no weights": ({}, lambda folder: (folder / "model.safetensors").unlink(), "source: no weights"),
+    "no config": ({}, lambda folder: (folder / "config.json").unlink(), r"source contains no config\.json\.$"),
+    "short config": ({}, cut("config.json"), r"config\.json is not JSON"),
+    "albert": (
+        {},
+        fields(model_type="albert"),
+        "unsupported model type 'albert'. Supported: snugbert, bert, distilbert, roberta, xlm-roberta, camembert, "
+        "electra, deberta-v2, and the TensorFlow release",
+    ),
+    "decoder": (
+        {},
+        fields(architectures=["BertLMHeadModel"]),
+        "unsupported architecture BertLMHeadModel. Supported: BertModel",
+    ),
+    "cross-attention": (
+        {},
+        fields(is_decoder=True),
+        "config.json: unsupported configuration. .*SnugBERT is an encoder",
+    ),
+    "relative positions": (
+        {},
+        fields(position_embedding_type="relative_key"),
+        "Expected absolute, after_padding, relative, sinusoidal",
+    ),
+    "ambiguous": (
+        {},
+        fields(architectures=None),
+        'no "architectures". The weights match BertForSequenceClassification or BertForTokenClassif',
+    ),
+    "another head": (
+        {},
+        fields(architectures=["BertForQuestionAnswering"]),
+        r"weights of ForQuestionAnswering are missing: qa_outputs\.bias, qa_outputs\.weight\. Get the complete",
+    ),
+    "missing": (
+        {},
+        weights(lambda tensors: tensors.pop("bert.pooler.dense.weight")),
+        r"are missing: bert\.pooler\.dense\.weight\. Get the complete",
+    ),
+    "unknown": (
+        {},
+        weights(lambda tensors: tensors.update({"adapter.down": torch.zeros(2), "adapter.up": torch.zeros(2)})),
+        r"ForSequenceClassification has no weights named adapter\.down, adapter\.up\. docs/reference/families\.md",
+    ),
+    "labels": ({}, fields(num_labels=5), r"classifier\.weight has shape \[3, 48\]. .* requires \[5, 48\]"),
+    "not finite": (
+        {},
+        weights(lambda tensors: tensors["classifier.bias"].fill_(torch.nan)),
+        "differ by inf. Nothing was written",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_checkpoints_are_refused(case, tmp_path):
+    options, spoil, message = CASES[case]
+    source = write_classifier(tmp_path / "source", **options)
+    spoil(source)
+    with pytest.raises(InputError, match=message):
+        convert_model(source, tmp_path / "output", "snugbert")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_incomplete_tensorflow_checkpoints_are_refused(tmp_path, monkeypatch):
+    _, stock = ours_and_stock("ForPreTraining")
+    variables = tensorflow_variables(stock)
+
+    def refused(name, changes, message, spoil=lambda folder: None):
+        source = write_tensorflow(tmp_path / name, {n: v for n, v in (variables | changes).items() if v is not None})
+        spoil(source)
+        with pytest.raises(InputError, match=message):
+            convert_model(source / "bert_model.ckpt", tmp_path / "output", "snugbert")
+        assert not (tmp_path / "output").exists()
+
+    data = "bert_model.ckpt.data-00000-of-00001"
+    refused("no data", {}, f"incomplete checkpoint. .*{data}; No such file", lambda folder: (folder / data).unlink())
+    refused("short", {}, "bert_model.ckpt: damaged or incomplete checkpoint", cut(data))
+    refused("short index", {}, "bert_model.ckpt: damaged or incomplete checkpoint", cut("bert_model.ckpt.index"))
+    refused("unknown", {"extra/kernel": variables["bert/pooler/dense/kernel"]}, "no weights named extra/kernel")
+    refused("missing", {"bert/pooler/dense/bias": None}, r"are missing: .*bert\.pooler\.dense\.bias")
+    refused(
+        "config",
+        {},
+        r"config contains no bert_config\.json",
+        lambda folder: (folder / "bert_config.json").unlink(),
+    )
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    refused_source = tmp_path / "missing"
+    with pytest.raises(InputError, match=r"pip install .snugbert\[tensorflow\]"):
+        convert_model(refused_source, tmp_path / "output", "snugbert")

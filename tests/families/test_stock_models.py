@@ -1,0 +1,377 @@
+"""RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA and DeBERTa-v3 are converted to SnugBERT and back, with every head."""
+
+import json
+import re
+from pathlib import Path
+
+import family_checkpoints
+import pytest
+import test_families_snugbert
+import torch
+import transformers
+from parity import CONFIG, NUM_LABELS, ours_and_stock, ragged_batch
+from safetensors.torch import load_file, save_file
+
+import snugbert
+from snugbert.configuration_snugbert import LOADABLE_TYPES
+from snugbert.errors import InputError
+from snugbert.families.conversion import CONVERTED_TYPES, convert_model
+from snugbert.families.reading import CLASSES, MODEL_TYPES, STOCK_NAMES, read_checkpoint
+from snugbert.families.stock_models import express
+from snugbert.families_snugbert import FAMILY_TYPES, ROBERTA_TYPES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parents[2]
+FAMILIES_AND_HEADS = [(family, head) for family in FAMILY_TYPES for head in CLASSES[family]]
+
+
+def write_stock(folder: Path, family: str, head: str, **fields) -> Path:
+    """Writes a checkpoint of transformers with random weights. It has no tokenizer."""
+    name = CLASSES[family][head].__name__.removeprefix(STOCK_NAMES[family])
+    labels = {"num_labels": 2 if head == "ForQuestionAnswering" else NUM_LABELS}
+    family_checkpoints.write_checkpoint(folder, family, name, **labels | fields)
+    for file in folder.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            file.unlink()
+    return folder
+
+
+def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    """Reads the weights and the configuration of a folder."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["transformers_version"]
+    return load_file(folder / "model.safetensors"), config
+
+
+def assert_same_files(folder: Path, other: Path) -> None:
+    weights, config = read(folder)
+    other_weights, other_config = read(other)
+    assert config == other_config
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def assert_equal_outputs(folders: list[Path], kinds: list[str], head: str) -> None:
+    """Opens all folders, checks that no weight is missing, and compares their outputs with the first one's."""
+    classes = [CLASSES[kind][head] for kind in kinds]
+    names = read(folders[0])[0]
+    options = [
+        {"add_pooling_layer": False}
+        if head == "Model" and kind not in ("electra", "deberta-v2") and not any("pooler" in name for name in names)
+        else {}
+        for kind in kinds
+    ]
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        models = []
+        for folder, model_class, more in zip(folders, classes, options, strict=True):
+            model, info = model_class.from_pretrained(folder, dtype=dtype, output_loading_info=True, **more)
+            assert not any(info.values()), (folder, info)
+            models.append(model.eval())
+        inputs = make_batch(head, models[0].config)
+        mask = inputs["attention_mask"].bool()
+        with torch.no_grad():
+            expected, *others = [model(**inputs) for model in models]
+        for outputs in others:
+            assert outputs.keys() == expected.keys()
+            for name, value in expected.items():
+                pair = [value, outputs[name]]
+                if value.shape[: mask.dim()] == mask.shape and "pooler" not in name:
+                    pair = [tensor[mask] for tensor in pair]  # outputs at padding are undefined
+                torch.testing.assert_close(pair[1], pair[0], rtol=tolerance, atol=tolerance)
+
+
+def make_batch(head: str, config: transformers.PreTrainedConfig) -> dict[str, torch.Tensor]:
+    """Draws a right-padded batch. Positions are the model's own."""
+    inputs = ragged_batch("Model" if head == "ForReplacedTokenDetection" else head)
+    mask = inputs["attention_mask"]
+    first_id = 7  # after all special tokens
+    tokens = inputs["input_ids"] % (config.vocab_size - first_id) + first_id
+    return {
+        "input_ids": torch.where(mask.bool(), tokens, config.pad_token_id),
+        "attention_mask": mask,
+        "token_type_ids": inputs["token_type_ids"] % (config.type_vocab_size or 2),
+    }
+
+
+@pytest.mark.parametrize(("family", "head"), FAMILIES_AND_HEADS)
+def test_every_head_is_converted_to_snugbert_and_back(tmp_path, family, head):
+    """Converting back gives the source."""
+    stock, ours, back = (tmp_path / name for name in ("stock", "ours", "back"))
+    write_stock(stock, family, head)
+    done = convert_model(stock, ours, "snugbert")
+    assert done.model_class == f"SnugBert{head}" and done.difference <= 1e-12
+    done = convert_model(ours, back, family)
+    assert done.model_class == CLASSES[family][head].__name__ and done.difference <= 1e-12 and not done.notes
+    assert_equal_outputs([stock, ours], [family, "snugbert"], head)
+    assert_same_files(back, stock)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "to"),
+    [
+        ("roberta", "ForMaskedLM", "bert"),
+        ("xlm-roberta", "Model", "bert"),
+        ("camembert", "ForSequenceClassification", "bert"),
+        ("roberta", "ForMaskedLM", "electra"),
+        ("electra", "ForTokenClassification", "camembert"),
+        ("electra", "ForMaskedLM", "bert"),
+        ("bert", "ForMaskedLM", "roberta"),
+        ("bert", "ForMultipleChoice", "electra"),
+        ("bert", "ForQuestionAnswering", "xlm-roberta"),
+    ],
+)
+def test_a_model_becomes_another_family(tmp_path, family, head, to):
+    """Other combinations need no test: names, positions and configuration are converted independently."""
+    if family == "bert":
+        ours_and_stock(head)[1].save_pretrained(tmp_path / "source")
+    else:
+        write_stock(tmp_path / "source", family, head, **{"embedding_size": 32} if family == "electra" else {})
+    done = convert_model(tmp_path / "source", tmp_path / "result", to)
+    assert_equal_outputs([tmp_path / "source", tmp_path / "result"], [family, to], head)
+    position_notes = [note for note in done.notes if "for padding" in note]
+    gain = {"bert": 0, "electra": 0}
+    assert len(position_notes) == (gain.get(family, 2) != gain.get(to, 2))
+    assert bool([note for note in done.notes if "changes training" in note]) == ("Sequence" in head)
+
+
+def test_bert_survives_a_visit_to_roberta(tmp_path):
+    """RoBERTa's table of positions starts with rows for padding. They are zeros, and are dropped on the way back."""
+    ours_and_stock("ForPreTraining")[1].save_pretrained(tmp_path / "pretrained")
+    snugbert.SnugBertForMaskedLM.from_pretrained(tmp_path / "pretrained").save_pretrained(tmp_path / "snug")
+    convert_model(tmp_path / "snug", tmp_path / "roberta", "roberta")
+    convert_model(tmp_path / "roberta", tmp_path / "bert", "bert")
+    convert_model(tmp_path / "snug", tmp_path / "straight", "bert")
+    name = "embeddings.position_embeddings.weight"
+    table = read(tmp_path / "straight")[0][f"bert.{name}"]
+    assert torch.equal(read(tmp_path / "roberta")[0][f"roberta.{name}"], torch.cat([torch.zeros(1, 48), table]))
+    weights, expected = read(tmp_path / "bert")[0], read(tmp_path / "straight")[0]
+    assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def test_the_encoder_of_a_discriminator_becomes_bert(tmp_path):
+    write_stock(tmp_path / "electra", "electra", "ForReplacedTokenDetection", embedding_size=32)
+    done = convert_model(tmp_path / "electra", tmp_path / "bert", "bert")
+    assert done.model_class == "BertModel" and any("ForReplacedTokenDetection was dropped" in n for n in done.notes)
+    stock = transformers.ElectraModel.from_pretrained(tmp_path / "electra").double().eval()
+    bert = transformers.BertModel.from_pretrained(tmp_path / "bert", add_pooling_layer=False).double().eval()
+    inputs = make_batch("Model", stock.config)
+    states = [model(**inputs).last_hidden_state[inputs["attention_mask"].bool()] for model in (stock, bert)]
+    torch.testing.assert_close(*states, rtol=1e-10, atol=1e-10)
+
+
+def test_every_form_of_a_file_is_read(tmp_path):
+    """Old names, buffers, poolers that a head does not use, tied weights stored twice, bare encoders, .bin, shards."""
+
+    def rewrite(folder: Path, change, binary: bool) -> Path:
+        weights = change(load_file(folder / "model.safetensors"))
+        if binary:
+            (folder / "model.safetensors").unlink()
+            torch.save(weights, folder / "pytorch_model.bin")
+        else:
+            save_file({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
+        return folder
+
+    def old(weights):
+        prefix = next(name for name in weights if name.endswith("word_embeddings.weight")).partition(".")[0]
+        weights = {
+            re.sub(
+                r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)
+            ): tensor
+            for name, tensor in weights.items()
+        }
+        words = weights[f"{prefix}.embeddings.word_embeddings.weight"]
+        tied = {"roberta": "lm_head.decoder.weight", "electra": "generator_lm_head.weight"}[prefix]
+        pooler = {"roberta.pooler.dense.weight": torch.ones(32, 32), "roberta.pooler.dense.bias": torch.ones(32)}
+        buffer = {f"{prefix}.embeddings.position_ids": torch.arange(514)[None]}
+        return weights | {tied: words.clone()} | buffer | (pooler if prefix == "roberta" else {})
+
+    def bare(weights):
+        return {re.sub(r"^(roberta|electra)\.", "", name): tensor for name, tensor in weights.items()}
+
+    for family in ("roberta", "electra"):
+        for head, change, binary in (("ForMaskedLM", old, True), ("Model", bare, False)):
+            folder = tmp_path / f"{family}-{head}"
+            source = write_stock(folder, family, head)
+            convert_model(source, tmp_path / "expected", "snugbert", overwrite_output_dir=True)
+            expected = read(tmp_path / "expected")
+            done = convert_model(
+                rewrite(source, change, binary), tmp_path / "out", "snugbert", overwrite_output_dir=True
+            )
+            assert_same_files(tmp_path / "out", tmp_path / "expected")
+            assert expected[1]["architectures"] == [f"SnugBert{head}"]
+            dropped = family == "roberta" and head == "ForMaskedLM"
+            assert [note for note in done.notes if "pooler was dropped" in note] == (done.notes if dropped else [])
+
+
+def test_microsofts_files_of_deberta_v3_are_converted(tmp_path):
+    """Half precision, and names of the masked token head that the configuration does not announce."""
+    source = write_stock(tmp_path / "source", "deberta-v2", "ForMaskedLM", legacy=False)
+    weights, config = read(source)
+    weights = {name: tensor.half() for name, tensor in weights.items()}
+    weights["mask_predictions.dense.weight"] = torch.zeros(32, 32).half()
+    (source / "model.safetensors").unlink()
+    torch.save(weights, source / "pytorch_model.bin")
+    (source / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name not in ("legacy", "architectures", "dtype")})
+    )
+    stock = CLASSES["deberta-v2"]["ForMaskedLM"].from_pretrained(source, legacy=False, dtype=torch.float64).eval()
+    inputs = make_batch("ForMaskedLM", stock.config)
+    mask = inputs["attention_mask"].bool()
+    for to in ("snugbert", "deberta-v2"):
+        done = convert_model(source, tmp_path / to, to)
+        assert done.dtype == "float16" and done.difference <= 1e-12
+        model = CLASSES[to]["ForMaskedLM"].from_pretrained(tmp_path / to, dtype=torch.float64).eval()
+        with torch.no_grad():
+            pair = model(**inputs).logits[mask], stock(**inputs).logits[mask]
+        torch.testing.assert_close(*pair, rtol=1e-10, atol=1e-10)
+
+
+def test_the_declared_class_may_be_a_siblings(tmp_path):
+    source = write_stock(tmp_path / "source", "camembert", "ForTokenClassification")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["RobertaForTokenClassification"]}))
+    assert convert_model(source, tmp_path / "out", "camembert").model_class == "CamembertForTokenClassification"
+
+
+@pytest.mark.parametrize(
+    ("family", "head"), [("electra", "ForReplacedTokenDetection"), ("camembert", "ForSequenceClassification")]
+)
+def test_half_precision_and_shards(tmp_path, family, head):
+    """It does not matter which of the two conversions rounds the weights."""
+    source = write_stock(tmp_path / "source", family, head)
+    done = convert_model(source, tmp_path / "half", "snugbert", dtype=torch.bfloat16, max_shard_size="20KB")
+    assert done.files > 1 and done.dtype == "bfloat16"
+    convert_model(tmp_path / "half", tmp_path / "back", family)
+    convert_model(source, tmp_path / "ours", "snugbert")
+    convert_model(tmp_path / "ours", tmp_path / "rounded", family, dtype=torch.bfloat16)
+    assert_same_files(tmp_path / "back", tmp_path / "rounded")
+    weights = read(tmp_path / "back")[0]
+    assert all(torch.equal(weights[name], tensor.bfloat16()) for name, tensor in read(source)[0].items())
+
+
+REFUSED = {
+    "narrow": (
+        "ForMaskedLM",
+        {"embedding_size": 16, "prediction_act": "gelu"},
+        "roberta",
+        "needs equal sizes. Use `snugbert convert --to electra`",
+    ),
+    "narrow DeBERTa": (
+        "ForMaskedLM",
+        {"embedding_size": 16, "position_embedding_type": "relative"},
+        "deberta-v2",
+        "needs equal sizes. No stock model supports this",
+    ),
+    "prediction": ("ForMaskedLM", {"prediction_act": "relu"}, "bert", "head uses relu, .* uses gelu. No stock"),
+    "prediction of ELECTRA": (
+        "ForMaskedLM",
+        {"hidden_act": "relu"},
+        "electra",
+        "head uses relu, .* uses gelu.* --to bert",
+    ),
+    "pooler": (
+        "ForSequenceClassification",
+        {"pooler_act": "gelu"},
+        "camembert",
+        "uses gelu, but Camem.* uses tanh.* --to electra",
+    ),
+    "pooler of ELECTRA": (
+        "ForSequenceClassification",
+        {},
+        "electra",
+        "uses tanh, but Electra.* uses gelu.* --to bert",
+    ),
+    "no pooler": ("Model", {}, "electra", "ElectraModel has no pooler. Load SnugBertModel with"),
+    "no relative positions": (
+        "ForMaskedLM",
+        {},
+        "deberta-v2",
+        "no relative positions, but DebertaV2ForMaskedLM needs them.* --to bert",
+    ),
+    "relative positions": (
+        "ForMaskedLM",
+        {"position_embedding_type": "relative"},
+        "roberta",
+        "relative positions, but .* has none.* --to deberta-v2",
+    ),
+    "no head": ("ForPreTraining", {}, "roberta", "roberta has no ForPreTraining. Use `snugbert convert --to bert`"),
+    "no padding": (
+        "ForTokenClassification",
+        {"pad_token_id": None},
+        "xlm-roberta",
+        "positions of XLM.* start after the padding id",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_equal_is_refused(case, tmp_path):
+    head, fields, to, message = REFUSED[case]
+    model = CLASSES["snugbert"][head](snugbert.SnugBertConfig(**CONFIG | fields))
+    model.save_pretrained(tmp_path / "source")
+    with pytest.raises(InputError, match=message):
+        convert_model(tmp_path / "source", tmp_path / "result", to)
+    assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"is_decoder": True}, "`is_decoder` is true, but SnugBERT is an encoder"),
+        ({"add_cross_attention": True}, "`add_cross_attention` is true, but SnugBERT is an encoder"),
+        ({"position_embedding_type": "relative_key"}, "supported relative positions are DeBERTa-v3's"),
+        ({"architectures": ["RobertaForCausalLM"]}, "unsupported architecture RobertaForCausalLM. Supported: Roberta"),
+        ({"model_type": "deberta"}, "unsupported model type 'deberta'. Supported: snugbert, bert, .*, deberta-v2"),
+    ],
+)
+def test_models_that_are_not_supported_are_refused(fields, message, tmp_path):
+    source = write_stock(tmp_path / "source", "roberta", "ForMaskedLM")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(InputError, match=message):
+        convert_model(source, tmp_path / "result", "snugbert")
+
+
+def find_targets(folder: Path, kind: str, head: str) -> set[str]:
+    """Writes a checkpoint of transformers, and returns the families that can express it."""
+    if kind in ("bert", "tensorflow"):
+        ours_and_stock(head)[1].save_pretrained(folder)
+    elif kind == "distilbert":
+        size = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "vocab_size": 50}
+        CLASSES[kind][head](transformers.DistilBertConfig(**size)).save_pretrained(folder)
+    else:
+        write_stock(folder, kind, head, **{"embedding_size": 32} if kind == "electra" else {})
+    targets = set()
+    for to in CONVERTED_TYPES[1:]:
+        try:
+            express(read_checkpoint(folder), to, torch.float32)
+            targets.add(to)
+        except InputError:
+            pass
+    return targets
+
+
+def test_the_table_of_families_equals_the_code(tmp_path):
+    page = (ROOT / "docs/reference/families.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("|")]
+    (_, _, *families), _, (_, _, *opens), *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+    kinds = [family.lower() for family in families]
+    assert opens == ["opens" if kind in LOADABLE_TYPES else "converted" for kind in kinds]
+    listed = set()
+    for head, _, *cells in rows:
+        for kind, targets in zip(kinds, cells, strict=True):
+            if not targets:
+                continue  # the family has no such head
+            listed.add((kind, head))
+            name = CLASSES[kind][head].__name__.removeprefix(STOCK_NAMES[kind])
+            assert ((kind, name) in test_families_snugbert.FAMILIES_AND_HEADS) == (kind in LOADABLE_TYPES)
+            expected = find_targets(tmp_path / kind / head, kind, head)
+            # RoBERTa's column also applies to XLM-RoBERTa and CamemBERT.
+            assert len(expected & {*ROBERTA_TYPES}) in (0, len(ROBERTA_TYPES))
+            assert set(re.findall(r"`([\w-]+)`", targets)) == expected - {*ROBERTA_TYPES[1:]}
+    heads_of_code = {(kind, head) for kind in MODEL_TYPES for head in CLASSES[kind]}
+    not_in_table = {("snugbert", head) for head in CLASSES["snugbert"]} | {
+        (kind, head) for kind in ROBERTA_TYPES[1:] for head in CLASSES["roberta"]
+    }
+    assert listed == heads_of_code - not_in_table | {("tensorflow", "ForPreTraining")}

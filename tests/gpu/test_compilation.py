@@ -1,0 +1,156 @@
+"""Which parts of a model a trainer compiles, when it does so by default, and what it logs."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+from synthetic import make_pair, make_teacher, make_trainer, tiny_model
+from torch._dynamo.exc import TorchDynamoException
+
+import snugbert
+from snugbert.cli.parser import parse_arguments
+from snugbert.errors import InputError
+from snugbert.gpu import compilation
+from snugbert.gpu.compilation import COMPILE_PASSES, Compilation, compile_model, find_compiler_problem
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
+from snugbert.trainers.pretraining.scores import get_mlm_logits
+
+# inductor uses functions of torch that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+PROBLEM = "Triton is missing. Install the package triton."
+
+
+def list_compiled(model: torch.nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if module._compiled_call_impl is not None]
+
+
+def test_a_gpu_compiles_more_parts_than_a_cpu():
+    layers = ["bert.encoder.layer.0", "bert.encoder.layer.1"]
+    model = tiny_model()
+    assert compile_model(model) == ["layers"]
+    assert list_compiled(model) == layers
+    parts = compile_model(model, device=CUDA)
+    assert parts == ["layers", "embeddings", "masked token head"]
+    assert list_compiled(model) == ["bert.embeddings", *layers, "cls"]
+    assert compile_model(tiny_model(model=snugbert.SnugBertForNextSentencePrediction), device=CUDA) == parts[:2]
+    pair = tiny_model(model=make_pair)
+    assert compile_model(pair, device=CUDA) == parts and "generator.cls" in list_compiled(pair)
+    assert compile_model(torch.nn.Linear(2, 2), device=CUDA) == []
+
+
+def test_no_mode_uses_the_cuda_graphs_of_torch(monkeypatch):
+    used = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: used.append(options["mode"]))
+    for mode in (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        compile_model(tiny_model(model=snugbert.SnugBertModel), mode=mode)
+    assert used[::2] == [None, "default", None, *["max-autotune-no-cudagraphs"] * 2]
+
+
+@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
+def test_flags_choose_compilation(tmp_path, arguments_class):
+    for flags, expected in (
+        ([], None),
+        (["--torch_compile"], True),
+        (["--torch_compile", "false"], False),
+        (["--torch_compile_mode", "max-autotune"], True),
+    ):
+        argv = ["--output_dir", str(tmp_path), "--use_cpu", *flags]
+        assert parse_arguments((arguments_class,), argv, prog="", description="")[0].torch_compile is expected
+
+
+@pytest.mark.parametrize(
+    ("trainer_class", "device", "chosen", "passes", "problem", "compiles", "line"),
+    [
+        (PretrainingTrainer, CUDA, None, 2, None, True, "compiling: layers, embeddings, masked token head."),
+        (PretrainingTrainer, CUDA, None, 2, PROBLEM, False, f"not compiled: {PROBLEM}"),
+        (PretrainingTrainer, CUDA, False, 2, None, False, None),
+        (PretrainingTrainer, CPU, None, 2, None, False, None),
+        (FineTuningTrainer, CUDA, None, COMPILE_PASSES, None, True, "compiling: layers"),
+        (
+            FineTuningTrainer,
+            CUDA,
+            None,
+            COMPILE_PASSES - 2,
+            PROBLEM,
+            False,
+            "not compiled: the run has 19,998 ",
+        ),
+        (FineTuningTrainer, CUDA, True, 2, None, True, "compiling: layers"),
+        (FineTuningTrainer, CPU, True, 2, None, True, "compiling: layers. The first steps take longer"),
+    ],
+)
+def test_when_runs_compile(trainer_class, device, chosen, passes, problem, compiles, line, monkeypatch, caplog):
+    """A step has two passes here, because it accumulates two batches."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(compilation, "find_compiler_problem", lambda device: problem)
+    args = SimpleNamespace(device=device, torch_compile=chosen, torch_compile_backend=None, torch_compile_mode=None)
+    args.gradient_accumulation_steps = 2
+    model = tiny_model()
+    state = SimpleNamespace(global_step=0, max_steps=passes // 2)
+    Compilation(trainer_class.passes_to_repay_compiling).on_train_begin(args, state, None, model=model)
+    assert bool(list_compiled(model)) == compiles
+    assert caplog.messages[0].startswith(line) if line else not caplog.messages
+
+
+def test_why_a_compiler_does_not_work(monkeypatch):
+    problem = find_compiler_problem.__wrapped__  # without the cache
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    assert problem(CUDA) == "The compute capability of the GPU is below 7.0."
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(compilation, "find_spec", lambda name: None)
+    assert problem(CUDA) == PROBLEM
+    monkeypatch.setattr(compilation, "find_spec", lambda name: True)
+
+    def fail(*_):
+        raise RuntimeError("no gcc" + 1000 * " and more")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **options: fail)
+    message = problem(CPU)
+    assert message.startswith("torch's compiler failed (RuntimeError: no gcc and") and len(message) < 400
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    assert problem(CPU) is None
+
+
+def test_a_compiler_that_the_user_asked_for_must_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "find_compiler_problem", lambda device: PROBLEM)
+    monkeypatch.setattr(PretrainingArguments, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(PretrainingTrainer, "_move_model_to_device", lambda *_: None)
+    with pytest.raises(InputError, match=r"--torch_compile: Triton is missing\. .* add --torch_compile false"):
+        make_trainer(tmp_path, torch_compile=True)
+
+
+def test_a_failure_of_the_compiler_is_a_short_error(tmp_path, monkeypatch):
+    def fail(*_, **kwargs):
+        raise TorchDynamoException("no registers left" + 1000 * " and more")
+
+    monkeypatch.setattr(PretrainingTrainer, "compute_loss", fail)
+    with pytest.raises(InputError, match=r"no registers left.* with --torch_compile false") as caught:
+        make_trainer(tmp_path, max_steps=1).train()
+    assert len(str(caught.value)) < 500
+
+
+def test_logits_have_a_gradient_only_for_a_teacher_or_a_caller(tmp_path):
+    """A compiled head would make a tensor of zeros for a gradient that nobody needs."""
+    for teacher, returns in ((None, False), (None, True), (make_teacher(), False)):
+        trainer = make_trainer(tmp_path, max_steps=1, teacher=teacher)
+        outputs = []
+        trainer.training_log.add_outputs = lambda output, inputs, outputs=outputs: outputs.append(output)
+        batches, labeled = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, CPU)
+        trainer.model.train()
+        trainer.compute_loss(trainer.model, batches[0], returns, num_items_in_batch=labeled)
+        assert get_mlm_logits(outputs[0]).requires_grad == (teacher is not None or returns)
+
+
+@pytest.mark.usefixtures("new_compiler")
+def test_the_log_says_what_was_compiled(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    make_trainer(tmp_path, max_steps=2, torch_compile=True, torch_compile_backend="eager").train()
+    lines = [line for line in caplog.messages if line.startswith("compil")]
+    assert lines[0] == "compiling: layers. The first steps take longer (--torch_compile false: do not compile)."
+    assert lines[1].startswith("compiled: layers; 2 graphs in ") and len(lines) == 2

@@ -1,0 +1,306 @@
+"""CUDA graphs, recorded and replayed on a CPU."""
+
+import copy
+import logging
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from emulated_graphs import emulated_graphs
+from parity import HEADS, ours_and_stock, packed, ragged_batch, scalar
+
+from snugbert.errors import InputError
+from snugbert.gpu import cuda_graphs
+from snugbert.gpu.cuda_graphs import CudaGraphs
+
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, "snugbert")
+    return caplog
+
+
+def make_batches(head: str, number: int) -> list[dict]:
+    """Makes packed batches of two sizes in turn. Batches of a size differ in the order of their sequences."""
+    padded = [ragged_batch(head), ragged_batch(head, batch=4, length=11)]
+    return [
+        packed({name: value.roll(index // 2, 0) for name, value in padded[index % 2].items()})
+        for index in range(number)
+    ]
+
+
+def train(model, step, batches, accumulation=3) -> list[torch.Tensor]:
+    """Trains with `step`, which computes a loss and its gradients. Returns the losses."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(0)
+    losses = []
+    for number, batch in enumerate(batches, start=1):
+        losses.append(step(batch).clone())
+        if number % accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+def make_step(model):
+    def step(batch):
+        loss = scalar(model(**batch))
+        loss.backward()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_graphs_change_nothing(head):
+    """With dropout and accumulation. Losses and weights are the same bits."""
+    eager = ours_and_stock(head, **DROPOUT)[0].train()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(make_step(model), model)
+    batches = make_batches(head, 14)
+    with emulated_graphs():
+        expected = train(eager, make_step(eager), batches)
+        losses = train(model, graphs, batches)
+    assert graphs.count == 2 and len({loss.item() for loss in losses}) == len(losses)
+    torch.testing.assert_close(losses, expected, atol=0, rtol=0)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
+
+
+def test_changes_of_the_model_are_noticed(log):
+    """A layer is frozen, then unfrozen, then dropout changes. Each needs other graphs."""
+    head = "ForSequenceClassification"
+    eager = ours_and_stock(head, **DROPOUT)[0].train()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(make_step(model), model)
+    losses = {}
+    with emulated_graphs():
+        for each, step in ((eager, make_step(eager)), (model, graphs)):
+            losses[step] = train(each, step, make_batches(head, 8))
+            each.bert.encoder.layer[0].requires_grad_(False)
+            losses[step] += train(each, step, make_batches(head, 8))
+            each.bert.encoder.layer[0].requires_grad_(True)
+            losses[step] += train(each, step, make_batches(head, 8))
+            each.bert.encoder.layer[1].attention.self.dropout.p = 0.3
+            losses[step] += train(each, step, make_batches(head, 8))
+    assert graphs.count == 4 and log.text.count("recorded") == 8  # the graphs of the frozen model are dropped
+    torch.testing.assert_close(*losses.values(), atol=0, rtol=0)
+    torch.testing.assert_close(model.state_dict(), eager.state_dict(), atol=0, rtol=0)
+
+
+def unfilled(head: str, number: int) -> list[dict]:
+    return [packed(ragged_batch(head, batch=2, length=2 + index)) for index in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda head, number: [ragged_batch(head)] * number, "the step waits for the GPU at "),
+        (unfilled, "nearly every batch has a different size"),
+        (make_batches, "the model has hooks"),
+    ],
+    ids=["padded", "unfilled", "hooks"],
+)
+def test_what_no_graph_can_do_runs_eagerly(make, reason, log, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_SIZES", 4)
+    head = "ForTokenClassification"
+    eager = ours_and_stock(head)[0].train()
+    model = copy.deepcopy(eager)
+    calls = []
+    if reason == "the model has hooks":
+        model.bert.encoder.layer[1].register_forward_hook(lambda *_: calls.append(1))
+    graphs = CudaGraphs(make_step(model), model)
+    batches = make(head, 7)
+    with emulated_graphs():
+        losses = train(model, graphs, batches)
+        torch.testing.assert_close(losses, train(eager, make_step(eager), batches))
+    assert graphs.count == 0 and len(calls) in (0, 7)
+    assert len(log.messages) == 1 and log.messages[0].startswith(f"CUDA graphs: off, because {reason}")
+
+
+def test_predictions_of_graphs():
+    """Also in inference mode. Gradients of training stay."""
+    model = ours_and_stock("ForSequenceClassification")[0].eval()
+    model.classifier.weight.grad = torch.ones_like(model.classifier.weight)
+    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
+    with emulated_graphs(), torch.inference_mode():
+        for batch in make_batches("ForSequenceClassification", 10):
+            del batch["labels"]
+            torch.testing.assert_close(graphs(batch), model(**batch).logits, atol=0, rtol=0)
+    assert graphs.count == 2 and model.classifier.weight.grad.eq(1).all()
+
+
+def test_further_sizes_run_eagerly_until_a_graph_is_unused(log, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(cuda_graphs, "UNUSED_BATCHES", 3)
+    eager = ours_and_stock("ForMaskedLM")[0].train()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(make_step(model), model)
+    batches = make_batches("ForMaskedLM", 22)
+    with emulated_graphs():
+        losses = train(model, graphs, batches[:12])
+        assert graphs.count == log.text.count("recorded in") == log.text.count("1 batch sizes, the limit") == 1
+        losses += train(model, graphs, batches[13::2])  # of the second size only
+        expected = train(eager, make_step(eager), batches[:12]) + train(eager, make_step(eager), batches[13::2])
+    assert graphs.count == 1 and log.text.count("recorded in") == 2
+    torch.testing.assert_close(losses, expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["module", "parameter"])
+def test_hooks_after_the_recording_are_called(kind):
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    graphs = CudaGraphs(make_step(model), model)
+    batches, calls = make_batches("ForMaskedLM", 10)[::2], []
+    with emulated_graphs():
+        train(model, graphs, batches)
+        assert graphs.count == 1
+        if kind == "module":
+            model.bert.register_forward_hook(lambda *_: calls.append(1))
+        else:
+            model.bert.embeddings.word_embeddings.weight.register_hook(lambda _: calls.append(1))
+        train(model, graphs, batches)
+    assert len(calls) == 5
+
+
+def test_threads_get_their_own_results():
+    model = ours_and_stock("ForSequenceClassification")[0].eval()
+    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
+    batches = [
+        {name: value for name, value in batch.items() if name != "labels"}
+        for batch in make_batches("ForSequenceClassification", 12)[::2]
+    ]
+    with emulated_graphs(), torch.no_grad():
+        expected = [model(**batch).logits for batch in batches]
+
+        def predict(index):
+            with torch.no_grad():
+                return graphs(batches[index % 6]).equal(expected[index % 6])
+
+        assert all(map(predict, range(6))) and graphs.count == 1
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(predict, range(60)))
+
+
+@pytest.mark.parametrize("place", ["recording", "eager batch"])
+def test_without_memory_the_graphs_are_dropped(place, log):
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    failures = []
+
+    def step(batch):
+        if failures:
+            raise failures.pop()
+        return make_step(model)(batch)
+
+    graphs, batches = CudaGraphs(step, model), make_batches("ForMaskedLM", 12)
+    with emulated_graphs():
+        train(model, graphs, batches[:2] if place == "recording" else batches[:6:2] + batches[1:2])
+        train(model, graphs, batches[2:4])
+        failures.append(torch.OutOfMemoryError())
+        if place == "recording":
+            graphs(batches[4])
+        else:
+            with pytest.raises(torch.OutOfMemoryError):
+                graphs(packed(ragged_batch("ForMaskedLM", batch=3)))
+        assert not failures and graphs.count == 0
+        graphs(batches[6])
+    assert log.messages[-1].startswith("CUDA graphs: off, because the GPU has too little free memory")
+
+
+def test_autocast_outside_of_the_function_leaves_no_old_weights():
+    """autocast would keep converted weights until its end. The graph is used after that, and after an update."""
+    eager = ours_and_stock("ForSequenceClassification")[0].eval()
+    model = copy.deepcopy(eager)
+    graphs = CudaGraphs(lambda batch: model(**batch).logits, model)
+    batches, results = make_batches("ForSequenceClassification", 10)[::2], []
+    with emulated_graphs(), torch.no_grad():
+        for each, forward in ((eager, lambda batch: eager(**batch).logits), (model, graphs)):
+            with torch.autocast("cpu", torch.bfloat16):
+                results.append([forward(batch) for batch in batches[:4]])
+            for parameter in each.parameters():
+                parameter.mul_(1.1)
+            with torch.autocast("cpu", torch.bfloat16):
+                results[-1].append(forward(batches[4]))
+            results[-1].append(forward(batches[4]))  # without autocast
+    assert graphs.count == 1
+    torch.testing.assert_close(results[1], results[0], atol=5e-3, rtol=0)
+
+
+def test_waits_are_noted(monkeypatch):
+    """torch's warnings about waits are collected. Others stay warnings."""
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    places = []
+    with pytest.warns(UserWarning) as caught, cuda_graphs.note_waits(places):
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert modes == ["warn", "default"] and [str(warning.message) for warning in caught] == ["something else"]
+    assert len(places) == 1 and "test_cuda_graphs.py:" in places[0]
+
+
+def test_graphs_are_recorded_with_torch(monkeypatch):
+    """On the side stream, in the memory of earlier graphs, and not disturbed by the data loader's thread."""
+    calls = []
+
+    @contextmanager
+    def graph(*args, **kwargs):
+        calls.append(kwargs)
+        yield
+
+    reserved, free, streams = [100, 150, 100, 150], [50, 49], []
+    replaced = {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: "started", pool=lambda: 7),
+        "graph": graph,
+        "current_device": lambda: 0,
+        "current_stream": lambda: "main",
+        "stream": nullcontext,
+        "current_blas_handle": lambda: None,
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda: reserved.pop(0),
+        "mem_get_info": lambda: (free.pop(0), 1000),
+        "set_stream": streams.append,
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(cuda_graphs, "get_side_stream", lambda device: f"stream {device}")
+    replay, memory, result = cuda_graphs.record(lambda: "result", 5)
+    assert (replay(), memory, result) == ("started", 7, "result")
+    assert calls == [{"pool": 5, "stream": "stream 0", "capture_error_mode": "thread_local"}] and streams == ["main"]
+    with pytest.raises(torch.OutOfMemoryError):  # the graph took 50, and a batch besides it has only 49
+        cuda_graphs.record(lambda: "result", 5)
+
+
+def test_a_wait_of_the_second_batch_may_be_a_compilation():
+    model = ours_and_stock("ForMaskedLM")[0].train()
+    calls = []
+
+    def step(batch):
+        calls.append(1)
+        if len(calls) == 2:
+            batch["input_ids"].sum().item()
+        return make_step(model)(batch)
+
+    graphs = CudaGraphs(step, model)
+    with emulated_graphs():
+        train(model, graphs, make_batches("ForMaskedLM", 10)[::2])
+    assert graphs.count == 1 and len(calls) == 4  # the fourth is recorded
+
+
+def test_a_failed_recording_names_the_remedy():
+    """The function changes its mind: it reads a value when it is recorded."""
+    model = ours_and_stock("Model")[0]
+    calls = []
+
+    def step(batch):
+        calls.append(1)
+        return model(**batch).pooler_output.sum().item() if len(calls) > 2 else 0
+
+    graphs = CudaGraphs(step, model)
+    with emulated_graphs():
+        with pytest.raises(InputError, match=r"could not be recorded .*--cuda_graphs false"):
+            for batch in make_batches("Model", 5)[::2]:
+                graphs(batch)

@@ -1,0 +1,72 @@
+"""Which sizes the trainers and predictions choose, and which of them fill their rows."""
+
+import numpy as np
+import torch
+from synthetic import make_teacher, make_trainer
+from torch.utils.data import Subset
+
+import snugbert
+from snugbert.gpu.row_sizes import (
+    FillRows,
+    choose_fine_tuning_multiple,
+    choose_prediction_multiple,
+    choose_pretraining_multiple,
+)
+from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
+
+ON_CUDA = {"bf16": False, "tf32": False, "dataloader_num_workers": 0}
+
+
+def test_multiples():
+    class Examples(list):
+        max_seq_length = 32
+
+    examples = Examples([{"input_ids": range(length)} for length in (12, 32)] * 600)  # a standard deviation of 10
+    assert choose_pretraining_multiple(16, examples) == 64  # 1.45 x 40 = 58, and 8 x 64 = 16 x 32
+    assert choose_pretraining_multiple(1, Examples(examples[:1])) == 4
+    lengths = np.tile([10, 30], 50)  # a standard deviation of 10
+    assert choose_fine_tuning_multiple(16, lengths) == 40  # 0.95 x 40 = 38
+    assert choose_fine_tuning_multiple(16, lengths * 0 + 7) == 4
+
+
+def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, caplog):
+    assert make_trainer(tmp_path).pad_to_multiple_of == 0
+    for options, reason in (
+        ({"electra": True}, "ELECTRA's generator has a random number for each labeled token"),
+        ({"teacher": make_teacher()}, "the losses of a teacher include all tokens"),
+    ):
+        trainer = make_trainer(tmp_path, max_steps=1, save_strategy="no", pad_to_multiple_of=64, **options)
+        trainer.train()
+        assert trainer.pad_to_multiple_of == 0
+        assert f"--pad_to_multiple_of has no effect: {reason}." in caplog.text
+    monkeypatch.setattr(PretrainingArguments, "uses_cuda", True)
+    monkeypatch.setattr("snugbert.trainers.trainer.apply_tf32", lambda args: None)
+    options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 2, **ON_CUDA}
+    assert make_trainer(tmp_path, **options).pad_to_multiple_of == 40  # 25 x 40 = 50 x 20
+    assert make_trainer(tmp_path, pad_to_multiple_of=0, **options).pad_to_multiple_of == 0
+    trainer = make_trainer(tmp_path, **options)
+    (batch,) = trainer.get_eval_dataloader(Subset(trainer.phases[0].dataset, range(8)))  # as with --max_eval_samples
+    assert batch["num_sequences"] == 8 and batch["input_ids"].shape[1] % 4 == 0
+
+
+def test_other_batches_are_unchanged():
+    padded = {"input_ids": 1, "attention_mask": 1}
+    filled = {"cu_seq_lens_q": 1, "num_sequences": 1}
+    for batch in (padded, filled, [1]):
+        assert FillRows(lambda features: features, 8)(batch) is batch
+
+
+def test_prediction_fills_rows_of_several_batches_on_cuda_only(monkeypatch):
+    class Other(snugbert.SnugBertModel):
+        pass
+
+    def choose(model_class=snugbert.SnugBertModel, batches=3, **fields):
+        with torch.device("meta"):
+            model = model_class(snugbert.SnugBertConfig(**{"attn_implementation": "sdpa"} | fields))
+        return choose_prediction_multiple(model, 4100, batches)
+
+    assert choose() is None
+    monkeypatch.setattr(snugbert.SnugBertModel, "device", torch.device("cuda"))
+    assert (choose(), choose(batches=2), choose(Other)) == (513, None, None)
+    assert choose(position_embedding_type="relative", position_buckets=8) is None
+    assert choose(attn_implementation="eager") is None

@@ -1,0 +1,136 @@
+"""Copies of inputs that URLs name."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from snugbert.cli.parser import parse_arguments
+from snugbert.errors import InputError
+from snugbert.storage import inputs as staging
+from snugbert.storage import uploads as remote_outputs
+from snugbert.storage.inputs import show_urls, stage
+
+
+@pytest.fixture(autouse=True)
+def downloads(tmp_path, monkeypatch) -> list[str]:
+    """The URLs that were downloaded. The copies are in a new folder."""
+    urls = []
+
+    def download(url, file):
+        urls.append(url)
+        real(url, file)
+
+    real = staging.download
+    monkeypatch.setattr(staging, "download", download)
+    monkeypatch.setattr(staging, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(staging, "_shown", {})
+    return urls
+
+
+def write(folder, **texts: str) -> None:
+    for name, text in texts.items():
+        file = folder / name.replace("__", "/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    time.sleep(0.02)  # rclone remembers sizes and times for a millisecond
+
+
+def test_a_file_is_copied_once_and_again_when_it_changes(bucket, downloads):
+    write(bucket.folder, data__sst2__train="one")
+    url = f"{bucket.url}/data/sst2/train"
+    with ThreadPoolExecutor(4) as pool:  # as the processes of a machine
+        copies = set(pool.map(lambda _: stage(url, "--train_file")[0], range(4)))
+    (copy,) = copies
+    assert copy.read_text() == "one" and copy.parts[-2:] == ("sst2", "train")
+    assert downloads == [url]
+    write(bucket.folder, data__sst2__train="two")
+    (changed,) = stage(url, "--train_file")
+    assert changed.read_text() == "two" and copy.read_text() == "one"
+
+
+def test_a_changed_file_does_not_copy_its_folder_again(bucket, downloads):
+    write(bucket.folder, run__config="c1", run__weights="w", run__1_Pooling__config="p")
+    write(bucket.folder, **{"run__checkpoint-5__optimizer": "large", "run___lock": "{}"})
+    (folder,) = stage(f"{bucket.url}/run", "--model_name_or_path")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {"config", "weights", "1_Pooling/config"} and folder.name == "run"
+    downloads.clear()
+    write(bucket.folder, run__config="c2")
+    (changed,) = stage(f"{bucket.url}/run/", "--model_name_or_path")
+    assert (changed / "config").read_text() == "c2" and (folder / "config").read_text() == "c1"
+    assert [url.rpartition("/run/")[2] for url in downloads] == ["config"]
+    # A checkpoint to resume from keeps its optimizer.
+    (checkpoint,) = stage(f"{bucket.url}/run/checkpoint-5", "--resume_from_checkpoint")
+    assert (checkpoint / "optimizer").exists()
+
+
+def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch, capsys):
+    write(bucket.folder, run__config="c1", run__weights="w1")
+    real = staging.download
+
+    def change_and_download(url, file):
+        write(bucket.folder, run__config="c2", run__weights="w2")
+        real(url, file)
+
+    monkeypatch.setattr(staging, "LARGE", 3)
+    message = r"/run(/\w+)? changed while it was (copied|read)"
+    with monkeypatch.context() as patch, pytest.raises(InputError, match=message):
+        patch.setattr(staging, "download", change_and_download)
+        stage(f"{bucket.url}/run", "--init")
+    capsys.readouterr()
+    for _ in range(2):
+        (folder,) = stage(f"{bucket.url}/run", "--init")
+    assert [(folder / name).read_text() for name in ("config", "weights")] == ["c2", "w2"]
+    assert capsys.readouterr().err == f"copying {bucket.url}/run (4B)\n"
+    write(bucket.folder, run__config="c1", run__weights="w1")  # no copy of these has other content
+    (folder,) = stage(f"{bucket.url}/run", "--init")
+    assert [(folder / name).read_text() for name in ("config", "weights")] == ["c1", "w1"]
+
+
+def test_arguments_get_local_paths(bucket):
+    @dataclass
+    class Arguments:
+        train_file: list[str] = field(default_factory=list)
+        pairs_file: list[str] = field(default_factory=list)
+        test_file: str | None = None
+        output_dir: str | None = None
+        output_file: str | None = None
+        deepspeed: str | None = None
+        resume_from_checkpoint: str | None = None
+        cache_dir: str | None = None
+
+    def parse(*argv: str) -> Arguments:
+        return parse_arguments([Arguments], list(argv), "test", "", opens=("train_file",))[0]
+
+    write(bucket.folder, a="1", b="2", **{"settings.yaml": f"test_file: {bucket.url}/a\n"})
+    args = parse("--config", f"{bucket.url}/settings.yaml", "--train_file", f"{bucket.url}/a", "--pairs_file", "x")
+    assert (args.train_file, args.pairs_file, args.test_file[-2:]) == ([f"{bucket.url}/a"], ["x"], "/a")
+    args = parse("--pairs_file", f"{bucket.url}/[ab]", "local")
+    assert [name.rpartition("/")[2] for name in args.pairs_file] == ["a", "b", "local"]
+    assert len(parse("--pairs_file", f"{bucket.url}/?").pairs_file) == 2
+    args = parse("--output_dir", f"{bucket.url}/run/", "--resume_from_checkpoint", f"{bucket.url}/run/checkpoint-5/")
+    assert args.resume_from_checkpoint == f"{args.output_dir}/checkpoint-5" and "://" not in args.output_dir
+    for argv, message in (
+        (("--test_file", f"{bucket.url}/*"), r"--test_file: s3://.*/\* matches 3 files"),
+        (("--test_file", f"{bucket.url}/c"), "--test_file: s3://.*/c does not exist"),
+        (("--config", f"{bucket.url}/[ab]"), r"--config: s3://.*/\[ab\] matches 2 files"),
+        (("--cache_dir", f"{bucket.url}/c"), "--cache_dir: .* is a URL. Use a local folder"),
+        (("--deepspeed", f"{bucket.url}/a"), "--deepspeed: .* is a URL. Use a local file"),
+        (("--output_dir", "s3://"), "--output_dir: s3:// names no bucket"),
+        (("--output_file", "s3://out.jsonl"), "--output_file: s3://out.jsonl names no file"),
+        (("--output_file", f"{bucket.url}/out/"), "--output_file: .*/out/ names no file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            parse(*argv)
+
+
+def test_messages_show_urls_without_credentials(capsys):
+    folder = remote_outputs.choose_output("memory://name:secret@host/run?key=secret")
+    assert show_urls(f"Written to {folder}/model.") == "Written to memory://host/run/model."
+    with staging.showing_urls():
+        print(f"in {folder}")
+    print(f"in {folder}")
+    assert capsys.readouterr().out == f"in memory://host/run\nin {folder}\n"
+    assert "secret" not in str(folder)

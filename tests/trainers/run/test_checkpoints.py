@@ -1,0 +1,84 @@
+"""Checkpoints that are complete or absent."""
+
+import errno
+import os
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from accelerate import PartialState
+from damage import damage
+from safetensors.torch import load_file
+from synthetic import make_trainer
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from snugbert.errors import InputError
+from snugbert.trainers.run.checkpoints import RunCheckpoints
+
+
+@pytest.mark.parametrize("only_model", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_damaged_best_checkpoint_is_ignored(damaged, only_model, tmp_path, caplog):
+    """Otherwise its weights would be the final model. They need no optimizer."""
+    make_trainer(tmp_path / "before", max_steps=1, save_steps=1, save_only_model=only_model).train()
+    shutil.move(tmp_path / "before", tmp_path / "now")
+    best = tmp_path / "now/checkpoint-1"
+    if damaged:
+        damage(best / "model.safetensors", "six bytes")
+    options = {"load_best_model_at_end": True, "eval_strategy": "steps", "use_cpu": True}
+    args = TrainingArguments(str(tmp_path / "now"), **options)
+    state = TrainerState(best_global_step=1, best_metric=0.5)
+    RunCheckpoints().on_train_begin(args, state, TrainerControl())
+    assert f"ignoring the best checkpoint: {best / 'model.safetensors'} is damaged" in caplog.text or not damaged
+    found = (state.best_model_checkpoint, state.best_global_step, state.best_metric)
+    assert found == ((None, None, None) if damaged else (str(best), 1, 0.5))
+
+
+def train_with_the_best_model(folder: Path) -> None:
+    """One of two machines without a shared disk. Resumes from a copy of the last checkpoint, without the best one."""
+    os.environ["LOCAL_RANK"] = "0"
+    machine = folder / f"machine-{os.environ['RANK']}"
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+    options |= {"metric_for_best_model": "loss", "greater_is_better": False, "learning_rate": 1e-2}  # best: the first
+    for steps in (2, 3):
+        trainer = make_trainer(machine, max_steps=steps, **options)
+        trainer.train(resume_from_checkpoint=steps == 3)
+        best = load_file(folder / "machine-0/checkpoint-1/model.safetensors")
+        weights = trainer.model.state_dict()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in best.items())
+        if machine.name == "machine-1" and steps == 2:
+            shutil.copytree(folder / "machine-0/checkpoint-2", machine / "checkpoint-2")
+        PartialState().wait_for_everyone()
+
+
+@pytest.mark.slow
+def test_machines_without_a_shared_disk_load_the_best_model(tmp_path):
+    """The first process reads it for all."""
+    process = forked.run(train_with_the_best_model, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    assert [path.name for path in (tmp_path / "machine-1").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_an_unsupported_option_is_refused(tmp_path: Path):
+    with pytest.raises(InputError, match="--save_on_each_node is not supported"):
+        make_trainer(tmp_path, save_on_each_node=True)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_file_system_that_cannot_sync_folders(number, tmp_path, monkeypatch):
+    """As some network and FUSE file systems. Other errors stop the run."""
+    fsync = os.fsync
+
+    def only_files(descriptor: int) -> None:
+        if os.path.isdir(f"/dev/fd/{descriptor}"):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", only_files)
+    trainer = make_trainer(tmp_path, max_steps=1, save_steps=1)
+    with nullcontext() if number == errno.EINVAL else pytest.raises(InputError, match="could not be written"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-1").exists() == (number == errno.EINVAL)

@@ -1,0 +1,71 @@
+"""Uploads to the Hub, during pretraining and at its end."""
+
+import os
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
+from synthetic import make_trainer
+
+from snugbert import QuestionAnswering, TextClassification
+from snugbert.data.squad import Question
+from snugbert.tasks.question_answering import QuestionSplit
+from snugbert.tasks.spans import Answer
+from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
+from snugbert.trainers.run.hub_uploads import NOT_UPLOADED
+
+
+def start_push(self, token=None, private=None) -> None:
+    self.hub_model_id, self.push_in_progress = "someone/something", None
+
+
+@pytest.mark.parametrize(
+    ("settings", "folders"),
+    [
+        ({"hub_strategy": "every_save"}, ["", "", ""]),
+        ({"hub_strategy": "checkpoint"}, ["", "last-checkpoint", "", "last-checkpoint", ""]),
+        ({"hub_strategy": "all_checkpoints"}, ["", "checkpoint-1", "", "checkpoint-2", ""]),
+        ({"hub_strategy": "end"}, [""]),
+        ({"push_to_hub": False}, [""]),
+    ],
+)
+@pytest.mark.parametrize("electra", [False, True])
+def test_checkpoints_are_uploaded_when_they_are_complete(settings, folders, electra, tmp_path, monkeypatch):
+    """With the card and the plot of the run, and without the arguments of the trainer, which logs contain, too."""
+    uploads = []
+    (tmp_path / "events.out.tfevents.1").touch()
+
+    def upload(self, *, folder_path, path_in_repo="", ignore_patterns=(), run_as_future=False, **kwargs):
+        files = [path.relative_to(folder_path).as_posix() for path in Path(folder_path).rglob("*") if path.is_file()]
+        uploads.append((path_in_repo, set(filter_repo_objects(files, ignore_patterns=ignore_patterns))))
+        done: Future = Future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(PretrainingTrainer, "init_hf_repo", start_push)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    options = {"push_to_hub": True, "max_steps": 2, "save_steps": 1, "save_total_limit": 1}
+    trainer = make_trainer(tmp_path, electra=electra, **options | settings)
+    trainer.train()
+    trainer.push_to_hub()
+    assert [folder for folder, _ in uploads] == folders
+    models = {"model.safetensors", *["generator/model.safetensors"] * electra}
+    for folder, files in uploads:
+        assert models <= files and not {"training_args.bin", "events.out.tfevents.1"} & files
+        assert ({"manifest.json", "optimizer.pt"} <= files) == bool(folder)
+        assert ("README.md" in files) == ("training.png" in files) == (not folder)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("_")]
+
+
+def test_predictions_are_not_uploaded(tmp_path):
+    """In none of the formats: our own, `run_glue.py`'s, the leaderboard's and SQuAD v2.0's."""
+    split = QuestionSplit("test", [Question("a", "Who?", "Ada Lovelace.")])
+    QuestionAnswering(version_2_with_negative=True).write(split, [Answer("Ada", -1.5, "Ada", [])], tmp_path)
+    files = [file.name for file in tmp_path.iterdir()]
+    for task in (TextClassification(), TextClassification(task_name="sst2")):
+        files += task.list_prediction_files(split)
+    assert {"predict_null_odds.json", "predict_results.txt", "SST-2.tsv"} <= set(files)
+    results = ["results.json", "predict_results.json"]
+    assert list(filter_repo_objects([*files, *results], ignore_patterns=NOT_UPLOADED)) == results

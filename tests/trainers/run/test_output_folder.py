@@ -1,0 +1,372 @@
+"""The output folder of a run: what may be overwritten, and which checkpoint is resumed."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import forked
+import pytest
+import torch
+from damage import damage
+from synthetic import make_trainer
+from transformers import TrainerState, TrainingArguments
+
+from snugbert.errors import InputError
+from snugbert.progress import format_bytes
+from snugbert.trainers.run.checkpoint_files import (
+    UNFINISHED,
+    find_newest_checkpoint,
+    list_checkpoints,
+    publish,
+    write_manifest,
+)
+from snugbert.trainers.run.checkpoints import RunCheckpoints
+from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.output_folder import (
+    check_disk_space,
+    check_output_dir,
+    clear_output_dir,
+    find_checkpoint,
+    list_run_files,
+    remove_run,
+)
+
+
+def write_checkpoint(folder: Path, step: int) -> str:
+    """A checkpoint with its manifest."""
+    unfinished, checkpoint = folder / UNFINISHED / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+    unfinished.mkdir(parents=True)
+    (unfinished / "optimizer.pt").write_text("moments")
+    TrainerState(global_step=step).save_to_json(str(unfinished / "trainer_state.json"))
+    publish(unfinished, checkpoint)
+    unfinished.parent.rmdir()
+    return str(checkpoint)
+
+
+def arguments(folder, resume: str | None = None, **more) -> TrainingArguments:
+    return TrainingArguments(str(folder), use_cpu=True, resume_from_checkpoint=resume, **more)
+
+
+def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
+    write_checkpoint(tmp_path, 9)
+    newest = write_checkpoint(tmp_path, 10)
+    damaged = Path(write_checkpoint(tmp_path, 20))
+    (damaged / "trainer_state.json").unlink()
+    assert str(find_newest_checkpoint(tmp_path)) == newest
+    assert f"skipping checkpoint-20: {damaged / 'trainer_state.json'} is missing." in caplog.text
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == newest
+    # With nothing to resume, the same command starts a run.
+    assert check_output_dir(arguments(tmp_path / "new", "true"), overwrite=False) is None
+
+
+def test_a_run_is_not_overwritten_by_accident(tmp_path):
+    write_checkpoint(tmp_path, 10)
+    (tmp_path / UNFINISHED).mkdir()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "generator").mkdir()
+    (tmp_path / "generator/config.json").touch()
+    with pytest.raises(InputError, match="already contains a run"):
+        check_output_dir(arguments(tmp_path), overwrite=False)
+    with pytest.raises(InputError, match="checkpoint-11 contains no"):
+        check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")), overwrite=False)
+    assert check_output_dir(arguments(tmp_path), overwrite=True) is None
+    remove_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "generator"}
+    (tmp_path / "config.json").touch()  # of the discriminator. The next model may have no generator.
+    remove_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "config.json"}
+
+
+@pytest.mark.parametrize("finished", [None, "config.json", "train_results.json"])
+def test_a_run_without_a_whole_checkpoint_starts_again(finished, tmp_path, caplog):
+    """Unless its folder contains a model or results."""
+    (Path(write_checkpoint(tmp_path, 10)) / "optimizer.pt").unlink()
+    start_again = "contains no complete checkpoint. Training starts at step 0."
+    if finished is None:
+        assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
+        assert "optimizer.pt is missing" in caplog.text and start_again in caplog.text
+        return
+    (tmp_path / finished).touch()
+    with pytest.raises(InputError, match="contains a model or results, but no complete checkpoint"):
+        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+    assert start_again not in caplog.text
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
+    assert start_again in caplog.text
+
+
+# --- damaged checkpoints ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run with dropout and two checkpoints."""
+    folder = tmp_path_factory.mktemp("run")
+    make_trainer(folder, max_steps=2, save_steps=1, dropout=0.1).train()
+    return folder
+
+
+DAMAGES = [
+    ("optimizer.pt", "empty", "has 0 bytes instead of"),
+    ("optimizer.pt", "half", "has [0-9]+ bytes instead of"),
+    ("scheduler.pt", "empty", "has 0 bytes instead of"),
+    ("rng_state.pth", "empty", "has 0 bytes instead of"),
+    ("rng_state.pth", "missing", "is missing"),
+    ("trainer_state.json", "{}", "has 2 bytes instead of"),
+    ("model.safetensors", "missing", "is missing"),
+    ("model.safetensors", "half", "has [0-9]+ bytes instead of"),
+    ("manifest.json", "missing", "is missing"),
+    ("manifest.json", "{}", "does not describe trainer_state.json"),
+    ("manifest.json", "half", "is not JSON"),
+    ("manifest.json", "a path", "the name '/etc/passwd' points outside the folder"),
+    ("manifest.json", "six bytes", "is not JSON"),
+    ("model.safetensors", "six bytes", "its checksum does not match"),
+    ("optimizer.pt", "six bytes", "its checksum does not match"),
+    ("scheduler.pt", "six bytes", "its checksum does not match"),
+    ("rng_state.pth", "six bytes", "its checksum does not match"),
+    ("trainer_state.json", "six bytes", "its checksum does not match"),
+    ("config.json", "six bytes", "its checksum does not match"),
+]
+
+
+@pytest.mark.parametrize(("name", "how", "problem"), DAMAGES)
+def test_a_damaged_checkpoint_is_skipped(name, how, problem, run, tmp_path, caplog):
+    """The warning names the file. So does the error if the checkpoint is passed explicitly."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    damaged = tmp_path / "checkpoint-2"
+    damage(damaged / name, how)
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) == str(tmp_path / "checkpoint-1")
+    with pytest.raises(InputError, match=f"--resume_from_checkpoint: .*{damaged / name}.* {problem}") as error:
+        check_output_dir(arguments(tmp_path, str(damaged)), overwrite=False)
+    assert "\n" not in str(error.value) and str(error.value).split(": ", 1)[1].split(" Resume")[0] in caplog.text
+
+
+def test_a_checkpoint_is_read_once(run, tmp_path, monkeypatch):
+    """By the command and the trainer together. A file that changes in between is read again."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    read, digest = [], hashlib.file_digest
+    monkeypatch.setattr("hashlib.file_digest", lambda stream, name: read.append(stream.name) or digest(stream, name))
+    args = arguments(tmp_path, "true")
+    checkpoint = check_output_dir(args, overwrite=False)
+    assert find_checkpoint(args, checkpoint) == checkpoint == str(tmp_path / "checkpoint-2")
+    entries = json.loads((tmp_path / "checkpoint-2/manifest.json").read_text())
+    assert sorted(read) == sorted(str(tmp_path / "checkpoint-2" / name) for name in entries)
+    damage(tmp_path / "checkpoint-2/optimizer.pt", "six bytes")
+    with pytest.raises(InputError, match="its checksum does not match"):
+        find_checkpoint(args, checkpoint)
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run, tmp_path):
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "checkpoint-2/rng_state.pth").unlink()
+    make_trainer(tmp_path, max_steps=2, save_steps=1, dropout=0.1).train(resume_from_checkpoint=True)
+    for name in ("model.safetensors", "rng_state.pth"):
+        assert (tmp_path / "checkpoint-2" / name).read_bytes() == (run / "checkpoint-2" / name).read_bytes()
+    check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")), overwrite=False)  # whole again
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_starts_again_keeps_undamaged_weights(overwrite, tmp_path, caplog):
+    """Until it reaches their step. The warning names them."""
+    options = {"save_steps": 1, "save_total_limit": 1}
+    make_trainer(tmp_path, max_steps=3, **options).train()
+    damaged = tmp_path / "checkpoint-3"
+    damage(damaged / "optimizer.pt", "six bytes")
+    args = arguments(tmp_path, "true")
+    assert check_output_dir(args, overwrite) is None
+    assert "Training starts at step 0." in caplog.text
+    advice = (
+        f"The weights of checkpoint-3 are undamaged. To train from these weights, use --model_name_or_path {damaged}"
+    )
+    assert (advice in caplog.text) != overwrite
+    for steps, kept in ((2, ["checkpoint-2", "checkpoint-3"]), (3, ["checkpoint-3"])):
+        trainer = make_trainer(tmp_path, max_steps=steps, **options)
+        trainer.checks_output_dir = False  # as in the command, which has checked it
+        trainer.train()
+        assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == kept
+    assert check_output_dir(args, overwrite=False) == str(damaged)
+
+
+def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
+    """Its weights were saved on purpose (--save_only_model)."""
+    make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
+    checkpoint = tmp_path / "checkpoint-2"
+    message = (
+        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so the run cannot "
+        f"be resumed. To train from these weights, use --model_name_or_path {checkpoint} and another --output_dir. To "
+        "replace the run, use --overwrite_output_dir."
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        check_output_dir(arguments(tmp_path, "true"), overwrite=False)
+    assert "starts at step 0" not in caplog.text
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
+
+
+def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):
+    checkpoint = tmp_path / "checkpoint-1"
+    shutil.copytree(run / checkpoint.name, checkpoint)
+    (checkpoint / "manifest.json").unlink()
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    del state["stateful_callbacks"]["RunSettings"]
+    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
+    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
+    trainer.train(resume_from_checkpoint=True)
+    assert f"{checkpoint} cannot be verified, because manifest.json is missing" in caplog.text
+    assert trainer.state.global_step == 2
+
+
+# --- killed and moved runs --------------------------------------------------------------------------------------
+
+
+def killed_at_the_first_checkpoint(folder: Path) -> None:
+    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    make_trainer(folder, max_steps=2, save_steps=1, dropout=0.1).train()
+
+
+def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_path, caplog):
+    assert forked.run(killed_at_the_first_checkpoint, tmp_path).returncode == -signal.SIGKILL
+    assert (tmp_path / UNFINISHED / "checkpoint-1/model.safetensors").exists() and list_run_files(tmp_path) == []
+    assert check_output_dir(arguments(tmp_path), overwrite=False) is None
+    assert caplog.text == ""
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
+    assert f"{tmp_path} contains no complete checkpoint. Training starts at step 0." in caplog.text
+    make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
+    weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
+    assert weights[0] == weights[1] and not (tmp_path / UNFINISHED).exists()
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
+    """The old checkpoint was moved away, and the new one has not got its name."""
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    newest = list_checkpoints(tmp_path)[-1]
+    shutil.copytree(newest, tmp_path / UNFINISHED / newest.name)
+    newest.rename(tmp_path / UNFINISHED / f"replaced-{newest.name}")
+    assert find_newest_checkpoint(tmp_path) == newest
+
+
+def train_on_a_machine(folder: Path) -> None:
+    """One of two machines without a shared disk. Their checkpoints are lost or moved, as if ranks had moved."""
+    os.environ["LOCAL_RANK"] = "0"
+    rank = int(os.environ["RANK"])
+    mine, other = (folder / f"machine-{number}" for number in (rank, 1 - rank))
+    written = ["checkpoint-1", "checkpoint-2", "checkpoint-3"] if rank == 0 else []
+
+    def train(checkpoint: str | None) -> list[torch.Tensor]:
+        trainer = make_trainer(mine, max_steps=3, dropout=0.1, save_steps=1)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return list(trainer.model.parameters())
+
+    def resume(kept: list[str]) -> None:
+        wait_for_all()
+        checkpoint = Path(check_output_dir(arguments(mine, "true"), overwrite=False))
+        assert checkpoint.name == "checkpoint-2"
+        assert all(map(torch.equal, train(str(checkpoint)), weights))
+        assert [path.name for path in list_checkpoints(mine)] == kept
+        assert not (mine / UNFINISHED).exists()  # where the second machine had its copy
+
+    weights = train(None)
+    if rank == 0:
+        shutil.rmtree(mine / "checkpoint-3")
+    resume(written)
+    if rank == 0:
+        shutil.rmtree(mine / "checkpoint-3")
+        shutil.move(mine / "checkpoint-2", other / "checkpoint-2")
+    resume(written or ["checkpoint-2"])
+    if rank == 0:  # the same step, written twice
+        shutil.rmtree(mine / "checkpoint-3")
+        damage(other / "checkpoint-2/model.safetensors", "six bytes")
+        write_manifest(other / "checkpoint-2")
+    resume(written or ["checkpoint-2"])
+    if rank == 0:
+        shutil.rmtree(mine / "checkpoint-2")
+    wait_for_all()
+    args, state = arguments(mine), TrainerState(best_global_step=2, best_metric=0.5)
+    args.load_best_model_at_end = True
+    RunCheckpoints().on_train_begin(args, state, None)
+    assert state.best_model_checkpoint == str(folder / "machine-0/checkpoint-2") and state.best_metric == 0.5
+    assert [path.name for path in list_checkpoints(mine)] == written or ["checkpoint-2"]
+    clear_output_dir(args)  # machines may have checkpoints of a run that is overwritten
+    assert list_checkpoints(mine) == []
+    if rank == 0:
+        write_checkpoint(mine, 3)
+    else:
+        shutil.rmtree(mine)
+        mine.write_text("a disk that cannot be written")
+    wait_for_all()
+    for resumed in ("true", str(mine / "checkpoint-3"), str(mine / "checkpoint-4"), None):
+        with pytest.raises(InputError) as error:
+            check_output_dir(arguments(mine, resumed), overwrite=False)
+        with (folder / f"messages-{rank}").open("a") as stream:
+            print(error.value, file=stream)
+
+
+@pytest.mark.slow
+def test_machines_resume_the_newest_checkpoint_of_any_of_them(tmp_path):
+    process = forked.run(train_on_a_machine, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+    for rank in (0, 1):
+        unwritten, also_explicit, missing, other_run = (tmp_path / f"messages-{rank}").read_text().splitlines()
+        assert (
+            unwritten == also_explicit and f"{tmp_path}/machine-1/{UNFINISHED}/1/checkpoint-3 could not" in unwritten
+        )
+        assert "/checkpoint-4 contains no trainer_state.json. Resume from another checkpoint." in missing
+        assert ("machine-0 already contains a run" if rank == 0 else "machine-1 is a file") in other_run
+
+
+# --- free space for checkpoints -----------------------------------------------------------------------------------
+
+WEIGHTS = 4 * 10**7  # bytes
+CHECKPOINT = 3 * WEIGHTS  # with AdamW's moments
+
+
+def check_space(folder, monkeypatch, free, **settings):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=free))
+    args = TrainingArguments(str(folder / "new/run"), use_cpu=True, **{"save_total_limit": 3, **settings})
+    check_disk_space(args, [torch.nn.Parameter(torch.zeros(10**7))])
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "total"),
+    [
+        ({}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": 1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": -1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
+        ({"save_only_model": True}, WEIGHTS, 5 * WEIGHTS),
+        ({"optim": "adafactor"}, WEIGHTS, 5 * WEIGHTS),
+        ({"save_strategy": "no"}, WEIGHTS, WEIGHTS),
+        # All are kept: after steps 500, 1,000, 1,500 and 1,700.
+        ({"save_total_limit": 0, "max_steps": 1700}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": 0, "save_strategy": "epoch"}, CHECKPOINT, 3 * CHECKPOINT + WEIGHTS),
+        ({"save_total_limit": None, "save_steps": 0.1}, CHECKPOINT, 10 * CHECKPOINT + WEIGHTS),
+        ({"max_steps": 900}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),  # no more are written
+        # The last, the best and a new one.
+        (
+            {"save_total_limit": 1, "metric_for_best_model": "loss", "eval_strategy": "steps"},
+            CHECKPOINT,
+            3 * CHECKPOINT + WEIGHTS,
+        ),
+    ],
+)
+def test_little_space_is_a_warning_and_less_than_a_checkpoint_an_error(
+    settings, least, total, tmp_path, monkeypatch, caplog
+):
+    check_space(tmp_path, monkeypatch, total, **settings)
+    assert not caplog.text
+    if total > least:
+        check_space(tmp_path, monkeypatch, total - 1, **settings)
+        assert f"The run needs up to {format_bytes(total)} for" in caplog.text
+    check_space(tmp_path, monkeypatch, least, **settings)
+    with pytest.raises(InputError, match=f"{tmp_path} has .* free, but .* takes {format_bytes(least)}\\."):
+        check_space(tmp_path, monkeypatch, least - 1, **settings)
+
+
+def test_files_that_the_run_replaces_count_as_free(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "new/run/checkpoint-1"
+    checkpoint.mkdir(parents=True)
+    with (checkpoint / "optimizer.pt").open("wb") as file:
+        file.truncate(CHECKPOINT)  # takes no space
+    check_space(tmp_path, monkeypatch, 0)

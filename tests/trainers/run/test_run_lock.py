@@ -1,0 +1,183 @@
+"""One run per output folder."""
+
+import errno
+import os
+import platform
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import forked
+import pytest
+from finetuning_examples import HEADS, make_tokenizer, new_trainer
+from synthetic import make_trainer
+
+from snugbert import files
+from snugbert.errors import InputError
+from snugbert.trainers.run import run_lock
+from snugbert.trainers.run.output_folder import check_disk_space
+from snugbert.trainers.run.run_lock import lock_output_dir
+from snugbert_cli import main as snugbert_command
+
+
+def settings(folder: Path, should_save: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(output_dir=str(folder), should_save=should_save)
+
+
+def lock_and_start_a_worker(folder: Path) -> None:
+    with lock_output_dir(settings(folder)):
+        if os.fork() != 0:
+            (folder / "ready").touch()
+        time.sleep(300)
+
+
+@contextmanager
+def run_with_a_worker(folder: Path) -> Iterator[forked.ForkedProcess]:
+    """A process that holds the lock. Its child process, such as a data worker, lives until the end of the block."""
+    process = forked.start(lock_and_start_a_worker, folder)
+    deadline = time.monotonic() + forked.PATIENCE
+    try:
+        while not (folder / "ready").exists():
+            assert time.monotonic() < deadline, process.stderr
+            time.sleep(0.01)
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "new/run"
+    make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "train.txt").write_text("w1 w2\nw3\n\nw4\nw5\n")
+    (tmp_path / "train.json").write_text('{"data": []}')
+    model = f"--config_name tiny --tokenizer_name {tmp_path / 'tokenizer'}"
+    with run_with_a_worker(folder) as process:
+        message = f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until that "
+        with monkeypatch.context() as patch:
+            patch.setattr(run_lock, "SECONDS", 0)
+            for command, suffix in (("pretrain", "txt"), ("ner", "txt"), ("squad", "json"), ("glue", "json")):
+                files = f"--train_file {tmp_path / 'train'}.{suffix} --output_dir {folder} --use_cpu true"
+                assert snugbert_command([command, *model.split(), *files.split()]) == 2
+                assert message in capsys.readouterr().err, command
+            trainer = new_trainer(HEADS[0], make_tokenizer(), folder, max_steps=1)
+            for refused in (trainer, make_trainer(folder)):
+                with pytest.raises(InputError, match="is running in"):
+                    refused.train()
+            assert not (folder / "metrics.jsonl").exists()
+            with lock_output_dir(settings(folder, should_save=False)):  # a process that does not write
+                pass
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        trainer.train()
+    # The killed run left its file. The next one locked it, and removed it.
+    assert [file.name for file in folder.iterdir()] == ["ready"]
+
+
+def test_a_run_may_take_its_lock_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with lock_output_dir(settings(tmp_path / "run")), lock_output_dir(settings(Path("run"))):
+        pass
+    with run_with_a_worker(tmp_path / "run"):  # both were released
+        pass
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+def test_a_living_worker_does_not_keep_the_lock(tmp_path):
+    with lock_output_dir(settings(tmp_path)):
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        start = time.monotonic()
+        with lock_output_dir(settings(tmp_path)):
+            assert time.monotonic() - start < 5
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
+def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
+    """A run ends between the moments when the next one opens its file and locks it. A third run makes a new file."""
+    flock, taken = files.fcntl.flock, []
+
+    def others_were_faster(descriptor, operation):
+        if not taken:
+            (tmp_path / "_lock").unlink()
+            taken.append(os.open(tmp_path / "_lock", os.O_RDWR | os.O_CREAT))
+            flock(taken[0], operation)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", others_were_faster)
+    monkeypatch.setattr(run_lock, "SECONDS", 0)
+    with pytest.raises(InputError, match="is running in"), lock_output_dir(settings(tmp_path)):
+        pass
+    os.close(taken[0])
+    with lock_output_dir(settings(tmp_path)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_lock_of_another_run_stays(tmp_path):
+    """The user removes the folder of a run, and starts another run there."""
+    with lock_output_dir(settings(tmp_path / "run")):
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/_lock").write_text("process 2")
+    assert (tmp_path / "run/_lock").read_text() == "process 2"
+
+
+def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):
+    with lock_output_dir(settings(tmp_path / "new")):
+        assert (tmp_path / "new").is_dir()
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch, caplog):
+    def unsupported(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.fcntl, "flock", unsupported)
+    (tmp_path / "_lock").write_text("process 123456789 on another machine")  # a killed run
+    with lock_output_dir(settings(tmp_path)), lock_output_dir(settings(tmp_path)):
+        assert (tmp_path / "_lock").read_text() == f"process {os.getpid()} on {platform.node()}"
+    assert caplog.messages == [
+        f"{tmp_path}: this file system has no locks. Make sure that no other run uses the folder."
+    ]
+
+
+def test_a_symbolic_link_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / "_lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match="cannot write to"), lock_output_dir(settings(tmp_path)):
+        pass
+    assert (tmp_path / "precious").read_text() == "text"
+
+
+def refused_in_the_first_process(folder: Path) -> None:
+    """The folder is locked, and then the disk is full. The other process may continue with neither."""
+    run_lock.SECONDS = 0
+    shutil.disk_usage = lambda _: SimpleNamespace(total=10**12, free=0)
+    trainer = make_trainer(folder, max_steps=1)
+    with pytest.raises(InputError, match="is running in"):
+        trainer.train()
+    with pytest.raises(InputError, match="has 0B free"):
+        check_disk_space(trainer.args, trainer.model.parameters())
+
+
+def test_an_error_of_the_first_process_stops_all(tmp_path):
+    with lock_output_dir(settings(tmp_path)):
+        process = forked.run(refused_in_the_first_process, tmp_path, processes=2)
+    assert process.returncode == 0, process.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"--output_dir: cannot write to .*file \(File exists\)\. Choose another"):
+        with lock_output_dir(settings(tmp_path / "file")):
+            pass

@@ -1,0 +1,140 @@
+"""A run resumes with its settings. An error names a changed setting. A different number of steps is reported."""
+
+import json
+import logging
+import math
+import shutil
+
+import pytest
+import synthetic
+from synthetic import make_trainer
+
+from snugbert.errors import InputError
+from snugbert.trainers.run.checkpoint_files import write_manifest
+from snugbert.trainers.run.run_settings import describe_change, read_settings
+
+RUN = {"max_steps": 4, "save_steps": 2, "dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    """After 2 of 4 steps."""
+    folder = tmp_path_factory.mktemp("run")
+    make_trainer(folder, **RUN).train()
+    return str(folder / "checkpoint-2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": 5e-4}, "--learning_rate was 0.001 and is 0.0005"),
+        ({"lr_scheduler_type": "cosine"}, '--lr_scheduler_type was "linear" and is "cosine"'),
+        ({"lr_scheduler_kwargs": {"num_cycles": 2}}, '--lr_scheduler_kwargs was null and is {"num_cycles": 2}'),
+        ({"warmup_steps": 1}, "--warmup_steps was 0 and is 1"),
+        ({"optim": "muon"}, '--optim was "adamw_torch_fused" and is "muon"'),
+        ({"weight_decay": 0, "adam_beta1": 0.8}, "--weight_decay was 0.01 and is 0; --adam_beta1 was 0.9 and is 0.8"),
+        ({"adam_beta2": 0.9, "adam_epsilon": 1e-8}, "--adam_beta2 was 0.999 and is 0.9; --adam_epsilon was 1e-06"),
+        ({"max_grad_norm": 0}, "--max_grad_norm was 1.0 and is 0"),
+        ({"bf16": True}, "--bf16 was false and is true"),
+        ({"seed": 1}, "--seed was 42 and is 1"),
+        ({"dropout": 0}, "hidden_dropout_prob was 0.1 and is 0; attention_probs_dropout_prob was 0.1 and is 0"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_changed_setting_is_refused_by_name(checkpoint, tmp_path, changes, message):
+    trainer = make_trainer(tmp_path, **RUN | changes)
+    with pytest.raises(InputError) as error:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    text = str(error.value)
+    assert text.startswith(f"--resume_from_checkpoint: settings changed since {checkpoint}: {message}")
+    assert ("Restore the settings (--bf16 false), or" in text) == ("bf16" in changes)
+    assert f"--model_name_or_path {checkpoint}" in text and not list(tmp_path.iterdir())
+
+
+def test_only_digests_are_compared_by_their_content():
+    before, now = {"min_lr": 0.1}, {"min_lr_rate": 0.1}
+    change = '--lr_scheduler_kwargs was {"min_lr": 0.1} and is {"min_lr_rate": 0.1}'
+    assert describe_change("--lr_scheduler_kwargs", before, now) == [change]
+    assert describe_change("data", before, now) == []
+
+
+def test_an_infinite_clipping_norm_is_stored(tmp_path):
+    run = RUN | {"max_grad_norm": math.inf}
+    make_trainer(tmp_path, **run).train()
+    (tmp_path / "checkpoint-4").rename(tmp_path / "done")
+    trainer = make_trainer(tmp_path, **run)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 4 and trainer.state.log_history[-2]["grad_norm"] > 0
+
+
+def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path, caplog, monkeypatch):
+    changes = {"logging_steps": 0.5, "save_steps": 3, "save_total_limit": 5, "dataloader_num_workers": 1}
+    changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = make_trainer(tmp_path, **RUN | changes)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert trainer.run_settings.changes == [] and "changed" not in caplog.text and "do not match" not in caplog.text
+    # Trainer would keep the earlier intervals.
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
+    assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 4]
+
+
+def test_more_steps_are_applied_and_reported(checkpoint, tmp_path, caplog):
+    """The rate follows the new schedule at once. Later checkpoints keep the history."""
+    trainer = make_trainer(tmp_path, **RUN | {"max_steps": 10})
+    trainer.train(resume_from_checkpoint=checkpoint)
+    change = "after step 2: 10 steps instead of 4, next learning rate 0.0008 instead of 0.0005"
+    assert f"changed {change}" in caplog.text and trainer.run_settings.changes == [change]
+    rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
+    expected = [1e-3, 0.75e-3] + [1e-3 * (10 - step) / 10 for step in range(2, 10)]
+    assert rates == pytest.approx(expected)
+    assert read_settings(str(tmp_path / "checkpoint-10"))["changes"] == [change]
+
+    trainer = make_trainer(tmp_path, **RUN | {"max_steps": 12, "warmup_steps": 0})
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
+    assert trainer.run_settings.changes == [
+        change,
+        "after step 10: 12 steps instead of 10, next learning rate 0.000167 instead of 0",
+    ]
+
+
+def test_warmup_may_be_a_share_of_the_steps(tmp_path):
+    make_trainer(tmp_path, **RUN | {"warmup_steps": 0.5}).train()
+    trainer = make_trainer(tmp_path, **RUN | {"warmup_steps": 0.5, "max_steps": 8})
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    change = "8 steps instead of 4, 4 warmup steps instead of 2, next learning rate 0.0005 instead of 0.001"
+    assert trainer.run_settings.changes == [f"after step 2: {change}"]
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused(checkpoint, tmp_path):
+    trainer = make_trainer(tmp_path, **RUN | {"max_steps": 1})
+    with pytest.raises(
+        InputError, match=r"^--max_steps: .*checkpoint-2 has taken 2 steps, more than the 1 step of this run"
+    ):
+        trainer.train(resume_from_checkpoint=checkpoint)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("saved", [{}, {"RunSettings": {"settings": {"a new one": 1}}}], ids=["none", "others"])
+def test_what_a_checkpoint_does_not_store_is_not_compared(checkpoint, tmp_path, caplog, monkeypatch, saved):
+    """Checkpoints of Trainer, and of other versions."""
+    file = tmp_path / "checkpoint-2/trainer_state.json"
+    shutil.copytree(checkpoint, file.parent)
+    state = json.loads(file.read_text())
+    state["stateful_callbacks"].pop("RunSettings")
+    file.write_text(json.dumps(state | {"stateful_callbacks": state["stateful_callbacks"] | saved}))
+    write_manifest(file.parent)
+    monkeypatch.setattr(synthetic, "VOCAB_SIZE", 300)
+    with pytest.raises(InputError, match=r"checkpoint-2: the model does not fit this run \(.{,300} \.\.\.\)"):
+        make_trainer(tmp_path, **RUN).train(resume_from_checkpoint=str(file.parent))
+    monkeypatch.undo()
+    make_trainer(tmp_path, **RUN | {"seed": 1}).train(resume_from_checkpoint=str(file.parent))
+    warned = f"{file.parent} contains no settings. Cannot check whether settings changed." in caplog.text
+    assert warned == (saved == {})
+
+
+@pytest.mark.parametrize("damage", [{"total_flos": {}}, {"global_step": "1"}, {"unknown": 1}])
+def test_a_damaged_state_is_refused(tmp_path, damage):
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 1} | damage))
+    with pytest.raises(InputError, match=r"trainer_state\.json is damaged, or was not written by Trainer"):
+        read_settings(str(tmp_path))

@@ -1,0 +1,358 @@
+"""Stopping a run by a signal, and because its loss is not finite."""
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import forked
+import pytest
+import torch
+from finetuning_examples import HEADS, arguments, make_tokenizer, new_trainer, prepare_counting
+from parity import CONFIG
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+import snugbert
+from snugbert.errors import RunStopped
+from snugbert.trainers.finetuning.fine_tune import fine_tune
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.sweep import run_sweep
+from snugbert.trainers.run import stopping
+from snugbert.trainers.run.stopping import DivergedError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MODEL = FineTunedModelArguments(config_name="tiny", tokenizer_name=".")
+STEPS = 6  # two epochs of three steps
+
+
+def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
+    """Makes the next training raise signals in the middle of a step, once."""
+    training_step, waiting = FineTuningTrainer.training_step, [numbers]
+
+    def interrupted(self, *args, **kwargs):
+        if waiting and self.state.global_step == step - 1:
+            for number in waiting.pop():
+                signal.raise_signal(number)
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
+
+
+def refuse_evaluation_after_signal(monkeypatch) -> None:
+    """A launcher may soon kill the process, so the evaluation is left to the resumed run."""
+    evaluate = FineTuningTrainer.evaluate
+
+    def checked(self, *args, **kwargs):
+        assert self.interrupted is None
+        return evaluate(self, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "evaluate", checked)
+
+
+def report_late(monkeypatch) -> None:
+    """Reads the reports of steps as on a GPU."""
+    monkeypatch.setattr(stopping, "has_own_kernels", lambda values: False)
+
+
+def train(folder: Path, **settings) -> None:
+    """Fine-tunes with dropout for six steps, once or in a sweep over seeds."""
+    task = prepare_counting(make_tokenizer(), 12)
+    config = snugbert.SnugBertConfig(**CONFIG | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1})
+    task.make_model = lambda: snugbert.SnugBertForSequenceClassification(config)
+    defaults = {"per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 1, "eval_strategy": "epoch"}
+    run_or_sweep = run_sweep if "seeds" in settings else fine_tune
+    run_or_sweep(task, arguments(folder, **defaults | settings))
+
+
+def log_of(folder: Path) -> list[tuple]:
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [(line["step"], line.get("loss"), line.get("eval_accuracy")) for line in history]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The weights and the log of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(folder, save_strategy="no")
+    return load_file(folder / "model.safetensors"), log_of(folder)
+
+
+# Within an epoch, at its end, and at the end of the run.
+@pytest.mark.parametrize(("step", "strategy"), [(2, "no"), (3, "best"), (3, "epoch"), (5, "epoch"), (STEPS, "no")])
+def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path, monkeypatch, caplog):
+    # A checkpoint with only the model could not be resumed.
+    settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy", "save_only_model": step == 3}
+    number = signal.SIGTERM if step % 2 else signal.SIGINT
+    raise_in_step(monkeypatch, step, number)
+    refuse_evaluation_after_signal(monkeypatch)
+    with pytest.raises(RunStopped) as stop:
+        train(tmp_path, **settings)
+    assert stop.value.number == number
+    assert caplog.messages[-2:] == [
+        f"{number.name}: stopped after step {step} of {STEPS}. Wrote {tmp_path / f'checkpoint-{step}'}.",
+        "To continue, run the same command again with --resume_from_checkpoint true.",
+    ]
+    assert not {"model.safetensors", "results.json", "README.md"} & {file.name for file in tmp_path.iterdir()}
+    weights, log = straight
+    train(tmp_path, **settings, resume_from_checkpoint="true")
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert log_of(tmp_path) == log
+
+
+# In the first step, which is read at once for its log line; before the end of an epoch, at its end, and at the end of
+# the run. Nothing is due after steps 1, 2, 4 and 5.
+@pytest.mark.parametrize(("received", "step"), [(1, 1), (2, 3), (3, 3), (STEPS - 1, STEPS), (STEPS, STEPS)])
+def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path, monkeypatch, caplog):
+    """It continues bit for bit, also with data workers."""
+    report_late(monkeypatch)
+    raise_in_step(monkeypatch, received, signal.SIGTERM)
+    refuse_evaluation_after_signal(monkeypatch)
+    settings = {"logging_steps": 100, "save_strategy": "epoch"}
+    with pytest.raises(RunStopped):
+        train(tmp_path, **settings)
+    assert max(int(folder.name[11:]) for folder in tmp_path.glob("checkpoint-*")) == step
+    assert caplog.messages.count("SIGTERM: stopping after this step.") == 1
+    train(tmp_path, **settings, resume_from_checkpoint="true", dataloader_num_workers=step % 2)
+    weights, log = straight
+    resumed = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert [line for line in log_of(tmp_path) if line[2] is not None] == [line for line in log if line[2] is not None]
+
+
+def test_a_stopped_run_may_continue_in_another_folder(straight, tmp_path, monkeypatch):
+    """The evaluation changes the random state, so dropout after it shows whether the run continues from there."""
+    raise_in_step(monkeypatch, 3, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(tmp_path / "stopped", save_strategy="no")
+    train(tmp_path / "moved", save_strategy="no", resume_from_checkpoint=str(tmp_path / "stopped/checkpoint-3"))
+    weights, log = straight
+    resumed = load_file(tmp_path / "moved/model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+    assert log_of(tmp_path / "moved") == log
+
+
+# A step before it, and the step itself: then the resumed run evaluates, and stops before its first step.
+@pytest.mark.parametrize("step", [8, 9])
+def test_early_stopping_keeps_its_count(step, tmp_path, monkeypatch):
+    """The score never improves, so training ends after three epochs."""
+    settings = {"early_stopping_patience": 2, "num_train_epochs": 6, "learning_rate": 0.0}
+    raise_in_step(monkeypatch, step, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(tmp_path, **settings)
+    train(tmp_path, **settings, resume_from_checkpoint="true")
+    assert json.loads((tmp_path / "trainer_state.json").read_text())["global_step"] == 9
+    assert [step for step, _, score in log_of(tmp_path) if score is not None] == [3, 6, 9]
+
+
+# Once per epoch and at the end of a run within an epoch; every two steps.
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (3, {"eval_strategy": "epoch", "save_strategy": "epoch"}),
+        (4, {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}),
+        (5, {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 5}),
+    ],
+)
+def test_the_best_model_may_be_found_after_the_stop(step, settings, tmp_path, monkeypatch):
+    """The resumed run does the evaluation, and remembers it."""
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 1}
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train(straight, **settings)
+    refuse_evaluation_after_signal(monkeypatch)
+    raise_in_step(monkeypatch, step, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(stopped, **settings)
+    train(stopped, **settings, resume_from_checkpoint="true")
+    states = [json.loads((folder / "trainer_state.json").read_text()) for folder in (straight, stopped)]
+    for name in ("global_step", "best_global_step", "best_metric", "best_model_checkpoint"):
+        assert states[0][name] == states[1][name] is not None, name
+    assert log_of(straight) == log_of(stopped)
+    assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+
+
+class AlwaysEvaluate(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_evaluate = True
+
+
+def test_what_other_callbacks_want_is_postponed(tmp_path, monkeypatch):
+    """Also callbacks that were added later."""
+    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3)
+    trainer.add_callback(AlwaysEvaluate())
+    refuse_evaluation_after_signal(monkeypatch)
+    raise_in_step(monkeypatch, 1, signal.SIGTERM)
+    trainer.train()
+    state = json.loads((tmp_path / "checkpoint-1/trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["PostponedEvaluation"] is True
+
+
+def test_settings_are_restored(tmp_path, monkeypatch):
+    """The checkpoint of a stop contains the optimizer even with `save_only_model`."""
+    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3, save_only_model=True)
+    raise_in_step(monkeypatch, 1, signal.SIGTERM)
+    trainer.train()
+    assert (tmp_path / "checkpoint-1/optimizer.pt").exists() and trainer.args.save_only_model
+
+
+def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
+    """A straight run, and one that stops at an evaluation and continues."""
+    settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
+    train(folder / "straight", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        refuse_evaluation_after_signal(patch)
+        if late:
+            report_late(patch)
+        if os.environ["RANK"] == "1":
+            raise_in_step(patch, received, signal.SIGTERM)
+        with pytest.raises(RunStopped):
+            train(folder / "stopped", **settings)
+        train(folder / "stopped", **settings, resume_from_checkpoint="true")
+
+
+# Not with the lowest versions: accelerate 1.10 cannot load an optimizer in several processes on CPUs.
+@pytest.mark.slow
+@pytest.mark.parametrize(("received", "late"), [(3, False), (2, True)])
+def test_two_processes_leave_the_same_evaluation(received, late, tmp_path):
+    process = forked.run(stop_in_the_second_process, tmp_path, received, late, processes=2)
+    assert process.returncode == 0, process.stderr
+    assert "stopped after step 3 of 6" in process.stderr
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    assert log_of(straight) == log_of(stopped)
+    assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
+
+
+def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch, caplog):
+    raise_in_step(monkeypatch, 4, signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        train(tmp_path, seeds=2)
+    assert caplog.messages[-1] == "To continue, run the same command again."
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert [file.name for file in folder.iterdir() if file.is_dir()] == ["checkpoint-4"]
+    train(tmp_path, seeds=2)
+    assert log_of(folder) == straight[1]
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
+    raise_in_step(monkeypatch, 2, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path)
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_signal_after_the_last_step_acts_as_before(handler, tmp_path):
+    """The run is complete. A signal that the parent process ignores, as nohup does, is ignored."""
+    signal.signal(signal.SIGINT, handler)
+    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=1)
+    finish = trainer._finalize_training
+
+    def interrupted(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+        return finish(*args, **kwargs)
+
+    trainer._finalize_training = interrupted
+    if handler is signal.SIG_IGN:
+        trainer.train()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert trainer.interrupted is None and trainer.state.global_step == 1
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+# --- a loss that is not finite ----------------------------------------------------------------------------------
+
+
+class Spoiled(FineTuningTrainer):
+    """Makes the loss or the gradient of the first process infinite in step 3."""
+
+    what = "loss"
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        if self.state.global_step < 2 or not self.is_world_process_zero():
+            return loss
+        # The square root has an infinite gradient at zero.
+        return loss + (math.inf if self.what == "loss" else (loss - loss).sqrt())
+
+
+def spoiled_trainer(folder: Path, what: str, **settings) -> Spoiled:
+    trainer = new_trainer(HEADS[0], make_tokenizer(), folder, **{"max_steps": 4, "save_steps": 2} | settings)
+    trainer.__class__, trainer.what = Spoiled, what
+    return trainer
+
+
+@pytest.mark.parametrize("clipping", [1.0, 0.0, math.inf])
+@pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
+def test_a_run_that_diverges_stops_before_the_optimizer_step(what, message, clipping, tmp_path):
+    for resume in (None, True):
+        trainer = spoiled_trainer(tmp_path, what, save_strategy="steps", max_grad_norm=clipping)
+        with pytest.raises(DivergedError, match=f"^{message} in step 3. The last checkpoint is checkpoint-2. Try"):
+            trainer.train(resume_from_checkpoint=resume)
+        (tmp_path / "checkpoint-9").mkdir(exist_ok=True)  # a damaged checkpoint
+        assert {folder.name for folder in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-9"}
+    saved = load_file(tmp_path / "checkpoint-2/model.safetensors")
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in trainer.model.state_dict().items())
+
+
+# Nothing is due after step 3; a log line, an evaluation, a checkpoint or the end.
+@pytest.mark.parametrize(
+    "due",
+    [{}, {"logging_steps": 3}, {"eval_steps": 3}, {"save_steps": 3}, {"max_steps": 3}],
+)
+@pytest.mark.parametrize(("what", "message"), [("loss", "The loss is inf"), ("norm", "The gradient norm is nan")])
+def test_on_a_gpu_a_run_that_diverges_saves_no_weights(due, what, message, tmp_path, monkeypatch):
+    """It notices one step later, but before it logs, evaluates, saves or ends."""
+    report_late(monkeypatch)
+    settings = {"save_strategy": "steps", "logging_steps": 100, "max_steps": 9} | due
+    trainer = spoiled_trainer(tmp_path, what, **settings)
+    trainer.eval_dataset, trainer.args.eval_strategy = trainer.train_dataset, "steps" if "eval_steps" in due else "no"
+    evaluate, evaluated = trainer.evaluate, []
+    trainer.evaluate = lambda *args, **kwargs: evaluated.append(trainer.state.global_step) or evaluate(*args, **kwargs)
+    last = "" if "save_steps" in due else "The last checkpoint is checkpoint-2. "
+    with pytest.raises(DivergedError, match=f"^{message} in step 3. {last}Try"):
+        trainer.train()
+    assert (trainer.state.global_step, trainer.state.log_history, evaluated) == (3, [], [])
+    assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == (["checkpoint-2"] if last else [])
+
+
+def test_fp16_skips_steps_with_infinite_gradients(tmp_path):
+    trainer = spoiled_trainer(tmp_path, "norm")
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
+    trainer.train()
+    assert trainer.state.global_step == 4
+    trainer = spoiled_trainer(tmp_path, "loss")
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(DivergedError, match="The loss is inf in step 3"):
+        trainer.train()
+
+
+def sweep_that_diverges_once(folder: Path, late: bool) -> None:
+    if late:
+        stopping.has_own_kernels = lambda values: False
+    training_step = FineTuningTrainer.training_step
+
+    def spoiled(self, *args, **kwargs):
+        diverges = self.args.seed == 42 and self.state.global_step == 2 and self.is_world_process_zero()
+        return training_step(self, *args, **kwargs) + (math.inf if diverges else 0.0)
+
+    FineTuningTrainer.training_step = spoiled
+    train(folder, seeds=2, per_device_train_batch_size=2, logging_steps=100)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_all_processes_stop_if_one_diverges(late, tmp_path):
+    """They stop after the same step, so that a sweep continues with its next run."""
+    process = forked.run(sweep_that_diverges_once, tmp_path, late, processes=2)
+    assert process.returncode == 0, process.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["settings"]["seed"] == 43
+    (failure,) = results["sweep"]["failures"]
+    assert "seed-42: The loss is inf in step 3. Try" in failure
+    assert "The loss of another process is not finite in step 3" in process.stderr

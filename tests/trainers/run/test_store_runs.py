@@ -1,0 +1,303 @@
+"""Commands whose files are all in a bucket: killed, resumed on other machines, refused, and without network."""
+
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import forked
+import fsspec
+import pytest
+from damage import damage
+from pretraining_command import run
+
+from snugbert.errors import InputError
+from snugbert.storage import inputs as staging
+from snugbert.storage import owner as store_lock
+from snugbert.storage import uploads as remote_outputs
+from snugbert.storage.inputs import show_urls
+from snugbert.storage.uploads import RemoteOutput, choose_output, find_output, hold_store_lock
+from snugbert.trainers.run import checkpoint_copies
+from snugbert.trainers.run.checkpoint_files import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run.store_runs import run_in_store
+from snugbert_cli import main as snugbert_command
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch) -> Path:
+    """The home of a new machine. The locks of dead runs are noticed soon."""
+    move_to(tmp_path / "machine", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "machine"
+    assert not list(tmp_path.glob("*:*"))  # no local folder `s3:`
+
+
+def move_to(home: Path, monkeypatch=None) -> None:
+    """Makes this process one of another machine."""
+    values = {(staging, "HF_HOME"): str(home), (store_lock, "SETTLE_SECONDS"): 0.1}
+    values |= {(store_lock, "BEAT_SECONDS"): 0.2, (store_lock, "STALE_SECONDS"): 2.0}
+    for (module, name), value in values.items():
+        monkeypatch.setattr(module, name, value) if monkeypatch else setattr(module, name, value)
+
+
+@pytest.fixture
+def in_bucket(small_run, bucket) -> dict:
+    """The arguments of a run with everything but its text in the bucket."""
+    shutil.copytree(small_run["tokenizer_name"], bucket.folder / "tok")
+    more = {"validation_file": None, "tokenizer_name": f"{bucket.url}/tok", "save_steps": 4}
+    return small_run | more | {"output_dir": f"{bucket.url}/runs/run", "resume_from_checkpoint": "true"}
+
+
+def list_files(folder: Path) -> set[str]:
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return {name for name in files if not re.search(r"(^|/)(_|events)", name)}
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def pretrain(arguments: dict, home: Path, kills: bool = False, machines: int = 1) -> int:
+    """Runs on a machine with this home. `kills`: until the second manifest is about to be uploaded."""
+    if machines > 1:
+        home = home.with_name(f"{home.name}-{os.environ['RANK']}")
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    move_to(home)
+    if kills:
+        upload, manifests = checkpoint_copies.upload, []
+
+        def upload_or_die(file, url):
+            manifests.extend([url] if url.endswith("manifest.json") else [])
+            if len(manifests) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            upload(file, url)
+
+        checkpoint_copies.upload = upload_or_die
+    return run(arguments)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, capsys, caplog):
+    """It ends bit for bit like an unkilled run. The half-uploaded checkpoint is skipped (composer#3376)."""
+    assert run(in_bucket | {"output_dir": tmp_path / "straight", "max_steps": 12}) == 0
+    in_bucket = in_bucket | {"max_steps": 12}
+    killed = forked.start(pretrain, in_bucket, tmp_path / "first", True)
+    assert killed.wait() == -signal.SIGKILL, killed.stderr
+    stored = bucket.folder / "runs/run"
+    (complete,) = (path.parent.name for path in stored.glob("checkpoint-*/manifest.json"))
+    (half,) = {path.name for path in stored.glob("checkpoint-*")} - {complete}
+    assert (stored / "_lock").exists()
+
+    assert run(in_bucket) == 0
+    assert f"skipping {bucket.url}/runs/run/{half}: manifest.json is missing" in caplog.text
+    assert f"model       {bucket.url}/runs/run\n" in capsys.readouterr().out
+    assert weights(stored) == weights(tmp_path / "straight")
+    assert list_files(stored) == list_files(tmp_path / "straight")
+    assert {path.name for path in stored.glob("_*")} == {"_writer"}
+    for file in bucket.folder.rglob("*"):
+        assert file.is_dir() or not re.search(rf"{tmp_path}|SECRET".encode(), file.read_bytes()), file
+
+
+@pytest.mark.slow
+def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_path):
+    """They share no disk, and both are empty (litData#248)."""
+    assert run(in_bucket, max_steps=4) == 0
+    stored = bucket.folder / "runs/run"
+    both = in_bucket | {"per_device_train_batch_size": 8, "save_total_limit": 0}
+    done = forked.run(pretrain, both, tmp_path / "node", False, 2, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "after checkpoint-4" in done.stdout
+    assert not [*(tmp_path / "node-1").rglob("optimizer.pt")]  # its copy was temporary
+    assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, machine, capsys, caplog, monkeypatch):
+    in_bucket |= {"save_total_limit": 2}
+    stored = bucket.folder / "runs/run"
+    assert run(in_bucket | {"dry_run": "true"}) == 0
+    assert f"{bucket.url}/runs/run is unchanged" in capsys.readouterr().out and not stored.exists()
+    assert run(in_bucket, max_steps=12) == 0
+    assert {path.name for path in stored.glob("checkpoint-*")} == {"checkpoint-8", "checkpoint-12"}
+    assert run(in_bucket, max_steps=12, dry_run="true") == 0
+    assert not list(machine.glob("snugbert/outputs/*/*/*"))
+    capsys.readouterr()
+    assert run(in_bucket, resume_from_checkpoint="false") == 2
+    assert f"{bucket.url}/runs/run already contains a run" in capsys.readouterr().err
+    # Damage is found by its checksum.
+    url, manifest = f"{bucket.url}/runs/run", stored / "checkpoint-8/manifest.json"
+    shutil.copytree(stored / "checkpoint-8", bucket.folder / "kept/checkpoint-8")
+    damage(stored / "checkpoint-12/optimizer.pt", "six bytes")
+    assert find_on_new_machine(url, machine / "1", monkeypatch) == "checkpoint-8"
+    assert f"skipping checkpoint-12: {url}/checkpoint-12/optimizer.pt is damaged" in show_urls(caplog.text)
+    (stored / "checkpoint-12/optimizer.pt").unlink()
+    manifest.write_text('["../manifest"]')
+    assert find_on_new_machine(url, machine / "2", monkeypatch) is None
+    for problem in ("12/optimizer.pt is missing", "8/manifest.json must contain a JSON object"):
+        assert f"/checkpoint-{problem}" in caplog.text
+    # A named checkpoint of another run, and a run that replaces another.
+    other, named = bucket.folder / "runs/other", f"{bucket.url}/kept/checkpoint-8/"
+    assert run(in_bucket, resume_from_checkpoint=named, output_dir=f"{bucket.url}/runs/other", max_steps=12) == 0
+    assert weights(other) == weights(stored)
+    in_bucket |= {"output_dir": f"{bucket.url}/runs/other", "resume_from_checkpoint": None}
+    assert run(in_bucket, overwrite_output_dir="true", max_steps=1, save_steps=1) == 0
+    assert {path.name for path in other.glob("checkpoint-*")} == {"checkpoint-1"}
+
+
+def find_on_new_machine(url: str, home: Path, monkeypatch) -> str | None:
+    move_to(home, monkeypatch)
+    output = find_output(choose_output(url))
+    output.download()
+    checkpoint = find_newest_checkpoint(output.folder)
+    return checkpoint and checkpoint.name
+
+
+def test_a_second_run_is_refused_and_a_run_without_its_lock_stops(in_bucket, bucket, tmp_path, capsys, monkeypatch):
+    stored, url = bucket.folder / "runs/run", in_bucket["output_dir"]
+    with hold_store_lock(RemoteOutput(tmp_path / "other/run", url)):
+        assert run(in_bucket) == 2
+    assert f"is running in {url}. Wait until that process ends, or choose another folder." in capsys.readouterr().err
+
+    other = '{"owner": "o", "number": "1", "beat": "1", "holder": "process 7 on elsewhere"}'
+    on_save = checkpoint_copies.CheckpointUploads.on_save
+
+    def lose_the_lock(*args, **kwargs):
+        (stored / "_lock").write_text(other)
+        on_save(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint_copies.CheckpointUploads, "on_save", lose_the_lock)
+    monkeypatch.setattr(store_lock, "BEAT_SECONDS", 60)  # otherwise, a beat at this moment may keep the lock
+    assert run(in_bucket) == 2
+    assert "process 7 on elsewhere is running in" in capsys.readouterr().err.splitlines()[-1]
+    assert (stored / "_lock").read_text() == other
+    assert not list(stored.glob("checkpoint-*/manifest.json")) and not (stored / "config.json").exists()
+
+
+def write_checkpoint(folder: Path, text: str = "weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text(text)
+    write_manifest(folder)
+    return folder
+
+
+def test_a_damaged_local_checkpoint_blocks_nothing(bucket, tmp_path, caplog):
+    folder = choose_output(f"{bucket.url}/run")
+    args = SimpleNamespace(output_dir=str(folder), should_save=True)
+    with run_in_store(find_output(folder)):
+        for step in (4, 8, 12):
+            write_checkpoint(folder / f"checkpoint-{step}")
+        (folder / "checkpoint-8/model.safetensors").write_text("short")  # resuming has skipped it
+        shutil.copytree(folder / "checkpoint-8", folder / "_uploading/checkpoint-8")
+        (folder / "config.json").write_text("{}")
+        uploads = checkpoint_copies.CheckpointUploads()
+        with uploads.watch(args):
+            uploads.on_train_begin(args, None, None)
+    assert f"{folder}/checkpoint-8 is damaged, and is not uploaded." in caplog.text
+    stored = {name for name in list_files(bucket.folder / "run") if not name.endswith(".safetensors")}
+    assert stored == {"checkpoint-4/manifest.json", "checkpoint-12/manifest.json", "config.json"}
+
+
+def test_a_refused_run_elsewhere_does_not_replace_newer_local_checkpoints(bucket, tmp_path):
+    here, elsewhere = (RemoteOutput(tmp_path / name / "run", f"{bucket.url}/run") for name in ("here", "elsewhere"))
+
+    def begin(output: RemoteOutput, step: int = 0) -> set[str]:
+        with pytest.raises(InputError, match=r"^ended$"), run_in_store(output):
+            found = {path.name for path in output.folder.glob("checkpoint-*")}
+            if step:  # otherwise the arguments are refused
+                output.claim()
+                write_checkpoint(output.folder / f"checkpoint-{step}")
+            raise InputError("ended")
+        return found
+
+    assert begin(here, 4) == begin(elsewhere) == set()
+    assert begin(here) == {"checkpoint-4"}
+    assert begin(elsewhere, 8) == begin(here) == set()
+
+
+def test_a_run_that_lost_its_lock_changes_nothing_in_the_bucket(bucket, tmp_path):
+    output, stored = RemoteOutput(tmp_path / "run", f"{bucket.url}/run"), bucket.folder / "run"
+    with pytest.raises(InputError, match="process 7 on other is running in"), run_in_store(output):
+        (output.folder / "config.json").write_text("mine")
+        write_checkpoint(stored / "checkpoint-7")
+        (stored / "config.json").write_text("theirs")
+        (stored / "_lock").write_text('{"owner": "o", "number": "1", "beat": "1", "holder": "process 7 on other"}')
+    assert list_files(stored) == {"checkpoint-7/model.safetensors", "checkpoint-7/manifest.json", "config.json"}
+    assert (stored / "config.json").read_text() == "theirs"
+
+
+def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
+    def fail(file, url):
+        raise InputError("no answer.")
+
+    stored = bucket.folder / "runs/run"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_copies, "upload", fail)
+        assert run(in_bucket) == 2
+    assert "no answer. The upload will be retried at the next checkpoint." in caplog.text
+    assert not list(stored.glob("checkpoint-*/*")) and not (stored / "config.json").exists()
+    assert run(in_bucket) == 0
+    assert "after checkpoint-8" in capsys.readouterr().out
+    assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
+    assert (stored / "config.json").exists()
+
+
+def test_fine_tuning_and_what_follows_in_a_bucket(bucket, small_run, tmp_path, capsys, caplog, monkeypatch):
+    url, folder = bucket.url, bucket.folder
+    rows = [f"w{index % 2}a w{index % 2}b\t{index % 2}" for index in range(40)]
+    (folder / "data").mkdir()
+    for name in ("train", "dev"):
+        (folder / f"data/{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]))
+    shutil.copytree(small_run["tokenizer_name"], folder / "tok")
+
+    def command(text: str) -> int:
+        return snugbert_command(text.replace("BUCKET", url).split())
+
+    data = "--train_file BUCKET/data/train.tsv --validation_file BUCKET/data/dev.tsv --use_cpu true"
+    model = "--config_name tiny --tokenizer_name BUCKET/tok --max_steps 2"
+    assert command(f"glue {model} {data} --seeds 2 --output_dir BUCKET/cls") == 0
+    assert {"results.json", "model.safetensors", "plan.json"} <= list_files(folder / "cls")
+    assert re.search(f"folder +{url}/cls\n", capsys.readouterr().out)
+    # A finished run is not repeated, on a machine with another folder for copies.
+    monkeypatch.setattr(staging, "HF_HOME", str(tmp_path / "other"))
+    caplog.clear()
+    assert command(f"glue {model} {data} --seeds 2 --output_dir BUCKET/cls") == 0
+    assert "run 1 of 2" not in caplog.text
+
+    predict = "predict --model_name_or_path BUCKET/cls --input_file BUCKET/data/d*.tsv --output_file BUCKET/out.jsonl"
+    upload = remote_outputs.upload
+    monkeypatch.setattr(remote_outputs, "upload", lambda *_: (_ for _ in ()).throw(InputError("no answer.")))
+    assert command(predict) == 2 and not (folder / "out.jsonl").exists()
+    monkeypatch.setattr(remote_outputs, "upload", upload)
+    capsys.readouterr()
+    assert command(predict) == 0
+    assert "continuing after 40 rows" in caplog.text and f"{url}/out.jsonl: 40 rows" in capsys.readouterr().out
+    assert (folder / "out.jsonl").read_text().count("\n") == 40
+    assert command(predict) == 2
+    assert f"{url}/out.jsonl exists" in capsys.readouterr().err
+
+    assert command("export BUCKET/cls BUCKET/bert --to bert") == 0
+    assert f"Exported {url}/cls to {url}/bert" in capsys.readouterr().out
+    assert command("export BUCKET/cls BUCKET/bert --to bert") == 2
+    assert f"{url}/bert: already contains a model" in capsys.readouterr().err
+    text = f"--validation_file {small_run['validation_file']} --lines_are_sentences true"
+    assert command(f"evaluate --config_name tiny --tokenizer_name BUCKET/tok {text} --output_dir BUCKET/scores") == 0
+    assert f"Written to {url}/scores" in capsys.readouterr().out and (folder / "scores/results.json").exists()
+    assert command("convert BUCKET/no BUCKET/bert --to bert") == 2
+    assert f"input: {url}/no does not exist." in capsys.readouterr().err
+    for file in folder.rglob("*"):
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes(), file
+
+
+def test_credentials_in_a_url_are_in_no_file_and_no_message(in_bucket, capsys, caplog):
+    url = "memory://name:pa55word@host/run"
+    store = fsspec.filesystem("memory")
+    try:
+        assert run(in_bucket, output_dir=url, max_steps=2, save_steps=1, resume_from_checkpoint="false") == 0
+        files = store.find(url, detail=False)
+        assert len(files) > 20
+        assert not [file for file in files if b"pa55word" in store.cat_file(file)]
+    finally:
+        store.store.clear()
+    assert "pa55word" not in str(capsys.readouterr()) + caplog.text
