@@ -346,7 +346,8 @@ def _run_command(name: str, arguments: list[str]) -> int:
     except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
         if isinstance(error, BrokenPipeError) and sys.stdout is not None:
             sys.stdout.flush()  # raises again if stdout is the closed pipe
-        message = join_lines(error)  # Hub errors have several lines
+        # Hub errors have lines of no use here. The lines of our own errors are a table.
+        message = str(error) if isinstance(error, InputError) else join_lines(error)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             message = "a disk is full. Free some space, and run the same command again."
         return _fail(program, show_urls(message))

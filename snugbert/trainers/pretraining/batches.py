@@ -33,7 +33,7 @@ from snugbert.trainers.run.lost_processes import wait_for_all
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
 PREFETCH_FACTOR = 2  # torch's default: batches that a data worker reads ahead
-DENOMINATORS = "loss_denominators"  # key in a batch, for the result of `count_batch`
+LABEL_COUNTS = "label_counts"  # key in a batch, for the result of `count_batch`
 
 
 class SizedDataset(Protocol):
@@ -282,7 +282,7 @@ class RunBatches(torch.utils.data.Dataset):
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
     after resuming.
 
-    Each batch contains its counts for the log under the key `DENOMINATORS`, unless it has no labels.
+    Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels.
 
     Args:
         phases: phases of the run.
@@ -322,7 +322,7 @@ class RunBatches(torch.utils.data.Dataset):
             batch = self.collator(examples)
         if "labels" in batch:
             length = self.phases[index].max_seq_length
-            batch[DENOMINATORS] = count_batch(batch, length, self.config, self.generator, self.teacher)
+            batch[LABEL_COUNTS] = count_batch(batch, length, self.config, self.generator, self.teacher)
         return batch
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:

@@ -1,0 +1,87 @@
+"""Decides whether a command may continue what an earlier command began: in a run, a sweep, a corpus or a prediction.
+
+A record, `{"kind", "version", "settings"}`, is stored with what was written. The next command compares its own.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from snugbert.errors import InputError, format_count
+
+LISTED_CHANGES = 8  # most rows in a message
+WIDEST_VALUE = 40  # characters of a value in a message
+
+
+def make_record(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record to store, as JSON values.
+
+    Args:
+        kind: what is written, such as "pretraining" or "sweep".
+        settings: everything that determines the result, by the name that a message shows.
+    """
+    import snugbert
+
+    return json.loads(json.dumps({"kind": kind, "version": snugbert.__version__, "settings": dict(settings)}))
+
+
+def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], place: str, remedy: str) -> None:
+    """Checks that a command may continue what an earlier command began.
+
+    Args:
+        record: the stored record, from [`make_record`].
+        kind: see [`make_record`].
+        settings: the settings of this command. A dictionary as a value is compared entry by entry.
+        place: the flag and the file or folder, for the message.
+        remedy: what to do instead, for the message.
+
+    Raises:
+        InputError: the record is damaged, of another kind, or of a newer version, or settings differ. The message
+            lists them, with the value before and now.
+    """
+    import snugbert
+
+    now = make_record(kind, settings)["settings"]
+    try:
+        is_newer = Version(record["version"]) > Version(snugbert.__version__)
+        before = dict(record["settings"])
+        other_kind = record["kind"] != kind
+    except (InvalidVersion, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{place} is damaged. {remedy}") from error
+    if is_newer:
+        raise InputError(f"{place} was written by SnugBERT {record['version']}. Upgrade SnugBERT. {remedy}")
+    if other_kind:
+        raise InputError(f"{place} contains {record['kind']}, not {kind}. {remedy}")
+    if changes := list_changes(before, now):
+        raise InputError(f"{place} has other settings.\n{format_changes(changes)}\n{remedy}")
+
+
+def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Returns the name, the value before and the value now of every setting that differs. None: not set."""
+    changes = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            if list(old.values()) != list(new.values()):  # the same content may have new names
+                changes += [(f"{name} {entry}", a, b) for entry, a, b in list_changes(old, new)]
+        elif old != new:
+            changes.append((name, old, new))
+    return changes
+
+
+def format_changes(changes: list[tuple[str, Any, Any]]) -> str:
+    """Formats changes as a table with two columns, before and now."""
+    rows = [("", "before", "now")]
+    rows += [(name, _format(old), _format(new)) for name, old, new in changes[:LISTED_CHANGES]]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {old:<{widths[1]}}  {new}" for name, old, new in rows]
+    if len(changes) > LISTED_CHANGES:
+        lines.append(f"  and {format_count(len(changes) - LISTED_CHANGES, 'more change')}")
+    return "\n".join(lines)
+
+
+def _format(value: Any) -> str:
+    text = "-" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= WIDEST_VALUE else text[: WIDEST_VALUE - 3] + "..."
