@@ -1,16 +1,12 @@
 """Measurements of text, corpora, rows and masks."""
 
-import json
 import os
-import re
-from itertools import chain, pairwise
-from types import SimpleNamespace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from benchmark_files import write_first_lines
 from markdown_tables import cells
-from synthetic import make_corpus
 from transformers import AutoTokenizer
 
 from snugbert import SnugBertTokenizer
@@ -61,156 +57,6 @@ def test_the_original_recipe(minilm):
         assert {place for place, (shown, true) in enumerate(zip(ids, plain, strict=True)) if shown != true} <= {
             *places
         }
-
-
-def test_measurements_of_sentence_pairs():
-    """A corpus of 100 documents, and pairs whose label follows from one property."""
-    from data_preparation import original_pairs
-    from sentence_pairs import (
-        EPOCHS,
-        Pairs,
-        classify_lengths,
-        classify_seconds,
-        count_shown,
-        find_documents,
-        join_blocks,
-        measure,
-        original_epochs,
-    )
-
-    rng = np.random.default_rng(0)
-    documents = [
-        [rng.integers(5, 200, rng.integers(1, 9)).tolist() for _ in range(number + 2)] for number in range(100)
-    ]
-    corpus = make_corpus([documents[:15], documents[15:]])
-    text = join_blocks(corpus)
-    assert text.tokens.tolist() == list(chain.from_iterable(chain.from_iterable(documents)))
-    assert find_documents(text, text.documents[:-1]).tolist() == list(range(100))
-
-    # The spans are the original recipe's segments.
-    pairs = next(original_epochs(corpus, text, None, 30, 0))
-    spans = list(zip(pairs.first, pairs.first_length, pairs.second, pairs.second_length, strict=True))
-    assert [
-        (text.tokens[first : first + length].tolist(), text.tokens[second : second + second_length].tolist())
-        for first, length, second, second_length in spans
-    ] == original_pairs(documents, 30, seed=0)
-    assert pairs.label.tolist() == [
-        find_documents(text, np.array([first])) != find_documents(text, np.array([second]))
-        for first, _, second, _ in spans
-    ]
-    shown = np.zeros(len(text.tokens), dtype=int)
-    for first, length, second, second_length in spans:
-        shown[first : first + length] += 1
-        shown[second : second + second_length] += 1
-    assert count_shown(pairs, len(text.tokens)).tolist() == shown.tolist()
-    columns = measure(original_epochs(corpus, text, None, 30, 0), text, 30, 0)
-    expected = [100 * (shown > 0).mean(), shown.max(), shown.std() / shown.mean()]
-    assert [columns[0], columns[2], columns[3]] == pytest.approx(expected)
-    assert columns[0] < columns[1] <= 100
-
-    # Each classifier finds what reveals the label, and nothing else does.
-    def epoch(reveals):
-        size = 2000
-        values = {name: rng.integers(0, len(text.tokens) - 9, size) for name in ("first", "second")}
-        values |= {name: rng.integers(1, 9, size) for name in ("first_length", "second_length")}
-        pairs = Pairs(**values, label=rng.integers(0, 2, size))
-        pairs.label = reveals(pairs).astype(int)
-        return pairs
-
-    def chance(pairs):
-        return pairs.label
-
-    def words(pairs):  # of B; the last token is also one of its ends
-        return text.tokens[pairs.second + pairs.second_length - 1] < 100
-
-    def document_length(pairs):
-        return np.diff(text.documents)[find_documents(text, pairs.second)] < np.median(np.diff(text.documents))
-
-    def segment_lengths(pairs):
-        return pairs.first_length > 4
-
-    for reveals, found in [
-        (chance, []), (words, [0, 2, 3]), (document_length, [1, 2]), (segment_lengths, [4])
-    ]:  # fmt: skip
-        epochs = [epoch(reveals) for _ in range(EPOCHS)]
-        on_others = classify_seconds(epochs, text, seed=0)[1::2]
-        points = [*on_others, classify_lengths(epochs, text, seed=0)]
-        for classifier, gained in enumerate(points):
-            assert (gained > 15) if classifier in found else (abs(gained) < 10), (reveals, points)
-
-
-def test_sentence_pairs(data_dir, minilm, capsys):
-    from sentence_pairs import HEADER, main
-
-    arguments = ["--train_file", str(data_dir / "sample_text/sample_text.txt"), "--tokenizer_name", str(minilm)]
-    main([*arguments, "--lengths", "64", "--seeds", "1", "--document_sentences", "3"])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[-2:]]
-    assert HEADER.splitlines()[0] in lines and {len(row) for row in rows} == {HEADER.splitlines()[0].count("|") - 1}
-    assert [row[:2] for row in rows] == [["64", "original"], ["64", "SnugBERT"]]
-    for row in rows:
-        seen, seen_later, most, _, fill, is_next = map(float, row[2:8])
-        assert 50 < seen <= seen_later <= 100 and most >= 1 and 20 < fill <= 100 and 20 < is_next < 60
-
-
-def test_repeated_text(data_dir, steps, tmp_path, capsys, monkeypatch):
-    """The copies have the share of the text that the table names. Finished runs are not repeated."""
-    import repeated_text
-
-    monkeypatch.setattr(repeated_text, "TEXTS", {"half": (0.5, "lines")})
-    monkeypatch.setitem(repeated_text.SETTINGS, "logging_steps", 1)
-    monkeypatch.setitem(repeated_text.SETTINGS, "max_eval_samples", 8)
-    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
-    (tmp_path / "tok").mkdir()
-    (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:2000]))
-    text = write_first_lines(data_dir / "books_en/train-00.txt.gz", 300, tmp_path)
-    files = ["--tokenizer_name", str(tmp_path / "tok"), "--train_file", text]
-    argv = ["train", *files, "--validation_file", text, "--max_steps", "2", "--seeds", "1"]
-    for _ in range(2):
-        repeated_text.main([*argv, "--output_dir", str(tmp_path / "out")])
-        assert steps == ["0.5-lines", "0.5-lines/1"]
-    first, second = (row for row in cells(capsys.readouterr().out) if row[0] == "half")
-    assert first == second and first[2] == "1"
-    assert repeated_text.read_report(tmp_path / "out/0.5-lines/corpus").copied_share == pytest.approx(0.5, abs=0.02)
-    repeated_text.main(["find", f"books={text}"])
-    assert "| books | " in capsys.readouterr().out
-    memory = SimpleNamespace(stdout=json.dumps(repeated_text.measure_memory(1)))
-    monkeypatch.setattr(repeated_text.subprocess, "run", lambda command, **_: memory)
-    repeated_text.main(["cost", *files, "--pairs", "1"])
-    assert re.search(
-        r"\| time with .* \| \d\.\d+ .* per million \| \d\.\d\d s, \d+ MB \|", capsys.readouterr().out, re.S
-    )
-
-
-def test_windows(data_dir, steps, tmp_path, capsys, monkeypatch):
-    """The runs differ in the blocks of a window. Finished runs are not repeated."""
-    import sentence_pairs
-    import windows
-
-    monkeypatch.setattr(sentence_pairs, "EPOCHS", 2)
-    monkeypatch.setattr(sentence_pairs, "MOST_EPOCHS", 2)
-    small = {"per_device_train_batch_size": 8, "logging_steps": 1, "phases": "16:80%:mlm,32:20%", "bf16": False}
-    monkeypatch.setattr(windows, "SETTINGS", windows.SETTINGS | small)
-    monkeypatch.setattr(windows, "SCORED", 8)
-    vocabulary = (data_dir / "vocab/bert-base-uncased-vocab.txt").read_text().splitlines(keepends=True)
-    (tmp_path / "tok").mkdir()
-    (tmp_path / "tok/vocab.txt").write_text("".join(vocabulary[:2000]))
-    names = {"books": "books_en/train-00.txt.gz", "wiki": "wikitext2/valid.docs.txt.gz"}
-    texts = [f"{name}={write_first_lines(data_dir / file, 400, tmp_path)}" for name, file in names.items()]
-    argv = ["--tokenizer_name", str(tmp_path / "tok"), "--sources", *texts, "--held_out", *texts, "--windows", "4"]
-    argv += ["--num_train_epochs", "0.01", "--seeds", "1", "--output_dir", str(tmp_path / "out")]
-    windows.main(argv)
-    table = capsys.readouterr().out
-    number = int(re.search(r"(\d+) blocks, ", table)[1])
-    assert number > 8 and steps == ["start", "4-1", f"{number}-1"]
-    assert set(json.loads((tmp_path / "out/train-4-1.json").read_text())) > {"books", "wiki", "mean"}
-    trained, whole, *pairs = (row for row in cells(table) if "4" in row[:2] or "all" in row[:2])
-    assert trained[1] == str(-(-number // 4)) and whole[1] == "1" and float(whole[-2]) == 0
-    assert [row[:2] for row in pairs] == [["128", "4"], ["128", "all"]]
-    assert preparation.BLOCK_TOKENS == 2**22
-    windows.main([*argv, "--report"])
-    report = re.search(r"\d+ blocks, .*", table, re.DOTALL)[0]
-    assert len(steps) == 3 and capsys.readouterr().out.endswith(report)
 
 
 def test_buckets(data_dir, minilm, tmp_path, capsys, monkeypatch):
@@ -294,22 +140,3 @@ def test_row_sizes(data_dir, capsys, monkeypatch):
     for _, tokens, multiple, sizes, padding, frequent in rows:
         assert int(sizes) <= 3 and frequent == "100.0%"
         assert float(padding.rstrip("%")) / 100 <= int(multiple) / int(tokens.replace(",", ""))
-
-
-def test_masks(data_dir, steps, tmp_path, capsys, monkeypatch):
-    """No word is cut if words or spans are masked."""
-    import masks
-
-    monkeypatch.setattr(masks, "VOCAB_SIZE", 500)
-    monkeypatch.setattr(masks, "SEEDS", (1,))
-    monkeypatch.setattr(masks, "RUNS", {"spans, 15 %": masks.RUNS["spans, 15 %"]})
-    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 200, tmp_path)
-    arguments = ["--train_file", text, "--output_dir", str(tmp_path / "out")]
-    masks.main(["shares", *arguments, "--kinds", "byte-bpe", "unigram", "--tokens", "30000", "--max_seq_length", "64"])
-    _, *rows = cells(capsys.readouterr().out)
-    assert [row[2] for row in rows] == [*masks.MASKINGS] * 2
-    assert [row[8] == "0.00 %" for row in rows] == [False, True, True] * 2
-    masks.main(["speed", *arguments, "--kinds", "byte-bpe"])
-    assert capsys.readouterr().out.count("| byte-level BPE | ") == 2
-    masks.main(["train", *arguments, "--validation_file", text, "--max_steps", "2"])
-    assert "| spans, 15 % | " in capsys.readouterr().out and len(steps) == 3

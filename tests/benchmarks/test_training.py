@@ -4,15 +4,12 @@ import json
 import re
 import signal
 import subprocess
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from benchmark_files import write_first_lines
 from family_checkpoints import write_checkpoint
-from markdown_tables import cells
 from parity import without_padding
 from transformers import (
     AutoModelForPreTraining,
@@ -161,37 +158,6 @@ def test_retrieval(data_dir, minilm, tmp_path, capsys):
         retrieval.main([*command, "--dropout", "0.1"])
 
 
-def test_learning_rates(data_dir, minilm, tmp_path, capsys, monkeypatch):
-    import learning_rates
-
-    model, rates = tmp_path / "model", []
-    BertModel(BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(model)
-    AutoTokenizer.from_pretrained(minilm).save_pretrained(model)
-
-    def run(command, **process):
-        rates.append(command[command.index("--learning_rate") + 1])
-        assert snugbert_command([*command[3:], "--use_cpu"]) == 0
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(learning_rates.subprocess, "run", run)
-    argv = ["--model_name_or_path", str(model), "--tasks", "rte", "--factors", "1", "4", "--seeds", "1", "2"]
-    argv += ["--data_dir", str(data_dir), "--max_train_samples", "8", "--output_dir", str(tmp_path / "rates")]
-    learning_rates.main(argv)
-    table = capsys.readouterr().out.partition("model: 1 layers, hidden size 32")[2]
-    assert rates == ["3e-05", "0.00012"] * 2
-    scores = [json.loads((tmp_path / f"rates/model_rte_8_4_{seed}.json").read_text())["score"] for seed in (1, 2)]
-    assert "| RTE, accuracy | 8 | 3e-05 | 52.7 | " in table
-    assert f"| {np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f} |\n" in table
-
-    # Finished runs are not repeated, and not used for other settings.
-    learning_rates.main(argv)
-    with pytest.raises(SystemExit, match="is from a different command"):
-        learning_rates.main([*argv, "--model_name_or_path", str(tmp_path / "other/model")])
-    capsys.readouterr()
-    learning_rates.main(["--report", "--output_dir", str(tmp_path / "rates")])
-    assert table in capsys.readouterr().out and len(rates) == 4
-
-
 def test_electra_comparison(data_dir, steps, tmp_path, capsys, monkeypatch):
     """The recipes train with equal FLOPs. Finished steps are not repeated, and other settings are refused."""
     import electra_comparison
@@ -301,36 +267,6 @@ def test_adaptation(minilm, steps, tmp_path, capsys, monkeypatch):
     assert len(steps) == before
 
 
-def test_longer_positions(data_dir, minilm, steps, tmp_path, capsys, monkeypatch):
-    """Every method is scored by position. Finished steps are not repeated."""
-    import longer_positions
-
-    text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 500, tmp_path)
-    monkeypatch.setattr(longer_positions, "VOCABULARY", 500)
-    monkeypatch.setattr(longer_positions, "BASE_TOKENS", 512)
-    argv = ["--train_file", text, "--validation_file", text, "--positions", "32", "--base_steps", "2", "--steps", "2"]
-    argv += [
-        "--tokens_per_step",
-        "512",
-        "--eval_tokens",
-        "1024",
-        "--seeds",
-        "1",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
-    longer_positions.main(argv)
-    table = capsys.readouterr().out
-    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
-    assert [row[0].strip("| ") for row in rows[::2]] == ["original", *longer_positions.METHODS]
-    before = {row[0].strip("| "): row for row in rows[::2]}
-    assert len({row[3] for row in before.values()}) == 5  # other rows, or other windows
-    assert all(float(row[-1].strip(" |")) > 0 for row in rows)
-    assert len(steps) == 2 + 5
-    longer_positions.main(argv)
-    assert len(steps) == 7 and table.endswith(capsys.readouterr().out)
-
-
 def test_distilling_a_masked_model(data_dir, steps, tmp_path, capsys, monkeypatch):
     """All recipes start from the same layers. Finished steps are not repeated, and other settings are refused."""
     import distill_masked_model
@@ -367,31 +303,6 @@ def test_distilling_a_masked_model(data_dir, steps, tmp_path, capsys, monkeypatc
     assert len(steps) == 5 and capsys.readouterr().out[-500:] == table[-500:]
     with pytest.raises(SystemExit, match=r"other settings \(max_steps\)"):
         distill_masked_model.main([*argv, "--max_steps", "11"])
-
-
-def test_decisions(tmp_path, capsys):
-    import decisions
-
-    generator = np.random.default_rng(0)
-    (tmp_path / "settings.json").write_text('{"machine": {"device": "a CPU"}}')
-    for seed in (42, 43):
-        run = {}
-        for split in ("validation", "test"):
-            positive = generator.random(4000)
-            references = (generator.random(4000) < positive).astype(np.int64)
-            margin = 2 * np.log(positive / (1 - positive))  # twice as confident as it should be
-            run |= {f"{split}_logits": np.stack([-margin, margin], 1) / 2, f"{split}_references": references}
-        np.savez(tmp_path / f"MRPC-{seed}.npz", **run)
-    decisions.main(["--report", "--output_dir", str(tmp_path)])
-    printed = capsys.readouterr().out
-    rows = [row for row in cells(printed) if row[0] == "MRPC"]
-    assert [row[1] for row in rows[:2]] == ["f1", "accuracy"] and rows[0][2] == "2"
-    (calibration,) = (row for row in rows if len(row) == 8 and row[1].startswith(("1.9", "2.0")))
-    before, after = (float(calibration[i].split()[0]) for i in (4, 5))
-    assert before > 8 and after < 3
-    for _, confidence, *numbers in rows[3:]:
-        coverage, tested, accuracy, correct = (float(number.split()[0]) for number in numbers)
-        assert abs(coverage - tested) < 3 and abs(accuracy - correct) < 3 and accuracy > 100 * float(confidence)
 
 
 def test_few_labels(data_dir, tiny_bert, steps, tmp_path, capsys, monkeypatch):
@@ -470,36 +381,6 @@ def test_setfit_with_few_labels(data_dir, tiny_bert, tmp_path, monkeypatch):
     assert 0 <= results["score"] <= 100 and results["baseline"] == pytest.approx(54.17, abs=0.01)
 
 
-def test_long_documents(data_dir, tiny_bert, tmp_path, capsys, monkeypatch):
-    """Reviews are in the second half. Head and tail are the right tokens. Finished runs are not repeated."""
-    import long_documents
-
-    monkeypatch.setattr(long_documents, "SHORT_SENTENCES", 64)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
-    documents = long_documents.make_documents(8, 42, True, tokenizer, data_dir)
-    ids = tokenizer(documents["text"][:], add_special_tokens=False)["input_ids"]
-    for row in documents:
-        before, after = row["text"].split(row["review"])
-        assert before.count("\n") >= after.count("\n") and len(row["review"].split()) >= 6 * 8
-    assert all(900 <= len(tokens) < 1600 for tokens in ids) and documents["label"][:] == ["0", "1"] * 4
-    task = long_documents.HeadAndTail(max_seq_length=512, text_column_names="text")
-    split = task.read_splits({"validation": [documents]})["validation"]
-    split.references = np.zeros(8)
-    task.use_tokenizer(tokenizer, 512)
-    cut = task.encode(split).inputs["input_ids"][:]
-    assert [row[1:-1] for row in cut] == [tokens[:128] + tokens[-382:] for tokens in ids]
-
-    argv = ["--model_name_or_path", tiny_bert, "--data_dir", str(data_dir), "--output_dir", str(tmp_path / "out")]
-    argv += ["--layers", "1", "--documents", "8", "--test_documents", "4", "--seeds", "1"]
-    long_documents.main(argv)
-    table = capsys.readouterr().out
-    accuracy = json.loads((tmp_path / "out/attention/42/accuracy.json").read_text())["accuracy"]
-    assert f"| windows, attention pooling | 1 | {100 * accuracy:.1f} | " in table
-    monkeypatch.setattr(long_documents, "run_method", None)
-    long_documents.main(argv)
-    assert capsys.readouterr().out == table
-
-
 def test_minimal_pairs(data_dir, minilm, capsys, monkeypatch):
     pytest.importorskip("minicons")
     import minimal_pairs
@@ -558,31 +439,3 @@ def test_babylm_scores(tmp_path, capsys):
         babylm_scores.main([*argv, str(swapped)])
     out = capsys.readouterr().out  # means of a paradigm of ties and one in which one of two is right
     assert "| 4 | 2 | 99.00 | 75.00 | 25.00 |\n\nDecisions that differ: 1, in addition to ties." in out
-
-
-def test_dry_run_reads_predictions_and_reports_the_largest_errors(tmp_path, capsys, monkeypatch):
-    from dry_run import main, read_prediction
-
-    from snugbert.trainers.dry_run import Stopwatch, describe_peak, describe_seconds, print_plan
-
-    watch = Stopwatch(0)
-    watch.seconds.append(1.0)
-    memory = f"{describe_peak(torch.device('cpu'))}, including weights 90.9MB"
-    args = SimpleNamespace(output_dir="run", should_save=True)
-    print_plan(args, {"memory": memory, "time": describe_seconds(10.2, 3700.4, 30.0, [watch])})
-    (tmp_path / "log.txt").write_text(capsys.readouterr().out)
-    seconds, size = read_prediction(tmp_path / "log.txt")
-    assert seconds == 3720  # 1 h 2 min
-    assert 1e8 < size < 1e12
-    rows = [
-        {"dry": 9.0, "predicted_seconds": predicted, "seconds": 100.0, "predicted_bytes": 0.9e9, "bytes": 1e9}
-        for predicted in (105.0, 88.0, 110.0)
-    ]
-    (tmp_path / "results.json").write_text(json.dumps({"job": rows}))
-    command = ["dry_run.py", "--model_name_or_path", "m", "--data_dir", "d", "--output_dir", str(tmp_path), "--report"]
-    monkeypatch.setattr(sys, "argv", command)
-    main()
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| job |") and "9.0" in line)
-    parts = [part.strip() for part in row.strip("|").split("|")]
-    assert parts[0] == "job" and parts[1] == "9.0" and parts[3] == "100.0" and parts[4] == "-12.0 %"
-    assert parts[5:] == ["0.900", "1.000", "-10.0 %"]
