@@ -58,12 +58,7 @@ _outputs: dict[Path, "RemoteOutput"] = {}
 
 
 class RemoteOutput:
-    """A folder on this machine, whose files belong to a folder in a store.
-
-    Attributes:
-        folder: on this machine.
-        url: the folder in the store. It may contain credentials.
-    """
+    """A folder on this machine, whose files belong to the folder `url` in a store. The URL may contain credentials."""
 
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
@@ -128,22 +123,19 @@ class RemoteOutput:
         stored = list_files(self.url)
         check_names(stored, self.url)
         files = {name: entry for name, entry in stored.items() if not _is_skipped(name)}
-        manifests = [name for name in stored if is_checkpoint_manifest(name)]
+        manifests = [name for name in stored if split_checkpoint(name)[1] == MANIFEST_NAME]
         announce_copy(self.url, files)
         self._remove_files()
         # In the order of the steps, because old checkpoints are removed by age.
         for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
             download(join(self.url, name), self.folder / name)
-        self._downloaded = self.list_versions()
-        for checkpoint in sorted({split_checkpoint(name)[0] for name in stored} - {""}):
-            if f"{checkpoint}/{MANIFEST_NAME}" not in manifests:
-                logger.warning("skipping %s/%s: %s is missing.", self, checkpoint, MANIFEST_NAME)
+        self._downloaded = self._list_versions()
 
     def upload(self) -> None:
         """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
         files. After an error, the next call uploads the rest.
         """
-        before, now = self._downloaded, self.list_versions()
+        before, now = self._downloaded, self._list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
         for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
             remove(join(self.url, name))
@@ -166,17 +158,11 @@ class RemoteOutput:
             elif path.name not in (LOCK_NAME, OWNER):
                 path.unlink(missing_ok=True)
 
-    def list_versions(self, also: Callable[[str], bool] = lambda name: False) -> dict[str, tuple[int, int]]:
-        """Returns size and time of each file that is uploaded, and of the files whose names `also` accepts."""
+    def _list_versions(self) -> dict[str, tuple[int, int]]:
+        """Returns size and time of each file that is uploaded."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        wanted = [name for name in files if not _is_skipped(name) or also(name)]
-        stats = {name: files[name].stat() for name in wanted}
+        stats = {name: file.stat() for name, file in files.items() if not _is_skipped(name)}
         return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
-
-
-def is_checkpoint_manifest(name: str) -> bool:
-    """Whether a name in an output folder is a checkpoint's manifest."""
-    return split_checkpoint(name)[1] == MANIFEST_NAME
 
 
 def _is_skipped(name: str) -> bool:
@@ -212,10 +198,6 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
         command: the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
             command does not run again.
         run: the command. It sees the folder in the store as a local folder.
-
-    Raises:
-        InputError: another process writes the folder, a run has checkpoints there that only this machine has, or the
-            store does not answer.
     """
     pending, key = output.folder / PENDING, hash_json(repr(command))
     try:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 from fsspec.asyn import reset_lock
+from fsspec.spec import AbstractBufferedFile
 
 from snugbert.errors import InputError, join_lines
 from snugbert.files import replacing
@@ -41,7 +42,6 @@ USER = re.compile(r"(?<=://)(?![^/@:]*:\d{2,5}/)(.*:.*@|[^/]*@)", re.DOTALL)
 # "?" and "#" can be part of a name in a bucket, and "?" a pattern. But "?name=" starts a query string, and "&name=" is
 # the rest of one that had an "@".
 QUERY, WEB_QUERY = re.compile(r"[?&][\w.-]+=.*", re.DOTALL), re.compile(r"([?#]|&[\w.-]+=).*", re.DOTALL)
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # protocols whose packages an extra of SnugBERT installs
 LIBRARIES = ("aiohttp", "botocore", "gcsfs", "google", "httpx")  # an error of these is an error of the store
 S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # of botocore. s3fs repeats them five times
 CONNECTIONS = 8  # at a time. One connection to S3 carries 90 MB/s
@@ -58,13 +58,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Entry(NamedTuple):
-    """A file in a store.
-
-    Attributes:
-        size: in bytes.
-        version: changes when the file is replaced: its checksum or ETag, or the time of the last change. Empty if the
-            store has none of these.
-    """
+    """A file in a store: its size in bytes, and a version that changes when the file is replaced, if there is one."""
 
     size: int
     version: str
@@ -112,7 +106,7 @@ def ask(url: str, do: Callable[[Any, str], T]) -> T:
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: the store does not answer or refuses access, or its package is missing.
+        InputError: any other error of the store.
     """
     shown = hide_credentials(url)
     try:
@@ -126,9 +120,8 @@ def ask(url: str, do: Callable[[Any, str], T]) -> T:
     if isinstance(error, FileNotFoundError):
         raise FileNotFoundError(f"{shown}: no such file.") from cause
     if isinstance(error, ImportError):
-        protocol = PROTOCOL.findall(url)[0]
-        install = f"pip install 'snugbert[{EXTRAS[protocol]}]'" if protocol in EXTRAS else _describe(error)
-        raise InputError(f"{shown}: the package for {protocol}:// is missing. Run: {install}") from cause
+        extras = "For s3:// and gs://, run: pip install 'snugbert[s3,gcs]'."
+        raise InputError(f"{shown}: a package is missing. {_describe(error)}. {extras}") from cause
     if not (isinstance(error, OSError | ValueError) or type(error).__module__.split(".")[0] in LIBRARIES):
         raise error  # a bug
     _forget_connections(url)
@@ -139,13 +132,7 @@ def ask(url: str, do: Callable[[Any, str], T]) -> T:
 
 
 def ask_together(function: Callable[[Item], T], items: Iterable[Item], stop: threading.Event | None = None) -> list[T]:
-    """Like `map`, in `CONNECTIONS` threads. After an error, Ctrl-C or `stop`, no further call begins.
-
-    Args:
-        function: makes requests.
-        items: the arguments of its calls.
-        stop: another thread may set it, to end with an [`InputError`].
-    """
+    """Like `map`, in `CONNECTIONS` threads. After an error, Ctrl-C or `stop`, no further call begins."""
 
     def call(item: Item) -> T:
         if stop is not None and stop.is_set():
@@ -192,22 +179,14 @@ def _describe(error: Exception) -> str:
 # --- listing ----------------------------------------------------------------------------------------------------
 
 
-def find_urls(pattern: str) -> list[str]:
-    """Lists the files that match a URL or a glob pattern, sorted. Empty if there are none."""
-    return list(find_entries(pattern))
-
-
 def find_entries(pattern: str) -> dict[str, Entry]:
-    """Like [`find_urls`], with the size and the version of each file."""
-
-    def find(store: Any, path: str) -> dict[str, Entry]:
-        return _read_entries(store, store.glob(path, detail=True))
-
+    """Lists the files that match a URL or a glob pattern, sorted. Empty if there are none."""
     if (entry := find_entry(pattern)) is not None:  # names can contain brackets
         return {pattern: entry}
     if not re.search(r"[*\[]" if pattern.startswith("http") else r"[*?\[]", pattern):
         return {}
-    return {_complete(pattern, path): entry for path, entry in sorted(ask(pattern, find).items())}
+    entries = ask(pattern, lambda store, path: _read_entries(store, store.glob(path, detail=True)))
+    return {_complete(pattern, path): entries[path] for path in sorted(entries)}
 
 
 def list_files(folder: str) -> dict[str, Entry]:
@@ -216,10 +195,10 @@ def list_files(folder: str) -> dict[str, Entry]:
     def find(store: Any, path: str) -> dict[str, Entry]:
         root = path.rstrip("/") + "/"
         entries = _read_entries(store, store.find(path, detail=True))
-        return {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
+        return {name.removeprefix(root): entries[name] for name in sorted(entries) if name.startswith(root)}
 
     try:
-        return dict(sorted(ask(folder, find).items()))
+        return ask(folder, find)
     except FileNotFoundError:
         return {}
 
@@ -269,12 +248,7 @@ def _complete(url: str, path: str) -> str:
 
 
 def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
-    """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: the store does not answer or refuses access, or the file changes while it is read.
-    """
+    """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections."""
     if end is not None:
         return _read_range(url, start, end)
     entry = _require_entry(url)
@@ -303,14 +277,7 @@ def _read_range(url: str, start: int, end: int) -> bytes:
 def download(url: str, file: Path, entry: Entry | None = None) -> None:
     """Copies a file from a store. The whole file appears under its name, or nothing.
 
-    Args:
-        url: the file in the store.
-        file: the copy. Its folder is created.
-        entry: the version to copy. Default: the current version.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: the store does not answer or refuses access, or the file has changed.
+    `entry` is the version to copy, by default the current version. Another version is an [`InputError`].
     """
     entry = entry or _require_entry(url)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -322,43 +289,16 @@ def download(url: str, file: Path, entry: Entry | None = None) -> None:
         _check_unchanged(url, entry)
 
 
-class RemoteFile(io.RawIOBase):
+class RemoteFile(AbstractBufferedFile):
     """A file in a store as a binary stream. It can seek. If the file is replaced, reading raises an error."""
 
     def __init__(self, url: str):
         self.url, self._entry = url, _require_entry(url)
-        self._position = 0
+        super().__init__(None, url, size=self._entry.size, cache_type="none")
 
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.IOBase`."""
-        self._position = max(0, offset + (0, self._position, self._entry.size)[whence])
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`."""
-        data = self._read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        """Reads the rest at once. `io.RawIOBase` would read small pieces."""
-        return self._read(self._entry.size)
-
-    def _read(self, length: int) -> bytes:
-        end = min(self._position + length, self._entry.size)
-        if end <= self._position:
-            return b""
-        data = _read_range(self.url, self._position, end)
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data = _read_range(self.url, start, min(end, self.size))
         _check_unchanged(self.url, self._entry)
-        self._position = end
         return data
 
 
@@ -371,11 +311,7 @@ def open_file(name: str | Path) -> Any:
 
 
 def upload(file: Path, url: str) -> None:
-    """Copies a file to a store, and compares the size and the checksum there. A damaged copy is removed.
-
-    Raises:
-        InputError: the store does not answer or refuses access, or the copy is damaged.
-    """
+    """Copies a file to a store, and compares the size and the checksum there. A damaged copy is removed."""
     _write(url, lambda store, path: store.put_file(str(file), path))
     if not _is_copy(file, url):
         remove(url)

@@ -16,8 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from snugbert.errors import InputError
-from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, read_json, replacing
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, replacing
 from snugbert.storage.inputs import check_names
 from snugbert.storage.uploads import RemoteOutput, find_output
 from snugbert.storage.urls import download, join, list_files, read_bytes, remove, upload
@@ -105,11 +104,12 @@ def _upload_checkpoint(checkpoint: Path, url: str) -> None:
         copy = checkpoint.parent / UPLOADING / checkpoint.name
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(checkpoint, copy, copy_function=_link)
-    except (FileNotFoundError, shutil.Error):  # the run has removed the checkpoint, or does not write a manifest
+    except (FileNotFoundError, shutil.Error):  # the run has removed the checkpoint
         return
-    if _is_whole(copy):
+    names = _list_names(manifest, url)
+    if names and all((copy / name).exists() for name in names):
         remove(join(url, MANIFEST_NAME))
-        for name in (*_list_names(manifest, url), MANIFEST_NAME):
+        for name in (*names, MANIFEST_NAME):
             upload(copy / name, join(url, name))
     else:
         logger.warning("%s is damaged, and is not uploaded.", checkpoint)
@@ -121,15 +121,6 @@ def _link(file: str, link: str) -> None:
         os.link(file, link)
     except OSError:  # a file system without hard links
         shutil.copy2(file, link)
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    """Whether the local files of a checkpoint have the sizes in its manifest. Checksums would take long."""
-    try:
-        entries = read_json(checkpoint / MANIFEST_NAME)
-        return all((checkpoint / name).stat().st_size == entry["bytes"] for name, entry in entries.items())
-    except (InputError, OSError, LookupError, TypeError):
-        return False
 
 
 class CheckpointUploads(TrainerCallback):

@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.files import LOCK_NAME, LockTaken, holds_lock, lock_file
-from snugbert.storage.uploads import RemoteOutput, find_output, is_checkpoint_manifest
+from snugbert.storage.uploads import RemoteOutput, find_output
 from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.processes import raise_together
 
@@ -84,17 +84,11 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, downloads its files, and uploads everything after the block.
 
     After an error in the block, only the checkpoints are in the store. All other files stay in the local folder, for
-    the next start, unless the run had written nothing.
+    the next start.
     """
     with output.lock():
-        was_fetched = _fetch(output)
-        before = output.list_versions(is_checkpoint_manifest)
-        try:
-            yield
-        except BaseException:
-            if was_fetched and output.list_versions(is_checkpoint_manifest) == before:
-                output.clear()
-            raise
+        _fetch(output)
+        yield
         upload_run(output)
     output.clear()
 
