@@ -35,11 +35,11 @@ def download_checkpoint(checkpoint: Path) -> None:
         checkpoint: the local folder. If it has a manifest, it may be newer than the copy in the store.
     """
     output = find_output(checkpoint)
-    stored = output and _read_manifest(output.url_of(checkpoint))
-    if output is None or stored is None:
+    if output is None:
         return
     url, manifest = output.url_of(checkpoint), checkpoint / MANIFEST_NAME
-    if manifest.exists() and manifest.read_bytes() != stored:
+    stored = _read_manifest(url)
+    if stored is None or (manifest.exists() and manifest.read_bytes() != stored):
         return
     for name in _list_names(stored, url):
         if not (checkpoint / name).exists():
