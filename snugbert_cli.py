@@ -331,7 +331,6 @@ def _run_command(name: str, arguments: list[str]) -> int:
     from safetensors import SafetensorError
 
     from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
-    from snugbert.storage.inputs import show_urls
 
     os.environ[COMMAND] = name
     try:
@@ -350,7 +349,7 @@ def _run_command(name: str, arguments: list[str]) -> int:
         message = str(error) if isinstance(error, InputError) else join_lines(error)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             message = "a disk is full. Free some space, and run the same command again."
-        return _fail(program, show_urls(message))
+        return _fail(program, message)
     except RuntimeError as error:
         if (explanation := _explain_lost_process(error)) is None:
             raise
@@ -373,7 +372,6 @@ def run_command(name: str, arguments: list[str]) -> None:
         SystemExit: with `--help`.
     """
     from snugbert.cli.parser import list_inputs, parse_arguments
-    from snugbert.storage.inputs import showing_urls
     from snugbert.storage.uploads import find_output, write_output
 
     command = COMMANDS[name]
@@ -389,8 +387,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     run = functools.partial(_import(command.function), *instances, **command.options)
     values = {name: value for each in instances for name, value in vars(each).items()}
     output = find_output(values.get(command.uploads))  # None: the folder is local
-    with showing_urls():
-        run() if output is None else write_output(output, [*instances, list_inputs(instances)], run)
+    run() if output is None else write_output(output, [*instances, list_inputs(instances)], run)
 
 
 def _import(name: str) -> Any:

@@ -59,7 +59,7 @@ from snugbert.data.documents import find_files, read_documents
 from snugbert.errors import InputError
 from snugbert.families.loading import load_tokenizer
 from snugbert.files import write_atomically
-from snugbert.storage.requests import CONNECTIONS
+from snugbert.storage.urls import CONNECTIONS
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS, Window, Windows
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 

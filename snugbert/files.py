@@ -33,11 +33,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file syst
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON.
-
-    Raises:
-        ValueError: the text is not JSON, is nested too deeply, or has a number with more than 4,300 digits.
-    """
+    """Parses JSON. Any error is a `ValueError`, also if the text is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -54,33 +50,13 @@ def dump_json(value: Any) -> str:
 
 
 def check_unicode(text: str, name: str) -> str:
-    r"""Returns a text from JSON if it can be tokenized and written as UTF-8.
-
-    Args:
-        text: the text.
-        name: where it is, for the message.
-
-    Raises:
-        InputError: JSON contained half of a surrogate pair, such as "\ud83d".
-    """
+    r"""Returns a text from JSON, unless it has half of a surrogate pair, such as "\ud83d"."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
         raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove {half}.") from error
     return text
-
-
-def refuse_half_characters(values: Any, text: str, name: str) -> None:
-    """Checks all strings of a JSON file, see [`check_unicode`].
-
-    Args:
-        values: the content of the file.
-        text: its text.
-        name: its name, for the message.
-    """
-    if r"\ud" in text.lower():  # the start of every half of a surrogate pair
-        check_unicode(json.dumps(values, ensure_ascii=False), name)
 
 
 def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
@@ -109,21 +85,15 @@ def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON file that contains an object.
-
-    Raises:
-        InputError: the file is missing, is not JSON, or contains something else.
-    """
+    """Reads a JSON file that contains an object. Any other content is an [`InputError`]."""
     try:
-        text = file.read_text(encoding="utf-8")
-        values = parse_json(text)
+        values = parse_json(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{file.parent} contains no {file.name}.") from error
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
     if not isinstance(values, dict):
         raise InputError(f"{file} must contain a JSON object, not a {type(values).__name__}.")
-    refuse_half_characters(values, text, str(file))
     return values
 
 
@@ -172,7 +142,7 @@ def replacing(file: Path, unfinished: Path | None = None) -> Iterator[Path]:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Writes the whole file or nothing, see [`replacing`]."""
+    """Writes a text with [`replacing`]."""
     with replacing(file) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
@@ -245,16 +215,11 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     The file is removed at the end of the block. If the process is killed, the file stays, and the next process locks
     it. If the file system has no locks, the block runs with a warning.
 
-    filelock has no such lock: version 3.20 stays locked while a forked worker runs. Without locks in the file system,
-    a killed process blocks the next process.
+    filelock's lock stays while a forked worker runs.
 
     Args:
         file: created with its folder. While it is locked, it contains the name of the process, for messages.
-        seconds: how long to wait for another process.
-
-    Raises:
-        LockTaken: another process still holds the lock.
-        OSError: the file cannot be written.
+        seconds: how long to wait for another process. After that, the error is a [`LockTaken`].
     """
     file = file.parent.resolve() / file.name
     deadline = time.monotonic() + seconds

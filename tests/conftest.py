@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SAVEFIG = Figure.savefig
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "trainers/run/test_store_runs.py",
+    "trainers/run/test_checkpoint_copies.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
     "invariants/test_training.py",
@@ -169,10 +169,10 @@ def _fault_proxy(_bucket_server: tuple[str, Path]) -> Iterator[FaultProxy]:
 def faults(bucket: Bucket, _fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """A proxy that injects faults between this process and `bucket`. A store that does not answer is soon an error."""
     with use_address(_fault_proxy.address):
-        from snugbert.storage.urls import list_files  # after the environment is set, above
+        from snugbert.storage import urls  # after the environment is set, above
 
-        list_files(bucket.url)  # opens the connection
-        monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "20")
+        monkeypatch.setattr(urls, "S3_RETRIES", {"mode": "adaptive", "total_max_attempts": 2})
+        urls.list_files(bucket.url)  # opens the connection
         _fault_proxy.requests.clear()
         yield _fault_proxy
         _fault_proxy.heal()

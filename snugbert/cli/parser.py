@@ -20,10 +20,9 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.cli.command_help import format_help
 from snugbert.errors import InputError, join_lines
-from snugbert.storage.inputs import name_parts, stage
-from snugbert.storage.requests import hide_credentials, is_url
+from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
-from snugbert.storage.urls import find_entries
+from snugbert.storage.urls import find_entries, hide_credentials, is_url, name_parts
 from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
 # TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.

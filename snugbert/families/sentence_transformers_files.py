@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snugbert.errors import InputError
-from snugbert.files import parse_json, read_json, refuse_half_characters, write_json
+from snugbert.files import parse_json, read_json, write_json
 
 MODULES = "modules.json"
 SETTINGS_FILE = "config_sentence_transformers.json"  # prompts, similarity, and the activation of a CrossEncoder
@@ -55,7 +55,6 @@ def read_modules(folder: Path) -> list[dict[str, str]]:
         modules = parse_json(text)
     except ValueError as error:
         raise InputError(f"{file} is not JSON ({error}).") from error
-    refuse_half_characters(modules, text, str(file))
     is_list = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
     if (
         not (modules and is_list)

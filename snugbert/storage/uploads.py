@@ -3,16 +3,18 @@
 ~/.cache/huggingface/snugbert/outputs/0123456789abcdef0123456789abcdef/name
 
 Files that mark a folder as complete are uploaded last. If these files are replaced, the old files are removed first.
-After a failed upload, the local files stay, and the same command uploads the rest. After an upload, the local files
-are removed.
+After a failed upload, the local files stay, and the same command uploads them. After an upload, the local files are
+removed.
 
 Files and folders whose names begin with "_" are not uploaded. Checkpoints of runs have their own rules, see
 `trainers/run/checkpoint_copies.py`.
 """
 
-import json
 import logging
+import os
+import platform
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,20 +30,27 @@ from snugbert.files import (
     split_checkpoint,
     write_atomically,
 )
-from snugbert.progress import format_bytes
-from snugbert.storage.inputs import announce_copy, check_names, name_parts, serves_only_its_run, show_as, work_folder
-from snugbert.storage.owner import StoreLock
-from snugbert.storage.requests import hide_credentials
-from snugbert.storage.urls import download, find_entry, join, list_files, read_bytes, remove, upload, write_bytes
+from snugbert.storage.inputs import announce_copy, check_names, serves_only_its_run, work_folder
+from snugbert.storage.urls import (
+    download,
+    find_entry,
+    hide_credentials,
+    join,
+    list_files,
+    name_parts,
+    read_bytes,
+    remove,
+    upload,
+    write_bytes,
+    write_new,
+)
 
 logger = logging.getLogger(__name__)
 
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
-STORED = "_stored.json"  # the versions of local files that are in the store
-MOST_BYTES, MOST_FILES = 50e9, 10_000  # in an output folder. A larger folder is probably data, and not an output
-OWNER = "_owner"  # identifies the local folder
+OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 PENDING = "_pending"  # the command whose output is complete, but not uploaded
 
@@ -49,36 +58,18 @@ _outputs: dict[Path, "RemoteOutput"] = {}
 
 
 class RemoteOutput:
-    """A folder on this machine, whose files belong to a folder in a store.
-
-    Attributes:
-        folder: on this machine.
-        url: the folder in the store. It may contain credentials.
-        lock: of the folder in the store, while this process holds it.
-    """
+    """A folder on this machine, whose files belong to the folder `url` in a store. The URL may contain credentials."""
 
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
-        self.lock: StoreLock | None = None
+        self._downloaded: dict[str, tuple[int, int]] = {}  # the versions of files that are in the store
 
-    @property
-    def loss(self) -> str:
-        """Why this process may no longer write. Empty while it may."""
-        return self.lock.loss if self.lock is not None else ""
-
-    def check(self) -> None:
-        """Checks that this process still holds the lock. Call it before changing the folder in the store.
-
-        Raises:
-            InputError: another run holds the lock, or the store does not answer.
-        """
-        if self.lock is not None:
-            self.lock.check()
+    def __str__(self) -> str:
+        return hide_credentials(self.url)
 
     def url_of(self, path: Path) -> str:
         """Returns the URL of a path in the folder."""
-        names = path.relative_to(self.folder).parts
-        return join(self.url, *names)
+        return join(self.url, *path.relative_to(self.folder).parts)
 
     @property
     def owner(self) -> str:
@@ -89,6 +80,30 @@ class RemoteOutput:
             write_atomically(file, uuid.uuid4().hex)
         return file.read_text()
 
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other machines from writing the folder in the store, by an object that names the owner.
+
+        A killed process leaves the object. Its machine may continue, and other machines only after the object is
+        removed. The caller holds the lock of the local folder.
+        """
+        url = join(self.url, LOCK_NAME)
+        process = f"process {os.getpid()} on {platform.node()}"
+        if not write_new(url, f"{self.owner} {process}".encode()):
+            owner, _, holder = read_bytes(url).decode(errors="replace").partition(" ")
+            if owner != self.owner:
+                raise InputError(
+                    f"--output_dir: {holder} is running in {self}. Wait until that process ends, or choose another "
+                    f"folder. If that process was killed, remove {hide_credentials(url)}."
+                )
+        try:
+            yield
+        finally:
+            try:
+                remove(url)
+            except InputError as error:  # it must not hide the error that ended the run
+                logger.warning("%s stays locked for other machines. %s", self, error)
+
     def was_last_writer(self) -> bool:
         """Whether the last run that wrote to the store used this local folder. The folder may then be newer."""
         try:
@@ -97,115 +112,57 @@ class RemoteOutput:
             return False
 
     def claim(self) -> None:
-        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed.
-
-        Raises:
-            InputError: another run holds the lock, or the store does not answer.
-        """
-        self.check()
+        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed."""
         write_bytes(join(self.url, WRITER), self.owner.encode())
 
     def download(self) -> None:
         """Makes the local folder like the folder in the store.
 
         Only the manifest of a checkpoint is downloaded. Checkpoints whose upload is incomplete are left out.
-
-        Raises:
-            InputError: the folder contains too much, or the store does not answer.
         """
-        owner = self.owner
         stored = list_files(self.url)
         check_names(stored, self.url)
-        manifests = [name for name in stored if is_checkpoint_manifest(name)]
-        files = [name for name in stored if not _is_skipped(name)]
-        size = sum(stored[name].size for name in files)
-        if len(files) > MOST_FILES or size > MOST_BYTES:
-            raise InputError(
-                f"{hide_credentials(self.url)} contains {format_count(len(files), 'other file')} "
-                f"({format_bytes(size)}). Choose another folder for the output."
-            )
-        announce_copy(self.url, size)
-        self.clear()
+        files = {name: entry for name, entry in stored.items() if not _is_skipped(name)}
+        manifests = [name for name in stored if split_checkpoint(name)[1] == MANIFEST_NAME]
+        announce_copy(self.url, files)
+        self._remove_files()
         # In the order of the steps, because old checkpoints are removed by age.
         for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
             download(join(self.url, name), self.folder / name)
-        write_atomically(self.folder / OWNER, owner)
-        self._store(self.list_versions())
-        for checkpoint in sorted({split_checkpoint(name)[0] for name in stored} - {""}):
-            if f"{checkpoint}/{MANIFEST_NAME}" not in manifests:
-                shown = hide_credentials(join(self.url, checkpoint))
-                logger.warning("skipping %s: %s is missing.", shown, MANIFEST_NAME)
-
-    def check_for_run(self) -> None:
-        """Checks that the local folder can be replaced.
-
-        Raises:
-            InputError: the folder contains checkpoints of a run that may not be in the store.
-        """
-        files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
-        # A checkpoint of the store has only a manifest here.
-        if any(rest not in ("", MANIFEST_NAME) for _, rest in map(split_checkpoint, files)):
-            raise InputError(
-                f"{hide_credentials(self.url)}: a run has checkpoints on this machine that may not be uploaded yet. "
-                "Resume the run first, or choose another folder."
-            )
+        self._downloaded = self._list_versions()
 
     def upload(self) -> None:
         """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
-        files.
-
-        Raises:
-            InputError: the store does not answer or refuses access, or another run holds the lock. The next call
-                uploads the rest.
+        files. After an error, the next call uploads the rest.
         """
-        before, now = self._read_stored(), self.list_versions()
+        before, now = self._downloaded, self._list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
-        if changed:
-            logger.info("uploading %s to %s", format_count(len(changed), "file"), hide_credentials(self.url))
-        self.check()
         for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
             remove(join(self.url, name))
-            before.pop(name, None)
-            self._store(before)
         for name in changed:
-            if _rank(name)[0] >= 0:
-                self.check()
             upload(self.folder / name, join(self.url, name))
-            before[name] = now[name]
-            self._store(before)
+        if changed:
+            print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
 
     def clear(self) -> None:
-        """Removes the local files. A lock in the folder stays.
+        """Removes the local files. First removes the file that marks the folder as newer than the store."""
+        (self.folder / OWNER).unlink(missing_ok=True)
+        self._remove_files()
 
-        First removes the files that mark the folder as newer than the store. If this process is killed, the next run
-        downloads the folder again.
-        """
-        for name in (PENDING, OWNER, STORED):
-            (self.folder / name).unlink(missing_ok=True)
+    def _remove_files(self) -> None:
+        self._downloaded = {}
+        (self.folder / PENDING).unlink(missing_ok=True)  # first: it marks the other files as complete
         for path in self.folder.glob("*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOCK_NAME:
+            elif path.name not in (LOCK_NAME, OWNER):
                 path.unlink(missing_ok=True)
 
-    def list_versions(self, also: Callable[[str], bool] = lambda name: False) -> dict[str, list[int]]:
-        """Returns size and time of each file that is uploaded, and of the files whose names `also` accepts."""
+    def _list_versions(self) -> dict[str, tuple[int, int]]:
+        """Returns size and time of each file that is uploaded."""
         files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        wanted = [name for name in files if not _is_skipped(name) or also(name)]
-        stats = {name: files[name].stat() for name in wanted}
-        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-    def _read_stored(self) -> dict[str, list[int]]:
-        file = self.folder / STORED
-        return json.loads(file.read_text()) if file.exists() else {}
-
-    def _store(self, versions: dict[str, list[int]]) -> None:
-        write_atomically(self.folder / STORED, json.dumps(versions))
-
-
-def is_checkpoint_manifest(name: str) -> bool:
-    """Whether a name in an output folder is a checkpoint's manifest."""
-    return split_checkpoint(name)[1] == MANIFEST_NAME
+        stats = {name: file.stat() for name, file in files.items() if not _is_skipped(name)}
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def _is_skipped(name: str) -> bool:
@@ -222,10 +179,8 @@ def _rank(name: str) -> tuple[int, str]:
 def choose_output(url: str) -> Path:
     """Returns the local folder for an output folder in a store."""
     url = url.rstrip("/")
-    shown = hide_credentials(url)
-    folder = work_folder() / OUTPUTS / hash_json(shown) / name_parts(url)[-1]
+    folder = work_folder() / OUTPUTS / hash_json(hide_credentials(url)) / name_parts(url)[-1]
     _outputs[folder] = RemoteOutput(folder, url)
-    show_as(folder, url)
     return folder
 
 
@@ -233,22 +188,6 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
     """Returns the output that a local path belongs to. None if the path belongs to no store."""
     path = Path(path or "")
     return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
-
-
-@contextmanager
-def hold_store_lock(output: RemoteOutput) -> Iterator[None]:
-    """Keeps other machines from writing the same folder of a store. The caller holds the lock of the local folder.
-
-    Raises:
-        InputError: another run holds the lock, or the store does not answer.
-    """
-    output.lock = StoreLock(output.url, output.owner)
-    output.lock.acquire()
-    try:
-        yield
-    finally:
-        output.lock.release()
-        output.lock = None
 
 
 def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
@@ -259,28 +198,30 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
         command: the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
             command does not run again.
         run: the command. It sees the folder in the store as a local folder.
-
-    Raises:
-        InputError: another process writes the folder, a run has checkpoints there that only this machine has, or the
-            store does not answer.
     """
     pending, key = output.folder / PENDING, hash_json(repr(command))
     try:
-        with lock_file(output.folder / LOCK_NAME, seconds=0), hold_store_lock(output):
-            if pending.exists() and pending.read_text() == key:
-                logger.warning("%s: uploading the output of the earlier run.", hide_credentials(output.url))
-            else:
-                output.check_for_run()
-                output.download()
-                run()
-                write_atomically(pending, key)
-            output.upload()
+        with lock_file(output.folder / LOCK_NAME, seconds=0):
+            with output.lock():
+                if pending.exists() and pending.read_text() == key:
+                    logger.warning("%s: uploading the output of the earlier run.", output)
+                else:
+                    _check_uploaded(output)
+                    output.download()
+                    run()
+                    write_atomically(pending, key)
+                output.upload()
             output.clear()
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:
+        raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
+
+
+def _check_uploaded(output: RemoteOutput) -> None:
+    if output.was_last_writer():
         raise InputError(
-            f"{hide_credentials(output.url)}: {holder} is writing this output. Wait until that process ends."
-        ) from holder
+            f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another folder."
+        )
 
 
 def is_stored(file: Path) -> bool:

@@ -1,7 +1,10 @@
 """Files on any file system that fsspec opens, such as `s3://bucket/corpus/part.arrow`: listed, read and written.
 
-Every function retries until a deadline, and then fails with one message (see `remote_requests`). Files are read
-and written completely or not at all.
+The libraries retry for some minutes. After that, [`ask`] raises one error without credentials. Files are read and
+written completely or not at all. No list of files is cached.
+
+Credentials come from the environment, as fsspec's file systems read them. User names and query strings of URLs can be
+credentials. [`hide_credentials`] removes them from all messages and files.
 
 Forked processes, such as data workers, should not call these functions, because each process would open its own
 connections.
@@ -10,43 +13,81 @@ connections.
 import base64
 import hashlib
 import io
+import logging
+import os
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from snugbert.errors import InputError
+import fsspec
+from fsspec.asyn import reset_lock
+from fsspec.spec import AbstractBufferedFile
+
+from snugbert.errors import InputError, join_lines
 from snugbert.files import replacing
-from snugbert.storage.requests import (
-    ATTEMPTS,
-    CONNECTIONS,
-    LINK,
-    WEB,
-    Store,
-    ask,
-    hide_credentials,
-    is_url,
-    read_status,
-)
 
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+# "s3://", also chained, such as "zip://a.txt::s3://". One letter is a Windows drive.
+URL = re.compile(r"[a-z][a-z0-9+.-]+(://|::)", re.IGNORECASE)
+PROTOCOL = re.compile(r"([a-z0-9+.-]+)://")
+WEB = re.compile(r"https?://", re.IGNORECASE)
+LINK = re.compile(r"::(?=[a-z][a-z0-9+.-]+(?:://|::))", re.IGNORECASE)  # between the URLs of a chain
+# A password may contain "/", "?", "#" and "@". `name@revision` of the Hub has no colon, and a port has 2 to 5 digits.
+USER = re.compile(r"(?<=://)(?![^/@:]*:\d{2,5}/)(.*:.*@|[^/]*@)", re.DOTALL)
+# "?" and "#" can be part of a name in a bucket, and "?" a pattern. But "?name=" starts a query string, and "&name=" is
+# the rest of one that had an "@".
+QUERY, WEB_QUERY = re.compile(r"[?&][\w.-]+=.*", re.DOTALL), re.compile(r"([?#]|&[\w.-]+=).*", re.DOTALL)
+LIBRARIES = ("aiohttp", "botocore", "gcsfs", "google", "httpx")  # an error of these is an error of the store
+S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # of botocore. s3fs repeats them five times
+CONNECTIONS = 8  # at a time. One connection to S3 carries 90 MB/s
 CHUNK_BYTES = 2**23  # of a file that is read in pieces
-LISTING = 10  # time limit of a listing, in requests
 # Fields that identify a file's version, best first.
 VERSIONS = ("md5Hash", "ETag", "etag", "Content-MD5", "blob_id", "CRC", "last_commit")
 TIMES = ("LastModified", "Last-Modified", "mtime", "created")  # used if a file has none of `VERSIONS`
 
+# gcsfs logs errors with their traceback. In this module, they become one message.
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+# A forked process must start its own network thread, or it waits forever. fsspec 2025.3 does not do this.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=reset_lock)
+
 
 class Entry(NamedTuple):
-    """A file in a store.
-
-    Attributes:
-        size: in bytes.
-        version: changes when the file is replaced: its checksum or ETag, or the time of the last change. Empty if the
-            store has none of these.
-    """
+    """A file in a store: its size in bytes, and a version that changes when the file is replaced, if there is one."""
 
     size: int
     version: str
+
+
+# --- URLs -------------------------------------------------------------------------------------------------------
+
+
+def is_url(name: str | Path) -> bool:
+    """Whether a name is a URL that fsspec opens, and not a path."""
+    return isinstance(name, str) and URL.match(name) is not None
+
+
+def hide_credentials(url: str) -> str:
+    """Returns a URL without user name, password, query string and fragment. Other names are returned unchanged.
+
+    Characters of a password that should be encoded, such as "/", make a URL ambiguous. Then more than the credentials
+    is removed.
+    """
+    if not is_url(url):
+        return url
+    links = [USER.sub("", link) for link in LINK.split(url)]
+    return "::".join((WEB_QUERY if WEB.match(link) else QUERY).sub("", link) for link in links)
+
+
+def name_parts(url: str) -> list[str]:
+    """Returns the names in a URL, without protocol and credentials: "s3://bucket/a/b.csv" -> bucket, a, b.csv."""
+    path = hide_credentials(url).split("::")[-1].split("://")[-1]
+    return [part for part in path.split("/") if part not in ("", ".", "..")]
 
 
 def join(url: str, *names: str) -> str:
@@ -57,49 +98,115 @@ def join(url: str, *names: str) -> str:
     return "::".join(["/".join([folder.removesuffix("/"), *names]) + query, *chain])
 
 
+# --- requests ---------------------------------------------------------------------------------------------------
+
+
+def ask(url: str, do: Callable[[Any, str], T]) -> T:
+    """Calls `do` with the file system and the path of a URL. The library of the file system retries.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InputError: any other error of the store.
+    """
+    shown = hide_credentials(url)
+    try:
+        options = {protocol: _read_options(protocol) for protocol in PROTOCOL.findall(url)}
+        return do(*fsspec.core.url_to_fs(url, use_listings_cache=False, **options))
+    except InputError:
+        raise
+    except Exception as caught:
+        error = _find_cause(caught)
+    cause = error if shown == url else None  # a traceback shows the whole URL
+    if isinstance(error, FileNotFoundError):
+        raise FileNotFoundError(f"{shown}: no such file.") from cause
+    if isinstance(error, ImportError):
+        extras = "For s3:// and gs://, run: pip install 'snugbert[s3,gcs]'."
+        raise InputError(f"{shown}: a package is missing. {_describe(error)}. {extras}") from cause
+    if not (isinstance(error, OSError | ValueError) or type(error).__module__.split(".")[0] in LIBRARIES):
+        raise error  # a bug
+    _forget_connections(url)
+    raise InputError(
+        f"{shown}: the store does not answer or refuses access ({_describe(error)}). Check the URL, the credentials "
+        "in the environment and the network. Then run the same command again."
+    ) from cause
+
+
+def ask_together(function: Callable[[Item], T], items: Iterable[Item], stop: threading.Event | None = None) -> list[T]:
+    """Like `map`, in `CONNECTIONS` threads. After an error, Ctrl-C or `stop`, no further call begins."""
+
+    def call(item: Item) -> T:
+        if stop is not None and stop.is_set():
+            raise InputError("stopped")
+        return function(item)
+
+    pool = ThreadPoolExecutor(CONNECTIONS)
+    try:
+        return list(pool.map(call, items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_options(protocol: str) -> dict[str, Any]:
+    """Returns the options of a file system. The user's options, such as `FSSPEC_S3`, take precedence."""
+    options = fsspec.config.conf.get(protocol, {})
+    if protocol in ("s3", "s3a"):
+        return {"config_kwargs": {"retries": S3_RETRIES, **options.get("config_kwargs", {})}}
+    if protocol in ("http", "https"):  # ranges of the file itself
+        return {"headers": {"Accept-Encoding": "identity", **options.get("headers", {})}}
+    return {}
+
+
+def _forget_connections(url: str) -> None:
+    """Makes the next request read the credentials of the environment again, because they may have been renewed."""
+    for protocol in PROTOCOL.findall(url):
+        if protocol in fsspec.registry:
+            fsspec.registry[protocol].clear_instance_cache()
+
+
+def _find_cause(error: Exception) -> Exception:
+    """Returns the real error of a web server. fsspec turns every error into FileNotFoundError."""
+    cause = error.__cause__
+    is_missing = getattr(cause, "status", None) in (404, 410)
+    return cause if type(cause).__module__.startswith("aiohttp") and not is_missing else error  # type: ignore[return-value]
+
+
+def _describe(error: Exception) -> str:
+    """Returns the reason of an error in one line, without credentials."""
+    text = join_lines(error) or type(error).__name__
+    return re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]+://[^\s'\"<>]+", lambda match: hide_credentials(match[0]), text)[:200]
+
+
 # --- listing ----------------------------------------------------------------------------------------------------
 
 
-def find_urls(pattern: str) -> list[str]:
-    """Lists the files that match a URL or a glob pattern, sorted. Empty if there are none."""
-    return list(find_entries(pattern))
-
-
 def find_entries(pattern: str) -> dict[str, Entry]:
-    """Like [`find_urls`], with the size and the version of each file."""
-
-    def find(store: Store, path: str) -> dict[str, Entry]:
-        return _read_entries(store, store.call("glob", path, detail=True, requests=LISTING))
-
+    """Lists the files that match a URL or a glob pattern, sorted. Empty if there are none."""
     if (entry := find_entry(pattern)) is not None:  # names can contain brackets
         return {pattern: entry}
     if not re.search(r"[*\[]" if pattern.startswith("http") else r"[*?\[]", pattern):
         return {}
-    return {_complete(pattern, path): entry for path, entry in sorted(ask(pattern, find).items())}
+    entries = ask(pattern, lambda store, path: _read_entries(store, store.glob(path, detail=True)))
+    return {_complete(pattern, path): entries[path] for path in sorted(entries)}
 
 
 def list_files(folder: str) -> dict[str, Entry]:
     """Lists all files below a folder, by their names relative to it. Empty if there is no such folder."""
 
-    def find(store: Store, path: str) -> dict[str, Entry]:
+    def find(store: Any, path: str) -> dict[str, Entry]:
         root = path.rstrip("/") + "/"
-        entries = _read_entries(store, store.call("find", path, detail=True, requests=LISTING))
-        return {name.removeprefix(root): entry for name, entry in entries.items() if name.startswith(root)}
+        entries = _read_entries(store, store.find(path, detail=True))
+        return {name.removeprefix(root): entries[name] for name in sorted(entries) if name.startswith(root)}
 
     try:
-        return dict(sorted(ask(folder, find).items()))
+        return ask(folder, find)
     except FileNotFoundError:
         return {}
 
 
 def find_entry(url: str) -> Entry | None:
     """Returns the size and the version of a file. None: there is no such file."""
-
-    def find(store: Store, path: str) -> Entry | None:
-        return _read_entries(store, {path: store.call("info", path)}).get(path)
-
     try:
-        return ask(url, find)
+        return ask(url, lambda store, path: _read_entries(store, {path: store.info(path)}).get(path))
     except FileNotFoundError:
         return None
 
@@ -115,23 +222,13 @@ def _check_unchanged(url: str, entry: Entry) -> None:
         raise InputError(f"{hide_credentials(url)} changed while it was read. Run the same command again.")
 
 
-def _check_size(store: Store, url: str, path: str, end: int) -> None:
-    """Raises an [`InputError`] if a file ends before `end`. If it does not, a short answer means a lost connection."""
-    size = _read_entry(store, path, store.call("info", path)).size
-    if size < end:
-        raise InputError(
-            f"{hide_credentials(url)}: {size:,} bytes instead of {end:,} or more. The file was cut off, or changed "
-            "while it was read. Run the same command again."
-        )
-
-
-def _read_entries(store: Store, facts: Mapping[str, Any]) -> dict[str, Entry]:
+def _read_entries(store: Any, facts: Mapping[str, Any]) -> dict[str, Entry]:
     return {path: _read_entry(store, path, each) for path, each in facts.items() if each["type"] == "file"}
 
 
-def _read_entry(store: Store, path: str, facts: Mapping[str, Any]) -> Entry:
+def _read_entry(store: Any, path: str, facts: Mapping[str, Any]) -> Entry:
     if facts.get("size") is None:  # web servers list only names
-        facts = store.call("info", path)
+        facts = store.info(path)
     if facts.get("size") is None:
         raise InputError(f"{hide_credentials(path)}: the server sends no file size. Download the file first.")
     version = next((facts[name] for name in (*VERSIONS, *TIMES) if facts.get(name)), "")
@@ -151,13 +248,7 @@ def _complete(url: str, path: str) -> str:
 
 
 def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
-    """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: the store does not answer before the deadline or refuses access, or the file changes while it is
-            read.
-    """
+    """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections."""
     if end is not None:
         return _read_range(url, start, end)
     entry = _require_entry(url)
@@ -167,49 +258,28 @@ def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
 
 
 def _read_range(url: str, start: int, end: int) -> bytes:
-    pieces: dict[int, bytes] = {}
+    starts = list(range(start, end, CHUNK_BYTES))
+    ends = [min(at + CHUNK_BYTES, end) for at in starts]
 
-    def read(store: Store, path: str) -> bytes:
-        ranges = [(at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES) if at not in pieces]
-        answers = _read_ranges(store, path, ranges)
-        for (first, last), answer in zip(ranges, answers, strict=True):
-            if isinstance(answer, bytes) and len(answer) == last - first:
-                pieces[first] = answer
-        for (first, last), answer in zip(ranges, answers, strict=True):
-            if isinstance(answer, BaseException):
-                if read_status(answer) == 416:  # the range is after the end
-                    _check_size(store, url, path, end)
-                raise answer
-            if len(answer) > last - first:
-                raise InputError(
-                    f"{hide_credentials(url)}: the server does not support range requests. Download the file first."
-                )
-            if len(answer) < last - first:
-                _check_size(store, url, path, end)
-                raise OSError(f"the store sent {len(answer)} bytes instead of {last - first}")
-        return b"".join(piece for _, piece in sorted(pieces.items()))
+    def read(store: Any, path: str) -> bytes:
+        options = {"batch_size": CONNECTIONS} if store.async_impl else {}
+        return b"".join(store.cat_ranges([path] * len(starts), starts, ends, on_error="raise", **options))
 
-    return ask(url, read)
+    data = ask(url, read) if starts else b""
+    if len(data) != max(0, end - start):
+        raise InputError(
+            f"{hide_credentials(url)}: {len(data):,} bytes instead of {end - start:,}. The file was cut off or "
+            "changed, or the server does not support range requests. Run the same command again, or download the file."
+        )
+    return data
 
 
-def _read_ranges(store: Store, path: str, ranges: list[tuple[int, int]]) -> list[Any]:
-    """Reads parts of a file. Parts that failed are exceptions."""
-    if not ranges or not store.system.async_impl:
-        return [store.call("cat_file", path, start=start, end=end) for start, end in ranges]
-    starts, ends = map(list, zip(*ranges, strict=True))
-    size = sum(ends) - sum(starts)
-    return store.call("cat_ranges", [path] * len(ranges), starts, ends, size=size, batch_size=CONNECTIONS)
-
-
-def download(url: str, file: Path) -> None:
+def download(url: str, file: Path, entry: Entry | None = None) -> None:
     """Copies a file from a store. The whole file appears under its name, or nothing.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: the store does not answer before the deadline or refuses access, or the file changes while it is
-            read.
+    `entry` is the version to copy, by default the current version. Another version is an [`InputError`].
     """
-    entry = _require_entry(url)
+    entry = entry or _require_entry(url)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as unfinished:
         with unfinished.open("wb") as stream:
@@ -219,55 +289,16 @@ def download(url: str, file: Path) -> None:
         _check_unchanged(url, entry)
 
 
-class RemoteFile(io.RawIOBase):
-    """A file in a store as a binary stream. It can seek. Wrap it in `io.BufferedReader` with [`open_file`].
-
-    Args:
-        url: the file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+class RemoteFile(AbstractBufferedFile):
+    """A file in a store as a binary stream. It can seek. If the file is replaced, reading raises an error."""
 
     def __init__(self, url: str):
         self.url, self._entry = url, _require_entry(url)
-        self.size = self._entry.size
-        self._position = 0
+        super().__init__(None, url, size=self._entry.size, cache_type="none")
 
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def seekable(self) -> bool:
-        """Always."""
-        return True
-
-    def tell(self) -> int:
-        """The position, in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.IOBase`."""
-        self._position = max(0, offset + (0, self._position, self.size)[whence])
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`. If the file was replaced, raises an error instead of mixing both versions."""
-        data = self._read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        """Reads the rest at once. `io.RawIOBase` would read small pieces."""
-        return self._read(self.size)
-
-    def _read(self, length: int) -> bytes:
-        end = min(self._position + length, self.size)
-        if end <= self._position:
-            return b""
-        data = _read_range(self.url, self._position, end)
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        data = _read_range(self.url, start, min(end, self.size))
         _check_unchanged(self.url, self._entry)
-        self._position = end
         return data
 
 
@@ -280,23 +311,11 @@ def open_file(name: str | Path) -> Any:
 
 
 def upload(file: Path, url: str) -> None:
-    """Copies a file to a store, and compares the size and the checksum there.
-
-    Raises:
-        InputError: the store does not answer before the deadline, or refuses access.
-    """
-    size = file.stat().st_size
-
-    def put(store: Store, path: str) -> None:
-        _make_folder(store, path)
-        store.call("put_file", str(file), path, size=size)
-
-    for _ in range(ATTEMPTS):
-        _write(url, put)
-        if _is_copy(file, url):
-            return
-        remove(url)  # so that no process reads it
-    raise InputError(f"{hide_credentials(url)}: the stored copy differs. Check the network and its proxies.")
+    """Copies a file to a store, and compares the size and the checksum there. A damaged copy is removed."""
+    _write(url, lambda store, path: store.put_file(str(file), path))
+    if not _is_copy(file, url):
+        remove(url)
+        raise InputError(f"{hide_credentials(url)}: the stored copy differs. Check the network and its proxies.")
 
 
 def _is_copy(file: Path, url: str) -> bool:
@@ -315,41 +334,38 @@ def _is_copy(file: Path, url: str) -> bool:
         return all(copy.read(len(part)) == part for part in iter(lambda: stream.read(CHUNK_BYTES), b""))
 
 
-def write_bytes(url: str, data: bytes, only_new: bool = False) -> bool:
-    """Writes a small file, and returns whether the file has this content.
+def write_bytes(url: str, data: bytes) -> None:
+    """Writes a small file."""
+    _write(url, lambda store, path: store.pipe_file(path, data))
 
-    With `only_new`, an existing file stays. The file is read again after writing, so the result is right even after a
-    lost connection. For this, the data must identify the writer. In a store without conditional writes, two writers
-    that start at the same moment replace each other's file, and the first writer may not notice.
 
-    Raises:
-        InputError: the store does not answer before the deadline, or refuses access.
+def write_new(url: str, data: bytes) -> bool:
+    """Writes a small file unless it exists, and returns whether the file has this content, which names the writer.
+
+    In a store without conditional writes, two writers that start at the same moment replace each other's file, and the
+    first writer may not notice.
     """
 
-    def write(store: Store, path: str) -> None:
-        _make_folder(store, path)
-        options: dict[str, Any] = {"mode": "create"} if only_new else {}
+    def write(store: Any, path: str) -> None:
         try:
-            store.call("pipe_file", path, data, size=len(data), **options)
+            store.pipe_file(path, data, mode="create")
         except OSError as error:
-            if not only_new or not (isinstance(error, FileExistsError) or read_status(error) == 412):
+            if not isinstance(error, FileExistsError) and "PreconditionFailed" not in str(error):
                 raise
 
-    if only_new and find_entry(url) is not None:
-        return False
-    _write(url, write)
-    return not only_new or read_bytes(url) == data
+    if find_entry(url) is None:
+        _write(url, write)
+    return read_bytes(url) == data
 
 
-def _make_folder(store: Store, path: str) -> None:
-    """Creates the folder of a file. Object stores, which are asynchronous, have no folders."""
-    if not store.system.async_impl:
-        store.call("makedirs", store.system._parent(path), exist_ok=True)
+def _write(url: str, do: Callable[[Any, str], None]) -> None:
+    def write(store: Any, path: str) -> None:
+        if not store.async_impl:  # object stores, which are asynchronous, have no folders
+            store.makedirs(store._parent(path), exist_ok=True)
+        do(store, path)
 
-
-def _write(url: str, do: Callable[[Store, str], None]) -> None:
     try:
-        ask(url, do)
+        ask(url, write)
     except FileNotFoundError as error:
         raise InputError(f"{hide_credentials(url)}: no such bucket. Check the name, or create the bucket.") from error
 
@@ -357,6 +373,6 @@ def _write(url: str, do: Callable[[Store, str], None]) -> None:
 def remove(url: str) -> None:
     """Removes a file. It may be missing."""
     try:
-        ask(url, lambda store, path: store.call("rm_file", path))
+        ask(url, lambda store, path: store.rm_file(path))
     except FileNotFoundError:
         pass

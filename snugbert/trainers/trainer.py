@@ -37,7 +37,7 @@ from snugbert.gpu.compilation import (
     shorten_error,
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
-from snugbert.storage.requests import hide_credentials, is_url
+from snugbert.storage.urls import hide_credentials, is_url
 from snugbert.trainers.run.checkpoint_copies import CheckpointUploads
 from snugbert.trainers.run.checkpoint_files import RESUME, step_of
 from snugbert.trainers.run.checkpoints import RunCheckpoints, check_optimizer, ignoring_tied_weights, resuming_from

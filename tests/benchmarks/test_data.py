@@ -64,7 +64,6 @@ def test_buckets(data_dir, minilm, tmp_path, capsys, monkeypatch):
     s3fs = pytest.importorskip("s3fs")
     import buckets
 
-    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "10")
     monkeypatch.setattr(preparation, "BLOCK_TOKENS", 2000)
     text = write_first_lines(data_dir / "wikitext2/valid.docs.txt.gz", 100, tmp_path)
     argv = [

@@ -1,12 +1,19 @@
-"""Files in a real S3 bucket, in memory, in folders and on web servers."""
+"""Files in a real S3 bucket, in memory, in folders and on web servers, and the faults of a store."""
 
+import errno
 import functools
+import gc
 import http.server
 import io
+import logging
+import os
 import random
+import signal
 import threading
+import time
 import zipfile
 
+import botocore.exceptions
 import fsspec
 import pytest
 
@@ -49,15 +56,19 @@ class _Silent(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+def find_urls(pattern):
+    return list(remote_files.find_entries(pattern))
+
+
 # --- every store ------------------------------------------------------------------------------------------------
 
 
-def test_files_are_the_same_in_every_store(folder, tmp_path, monkeypatch):
+def test_files_are_the_same_in_every_store(folder, tmp_path):
     source, copy = tmp_path / "source", tmp_path / "copies" / "copy"
     source.write_bytes(DATA)
     url = f"{folder}/a/b/part.arrow"
     assert remote_files.find_entry(url) is None
-    assert remote_files.write_bytes(url, b"old")
+    remote_files.write_bytes(url, b"old")
     old = remote_files.find_entry(url)
     remote_files.upload(source, url)
     new = remote_files.find_entry(url)
@@ -67,8 +78,7 @@ def test_files_are_the_same_in_every_store(folder, tmp_path, monkeypatch):
     assert remote_files.read_bytes(url, 5, 5) == b""
     remote_files.download(url, copy)
     assert copy.read_bytes() == DATA and [file.name for file in copy.parent.iterdir()] == ["copy"]
-    with remote_files.open_file(url) as stream, monkeypatch.context() as patch:
-        patch.setattr(remote_files, "_read_range", lambda *arguments: DATA)  # called once
+    with remote_files.open_file(url) as stream:
         assert stream.read() == DATA
     with remote_files.open_file(url) as stream:
         stream.seek(-30_000, io.SEEK_END)
@@ -86,7 +96,7 @@ def test_globs(folder):
         remote_files.write_bytes(f"{folder}/texts/{name}", name.encode())
 
     def find(pattern):
-        return [url.removeprefix(f"{folder}/texts/") for url in remote_files.find_urls(f"{folder}/texts/{pattern}")]
+        return [url.removeprefix(f"{folder}/texts/") for url in find_urls(f"{folder}/texts/{pattern}")]
 
     assert find("a?.txt") == ["a1.txt", "a2.txt"]
     assert find("[ab]1.txt") == ["a1.txt", "b1.txt"]
@@ -97,14 +107,7 @@ def test_globs(folder):
     assert list(remote_files.list_files(f"{folder}/texts")) == sorted(names)
     assert remote_files.list_files(f"{folder}/texts")["deep/a3.txt"].size == 11
     assert remote_files.list_files(f"{folder}/no") == {}
-    assert [remote_files.read_bytes(url) for url in remote_files.find_urls(f"{folder}/texts/b*")] == [b"b1.txt"]
-
-
-def test_a_new_file_is_made_once(folder):
-    url = f"{folder}/run/lock"
-    assert remote_files.write_bytes(url, b"first", only_new=True)
-    assert not remote_files.write_bytes(url, b"second", only_new=True)
-    assert remote_files.read_bytes(url) == b"first"
+    assert [remote_files.read_bytes(url) for url in find_urls(f"{folder}/texts/b*")] == [b"b1.txt"]
 
 
 # --- S3 ---------------------------------------------------------------------------------------------------------
@@ -113,11 +116,11 @@ def test_a_new_file_is_made_once(folder):
 def test_lists_are_never_stale(faults, bucket):
     remote_files.write_bytes(f"{bucket.url}/a", b"a")
     assert list(remote_files.list_files(bucket.url)) == ["a"]
-    assert remote_files.find_urls(f"{bucket.url}/*") == [f"{bucket.url}/a"]
+    assert find_urls(f"{bucket.url}/*") == [f"{bucket.url}/a"]
     (bucket.folder / "b").write_bytes(b"of another machine")
     (bucket.folder / "a").unlink()
     assert list(remote_files.list_files(bucket.url)) == ["b"]
-    assert remote_files.find_urls(f"{bucket.url}/*") == [f"{bucket.url}/b"]
+    assert find_urls(f"{bucket.url}/*") == [f"{bucket.url}/b"]
     assert remote_files.find_entry(f"{bucket.url}/a") is None
     (bucket.folder / "b").write_bytes(b"longer than before, on another machine")
     assert remote_files.find_entry(f"{bucket.url}/b").size == 38
@@ -134,7 +137,8 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(faults, bucket, tmp_pa
     file.write_bytes(DATA)
 
     def replace():
-        file.write_bytes(DATA[::-1])
+        (tmp_path / "new").write_bytes(DATA[::-1])
+        (tmp_path / "new").replace(file)
 
     for read in (remote_files.read_bytes, functools.partial(remote_files.download, file=tmp_path / "copy")):
         file.write_bytes(DATA)
@@ -150,53 +154,12 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(faults, bucket, tmp_pa
         stream.read()
 
 
-def test_a_file_that_becomes_shorter_is_an_error_at_once(folder, faults, caplog):
-    """It is no lost connection, although the answer is too short or there is none."""
-    remote_files.write_bytes(f"{folder}/file", DATA[:50_000])
-    for start in (0, 60_000):
-        with pytest.raises(InputError, match=r"file: 50,000 bytes instead of 100,000 or more\. The file was cut"):
-            remote_files.read_bytes(f"{folder}/file", start, len(DATA))
-    assert caplog.records == []
-
-
-def test_pieces_are_read_at_once_and_only_again_if_they_failed(faults, bucket):
-    (bucket.folder / "file").write_bytes(DATA)
-    slow = faults.fail("slow", 2**16, method="GET", times=6)  # a quarter of a second for each piece
-    cut = faults.fail("cut", 100, method="GET", times=1)
-    assert remote_files.read_bytes(f"{bucket.url}/file") == DATA
-    ranges = [part for method, _, part in faults.requests if method == "GET"]
-    assert (slow.hits, cut.hits, len(ranges), len(set(ranges))) == (6, 1, 8, 7)
-
-
-@pytest.mark.parametrize("kind", ["truncate", "corrupt"])
-def test_a_damaged_upload_is_repeated(faults, bucket, tmp_path, monkeypatch, kind):
-    source, url = tmp_path / "source", f"{bucket.url}/file"
-    source.write_bytes(DATA)
-    monkeypatch.setenv("SNUGBERT_STORAGE_TIMEOUT", "3")
-    damage = faults.fail(kind, 1000, method="PUT", times=1)
-    remote_files.upload(source, url)
-    assert damage.hits == 1 and remote_files.read_bytes(url) == DATA
-    faults.fail(kind, 1000, method="PUT")
-    with pytest.raises(InputError) as caught:
-        remote_files.upload(source, url)
-    # Nobody reads the damaged one. Old versions of s3fs send a checksum, and rclone keeps what it does not match.
-    assert remote_files.find_entry(url) is None or "BadDigest" in str(caught.value)
-
-
 def test_an_encrypted_file_has_no_md5(faults, bucket, tmp_path, monkeypatch):
     source = tmp_path / "source"
     source.write_bytes(DATA)
     monkeypatch.setattr(remote_files, "_read_entry", lambda store, path, facts: Entry(facts["size"], "0" * 32))
     remote_files.upload(source, f"{bucket.url}/file")
     assert remote_files.read_bytes(f"{bucket.url}/file") == DATA
-
-
-def test_a_new_file_whose_answer_was_lost_is_ours(faults, bucket):
-    faults.fail("lost", method="PUT", times=1)
-    assert remote_files.write_bytes(f"{bucket.url}/lock", b"this process", only_new=True)
-    faults.fail("status", (412, "PreconditionFailed"), method="PUT", times=1)  # rclone does not
-    faults.fail("status", (404, "NoSuchKey"), method="HEAD", times=1)
-    assert not remote_files.write_bytes(f"{bucket.url}/lock", b"another process", only_new=True)
 
 
 # --- other URLs -------------------------------------------------------------------------------------------------
@@ -207,13 +170,11 @@ def test_chained_urls(faults, bucket):
         archive.writestr("a.txt", "one")
         archive.writestr("b.txt", "two")
     rest = f"::{bucket.url}/texts.zip"
-    assert remote_files.find_urls(f"zip://*.txt{rest}") == [f"zip://a.txt{rest}", f"zip://b.txt{rest}"]
+    assert find_urls(f"zip://*.txt{rest}") == [f"zip://a.txt{rest}", f"zip://b.txt{rest}"]
     assert remote_files.read_bytes(f"zip://b.txt{rest}") == b"two"
     assert remote_files.find_entry(f"zip://c.txt{rest}") is None
     assert remote_files.find_entry(f"zip://a.txt{rest}").version  # a checksum
     assert find_files([f"zip://*.txt{rest}"])[1].name == "b.txt"
-    with pytest.raises(InputError, match="fsspec's local copies can be incomplete"):
-        remote_files.read_bytes(f"simplecache::{bucket.url}/texts.zip")
 
 
 def test_names_below_a_folder():
@@ -226,13 +187,13 @@ def test_web_servers(web, monkeypatch):
     url, folder = web
     (folder / "small.txt").write_bytes(DATA[:10_000])
     (folder / "large.txt").write_bytes(DATA)
-    assert remote_files.find_urls(f"{url}/small.txt?token=SECRET") == [f"{url}/small.txt?token=SECRET"]
+    assert find_urls(f"{url}/small.txt?token=SECRET") == [f"{url}/small.txt?token=SECRET"]
     assert remote_files.read_bytes(f"{url}/small.txt?token=SECRET") == DATA[:10_000]
     assert {each[len(url) :]: entry.size for each, entry in remote_files.find_entries(f"{url}/*.txt").items()} == {
         "/large.txt": 100_000,
         "/small.txt": 10_000,
     }
-    assert remote_files.find_urls(f"{url}/none.txt") == []
+    assert find_urls(f"{url}/none.txt") == []
     with pytest.raises(InputError, match="does not support range requests"):
         remote_files.read_bytes(f"{url}/large.txt")
     monkeypatch.setattr(_Silent, "send_header", _without_length)
@@ -243,3 +204,215 @@ def test_web_servers(web, monkeypatch):
 def _without_length(handler, name, value):
     if name != "Content-Length":
         http.server.BaseHTTPRequestHandler.send_header(handler, name, value)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "500": ("status", (500, "InternalError")),
+    "503": ("status", (503, "SlowDown")),
+    "429": ("status", (429, "TooManyRequests")),
+    "refused": ("status", (403, "AccessDenied")),
+    "cut off": ("cut", 1000),
+    "wrong length": ("short", 1000),
+    "no answer": ("lost", None),
+    "hang": ("hang", None),
+    "slow": ("slow", 200_000),
+    "truncated": ("truncate", 1000),
+    "other byte": ("corrupt", 1000),
+}
+PASSING = [("GET", name) for name in ("500", "cut off", "slow")]
+PASSING += [("PUT", name) for name in ("503", "no answer")]
+LASTING = [("GET", name) for name in ("500", "429", "refused", "cut off", "wrong length", "no answer", "hang")]
+LASTING += [("PUT", name) for name in ("500", "refused", "truncated", "other byte")]
+
+
+@pytest.fixture
+def url(faults, bucket, monkeypatch):
+    """A file behind the proxy. The libraries soon give up."""
+    (bucket.folder / "file").write_bytes(DATA)
+    store = fsspec.get_filesystem_class("s3")
+    monkeypatch.setattr(store, "retries", 2)
+    monkeypatch.setattr(store, "read_timeout", 0.5)
+    store.clear_instance_cache()
+    yield f"{bucket.url}/file"
+    store.clear_instance_cache()
+
+
+@pytest.mark.parametrize("method, fault", PASSING)
+def test_a_fault_that_passes_is_not_noticed(faults, url, bucket, tmp_path, method, fault):
+    found = faults.fail(*FAULTS[fault], method=method, times=1)
+    file = tmp_path / "copy"
+    if method == "GET":
+        remote_files.download(url, file)
+    else:
+        file.write_bytes(DATA[::-1])
+        remote_files.upload(file, url)
+    assert found.hits == 1 and (bucket.folder / "file").read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("method, fault", LASTING)
+def test_a_fault_that_stays_is_one_sentence_and_nothing_half(faults, url, bucket, tmp_path, method, fault):
+    faults.fail(*FAULTS[fault], method=method)
+    file = tmp_path / "source"
+    file.write_bytes(DATA[::-1])
+    messages = (
+        r"/file: (the store does not answer or refuses access \(.+\)\. Check|[\d,]+ bytes instead|the stored copy)"
+    )
+    with pytest.raises(InputError, match=messages):
+        if method == "GET":
+            remote_files.download(url, tmp_path / "copy")
+        else:
+            remote_files.upload(file, url)
+    assert list(tmp_path.iterdir()) == [file]
+    # rclone keeps a copy that does not match the checksum that old versions of s3fs send.
+    stored = [path.read_bytes() for path in bucket.folder.iterdir()]
+    assert stored in ([DATA], []) or fault in ("truncated", "other byte")
+
+
+def test_a_server_that_is_gone(faults, url):
+    with faults.refuse():
+        for do in (remote_files.read_bytes, remote_files.list_files, find_urls, remote_files.remove):
+            with pytest.raises(InputError, match=r"the store does not answer.*\(Could not connect"):
+                do(url)
+
+
+def test_a_file_is_new_for_one_writer(faults, url, bucket):
+    assert remote_files.write_new(f"{bucket.url}/lock", b"first")
+    assert not remote_files.write_new(f"{bucket.url}/lock", b"second")
+    faults.fail("lost", method="PUT", times=1)
+    assert remote_files.write_new(f"{bucket.url}/lost", b"this process")
+    # Another process writes after the check. rclone ignores the condition, other stores answer 412.
+    faults.fail("status", (404, "NoSuchKey"), method="HEAD", times=1)
+    faults.fail("status", (412, "PreconditionFailed"), method="PUT", times=1)
+    assert not remote_files.write_new(f"{bucket.url}/lock", b"second")
+    assert remote_files.read_bytes(f"{bucket.url}/lock") == b"first"
+
+
+@pytest.fixture
+def credentials(url, tmp_path, monkeypatch):
+    """A file of credentials. Returns a function that writes a token."""
+    file = tmp_path / "credentials"
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    text = "[default]\naws_access_key_id=LONGKEYID\naws_secret_access_key=SECRETSECRET\naws_session_token={}\n"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    return lambda token: file.write_text(text.format(token))
+
+
+def test_credentials_are_read_again_after_a_refusal(faults, url, credentials):
+    with pytest.raises(InputError, match=r"refuses access \(Unable to locate credentials\)"):
+        remote_files.read_bytes(url)
+    credentials("first")
+    faults.fail("expired", "second")
+    with pytest.raises(InputError, match="the store does not answer or refuses access"):
+        remote_files.read_bytes(url)
+    credentials("second")
+    assert remote_files.read_bytes(url) == DATA
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EHOSTUNREACH, "No route"), botocore.exceptions.NoCredentialsError(), ValueError("region")]
+)
+def test_errors_of_libraries_are_one_sentence(error, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    with pytest.raises(InputError, match=r"^s3://a/b: the store does not answer or refuses access"):
+        remote_files.read_bytes("s3://a/b")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [("nothing://a/b", "Protocol not known: nothing"), ("s3://Not a bucket/b", "Invalid bucket name")],
+)
+def test_urls_that_cannot_work(name, message, faults):
+    with pytest.raises(InputError, match=message):
+        remote_files.read_bytes(name)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    def fail(*args, **kwargs):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
+    with pytest.raises(
+        InputError, match=r"s3://a/b: a package is missing. Install s3fs to access S3. .* 'snugbert\[s3"
+    ):
+        remote_files.read_bytes("s3://a/b")
+
+
+# --- secrets ----------------------------------------------------------------------------------------------------
+
+
+def test_credentials_in_urls_are_hidden():
+    hide = remote_files.hide_credentials
+    assert hide("https://user:pass@word@host/file.txt?token=abc#part") == "https://host/file.txt"
+    assert hide("zip://a.txt::https://user:word@host/a.zip?token=abc") == "zip://a.txt::https://host/a.zip"
+    assert hide("hf://datasets/user/name@main/file.txt") == "hf://datasets/user/name@main/file.txt"
+    assert hide("a path/with?signs@all") == "a path/with?signs@all"
+    # These characters should be encoded in a password, but often are not.
+    for sign in "#?/@":
+        assert hide(f"https://user:pa{sign}ss@host/f") == "https://host/f"
+    assert hide("s3://KEY:SEC/RET@bucket/x") == "s3://bucket/x"
+    assert hide("https://host/f?id=name@project&signature=abc") == "https://host/f"
+    assert "abc" not in hide("https://host/f?time=12:00&id=name@project&signature=abc")
+    assert hide("http://127.0.0.1:80/a@b.txt") == "http://127.0.0.1:80/a@b.txt"
+    # Names in a bucket can have these signs, but a query string is never shown.
+    assert hide("s3://bucket/c#1?.txt") == "s3://bucket/c#1?.txt"
+    assert hide("s3://bucket/a.txt?versionId=abc") == "s3://bucket/a.txt"
+
+
+@pytest.mark.parametrize("status", [404, 403, 500, 0])
+def test_no_message_has_a_secret(status, caplog, tmp_path):
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    caplog.set_level(logging.INFO)
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        if status:
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        else:
+            server.server_close()  # nobody listens
+        url = f"http://USERNAME:PASSWORD@127.0.0.1:{server.server_port}/file?token=TOKEN"
+        with pytest.raises(FileNotFoundError if status == 404 else InputError) as caught:
+            remote_files.download(url, tmp_path / "file")
+        if status:
+            server.shutdown()
+    shown = [str(caught.value), *(record.getMessage() for record in caplog.records)]
+    assert caught.value.__cause__ is caught.value.__context__ is None  # a traceback shows no other error
+    assert all("/file" in each for each in shown)
+    for secret in ("USERNAME", "PASSWORD", "TOKEN"):
+        assert not any(secret in each for each in shown)
+
+
+# --- processes and signals --------------------------------------------------------------------------------------
+
+
+def test_a_forked_process_does_not_hang(url):
+    assert remote_files.read_bytes(url) == DATA  # the connection exists before the fork
+    gc.collect()  # fsspec takes a second to close each old connection of another test in the child
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if remote_files.read_bytes(url) == DATA else 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 10
+    while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended[0] and os.waitstatus_to_exitcode(ended[1]) == 0
+    assert remote_files.read_bytes(url) == DATA

@@ -47,8 +47,7 @@ from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
 from snugbert.storage.inputs import work_folder
-from snugbert.storage.requests import ask_together, hide_credentials, is_url
-from snugbert.storage.urls import join, list_files
+from snugbert.storage.urls import ask_together, hide_credentials, is_url, join, list_files
 
 logger = logging.getLogger(__name__)
 

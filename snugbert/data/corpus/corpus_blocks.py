@@ -28,8 +28,7 @@ import pyarrow as pa
 from snugbert.data.corpus.part_files import ARROW_ERRORS, Block, DamagedError, damaged, validate_block, view_block
 from snugbert.errors import InputError
 from snugbert.files import lock_file, replacing
-from snugbert.storage.requests import ask_together, hide_credentials
-from snugbert.storage.urls import read_bytes
+from snugbert.storage.urls import ask_together, hide_credentials, read_bytes
 
 
 @dataclass(frozen=True)

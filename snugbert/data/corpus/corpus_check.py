@@ -21,8 +21,7 @@ from snugbert.data.corpus.part_files import (
 )
 from snugbert.errors import InputError, format_count
 from snugbert.progress import Progress
-from snugbert.storage.requests import ask_together
-from snugbert.storage.urls import join, open_file
+from snugbert.storage.urls import ask_together, join, open_file
 
 
 def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:

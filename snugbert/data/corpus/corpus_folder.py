@@ -14,9 +14,18 @@ import pyarrow as pa
 from snugbert.data.corpus.part_files import ARROW_ERRORS, PART_NAME
 from snugbert.files import LockTaken, hash_json, lock_file, replacing
 from snugbert.storage.inputs import work_folder
-from snugbert.storage.requests import ask_together, hide_credentials, is_url
 from snugbert.storage.uploads import OUTPUTS
-from snugbert.storage.urls import download, join, list_files, read_bytes, remove, upload
+from snugbert.storage.urls import (
+    ask_together,
+    download,
+    hide_credentials,
+    is_url,
+    join,
+    list_files,
+    read_bytes,
+    remove,
+    upload,
+)
 
 IDENTITIES = ".identities"  # suffix of a file next to a part. With it, unchanged text files are not read again
 # The files of a part, in the order of their upload. The last file marks the part as complete.

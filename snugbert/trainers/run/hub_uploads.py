@@ -23,11 +23,7 @@ NOT_UPLOADED = ["_*", f"{PREFIX_CHECKPOINT_DIR}-*", TRAINING_ARGS_NAME, *PREDICT
 
 
 class HubUploads(TrainerCallback):
-    """Uploads the output folder when Trainer would, except for `NOT_UPLOADED`.
-
-    Args:
-        trainer: the trainer that uses this callback.
-    """
+    """Uploads the output folder when Trainer would, except for `NOT_UPLOADED`."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -87,26 +83,20 @@ class HubUploads(TrainerCallback):
         trainer.save_model(_internal_call=True)
         if trainer.is_world_process_zero():
             trainer.create_model_card(**{"model_name": str(trainer.hub_model_id).rpartition("/")[-1]} | kwargs)
-        return self.upload_output_dir(commit_message, blocking, token, revision)
+        return self.upload_output_dir(
+            token, commit_message=commit_message, revision=revision or args.hub_revision, run_as_future=not blocking
+        )
 
-    def upload_output_dir(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-    ) -> Any:
-        """Uploads the output folder as it is. Arguments and result: as in `Trainer.push_to_hub`."""
+    def upload_output_dir(self, token: str | None = None, **options: Any) -> Any:
+        """Uploads the output folder as it is, with `options` of `HfApi.upload_folder`."""
         trainer, args = self.trainer, self.trainer.args
         if not trainer.is_world_process_zero():
             return None
         trainer._finish_current_push()
-        as_future: Any = not blocking
+        options = {"commit_message": "End of training", "revision": args.hub_revision} | options
         return HfApi(token=token or args.hub_token).upload_folder(
             repo_id=str(trainer.hub_model_id),
-            revision=revision or args.hub_revision,
             folder_path=str(args.output_dir),
-            commit_message=commit_message,
             ignore_patterns=NOT_UPLOADED,
-            run_as_future=as_future,
+            **options,
         )

@@ -16,7 +16,6 @@ from transformers.utils import logging as transformers_logging
 from snugbert.cli.device_arguments import PRECISIONS, DeviceArguments
 from snugbert.errors import InputError, join_lines
 from snugbert.shared_cores import share_cores
-from snugbert.storage.requests import DEADLINE_VARIABLE
 from snugbert.trainers.run.lost_processes import show_signs_of_life, wait_for_all
 
 T = TypeVar("T")
@@ -38,8 +37,6 @@ def set_up(training_args: DeviceArguments) -> None:
     transformers_logging.disable_progress_bar()  # for reading and writing weights
     if training_args.world_size > 1:
         show_signs_of_life()
-        # A process that waits for a store fails before the other processes give up, and its message names the store.
-        os.environ.setdefault(DEADLINE_VARIABLE, str(0.8 * training_args.ddp_timeout))
         logging.getLogger(__name__).info(
             "%d processes. If a process does not answer for %d seconds, all processes stop (--ddp_timeout).",
             training_args.world_size,

@@ -1,4 +1,9 @@
-"""Allows only one run per output folder. A folder in a store has its own lock, see `snugbert/storage/owner.py`."""
+"""Allows only one run per output folder, and fetches and uploads the folder if it is in a store.
+
+A run in a store writes into a local folder. At its start, the store's folder replaces the local folder, unless this
+machine was the last to write to the store. The local folder may then be newer. Checkpoints are uploaded during
+training, and all other files at the end.
+"""
 
 import os
 from collections.abc import Iterator
@@ -9,9 +14,9 @@ from transformers import TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.files import LOCK_NAME, LockTaken, holds_lock, lock_file
-from snugbert.storage.uploads import find_output
+from snugbert.storage.uploads import RemoteOutput, find_output
+from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.processes import raise_together
-from snugbert.trainers.run.store_runs import fetch_run, run_in_store
 
 SECONDS = 10  # to wait for a lock. A killed process holds its lock until its memory is freed
 
@@ -20,16 +25,9 @@ SECONDS = 10  # to wait for a lock. A killed process holds its lock until its me
 def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
     """Keeps other processes from running in `output_dir`, and creates the folder. Every process must call this.
 
-    With `dry_run`, only checks that the folder can be written. If the folder belongs to a store, downloads the store's
-    folder before the block, unless the local folder may be newer, and uploads the local folder after the block. A dry
-    run uploads nothing, and removes what it downloaded.
-
-    Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside the block. A
-    new folder that stays empty is removed.
-
-    Raises:
-        InputError: in all processes: another process runs in the folder, or the folder cannot be written; or the store
-            does not answer.
+    With `dry_run`, only checks that the folder can be written. A dry run in a store uploads nothing, and removes what
+    it downloaded. Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside
+    the block. A new folder that stays empty is removed.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
@@ -47,7 +45,7 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
                     return
                 if not is_dry_run:
                     stack.enter_context(run_in_store(output))
-                elif fetch_run(output):
+                elif _fetch(output):
                     stack.callback(output.clear)
             elif training_args.should_save and is_dry_run:
                 _check_folder(output_dir)
@@ -79,3 +77,25 @@ def _check_folder(output_dir: Path) -> None:
 def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
+
+
+@contextmanager
+def run_in_store(output: RemoteOutput) -> Iterator[None]:
+    """Locks the folder in the store, downloads its files, and uploads everything after the block.
+
+    After an error in the block, only the checkpoints are in the store. All other files stay in the local folder, for
+    the next start.
+    """
+    with output.lock():
+        _fetch(output)
+        yield
+        upload_run(output)
+    output.clear()
+
+
+def _fetch(output: RemoteOutput) -> bool:
+    """Replaces the local folder by the folder in the store unless the local folder may be newer. Whether it did."""
+    if output.was_last_writer():
+        return False
+    output.download()
+    return True

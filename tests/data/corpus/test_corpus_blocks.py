@@ -36,9 +36,8 @@ def equal(corpus, other, numbers) -> bool:
 
 
 def test_blocks_survive_faults_of_the_network(stored, bucket, faults, words_tokenizer, tmp_path):
-    """A wrong byte is noticed by the digest, and the block is downloaded again."""
     corpus = open_stored(bucket, words_tokenizer, tmp_path / "blocks")
-    for kind, value in (("status", 500), ("cut", 10), ("short", 10), ("corrupt", None)):
+    for kind, value in (("status", (500, "InternalError")), ("cut", 10), ("lost", None)):
         faults.fail(kind, value, times=1, method="GET", path=PART)
     corpus.blocks.ensure(range(20))
     assert equal(corpus, stored, range(20)) and corpus.digest == stored.digest

@@ -11,11 +11,10 @@ import pytest
 from prepared import prepare
 from synthetic import make_corpus
 
-from snugbert.data.corpus import corpus_blocks, preparation
+from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.corpus_blocks import CachedBlocks
 from snugbert.errors import InputError
-from snugbert.storage import requests as remote_requests
 from snugbert.trainers.pretraining.batches import BatchSampler, Phase, RunBatches
 from snugbert.trainers.pretraining.block_windows import Window, Windows
 from snugbert.trainers.pretraining.examples import EXAMPLE, PretrainingDataset
@@ -197,23 +196,6 @@ def test_a_download_for_a_window_that_the_run_does_not_reach_is_not_begun(stored
     steps = dataset.count_positions(Window(0, 0)) // 16
     read_batches(dataset, 0, steps=steps)
     assert begun == [0]
-
-
-def test_a_download_ends_with_the_run_if_the_bucket_does_not_answer(stored, tmp_path, tokenizer, monkeypatch):
-    def wait_for_answer(url, *_):
-        def ask_store(store, path):
-            raise TimeoutError
-
-        return remote_requests.ask(url, ask_store)
-
-    monkeypatch.setattr(remote_requests, "FIRST_WAIT", 60)
-    monkeypatch.setattr(corpus_blocks, "read_bytes", wait_for_answer)
-    blocks = open_corpus(f"file://{tmp_path / 'corpus'}", tokenizer, tmp_path / "blocks").blocks
-    assert isinstance(blocks, CachedBlocks)
-    start = time.monotonic()
-    blocks.ensure_later([0, 1])
-    blocks.end_download()
-    assert time.monotonic() - start < 20 and not list((tmp_path / "blocks").glob("*.block"))
 
 
 def test_blocks_that_are_read_without_a_window_do_not_fill_the_cache(stored, tmp_path, tokenizer):
