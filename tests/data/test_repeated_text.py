@@ -15,7 +15,8 @@ from prepared import content, prepare, text_arguments
 from snugbert.data import repeated_text
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.preparation import plan_parts, prepare_parts
+from snugbert.data.corpus.preparation import prepare_parts
+from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.documents import read_documents
 from snugbert.data.repeated_text import HashCounts, RepeatCounter, read_report
 from snugbert.errors import InputError
@@ -108,11 +109,11 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
         assert_equal_blocks(open_corpus(tmp_path / f"{workers}", tokenizer), expected)
     whole = (tmp_path / "1" / parts[0].name).read_bytes()
     assert whole == (tmp_path / "2" / parts[0].name).read_bytes()
-    killed = tmp_path / "2" / f"{parts[0].name}.partial"
+    killed = tmp_path / "2" / parts[0].name
     killed.write_bytes(whole[: len(whole) * 2 // 3])
-    killed.with_suffix("").unlink()
+    killed.with_suffix(".index").unlink()
     report = prepare_parts(tmp_path / "2", parts, tokenizer, num_workers=1, show_progress=False)
-    assert killed.with_suffix("").read_bytes() == whole
+    assert killed.read_bytes() == whole
     assert report == read_report(tmp_path / "1") == read_report(tmp_path / "2") and not report.warning
 
 
@@ -154,7 +155,7 @@ def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer, monkey
     assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
     assert report == read_report(tmp_path / "resumed")
     assert report.lines.total == sum(map(len, documents))
-    with pytest.raises(InputError, match="with a different text"):  # and nothing is changed
+    with pytest.raises(InputError, match="has other settings"):  # and nothing is changed
         prepare_parts(tmp_path / "resumed", parts, tokenizer, language=None, show_progress=False)
     monkeypatch.setattr(preparation, "RepeatCounter", None)  # a prepared text is not read
     assert report == prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)

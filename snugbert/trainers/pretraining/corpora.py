@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus.cache import prepare_in_cache
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
 from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
 from snugbert.data.repeated_text import read_report
