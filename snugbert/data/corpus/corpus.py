@@ -105,11 +105,7 @@ def _find_language(settings: dict[str, Any]) -> str | None:
 
 
 def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Warns if many tokens of a corpus are [UNK]. The message begins with `name`.
-
-    Raises:
-        InputError: all tokens are special tokens, so no token can be masked.
-    """
+    """Warns if many tokens of a corpus are [UNK], and raises an error if all are. The message begins with `name`."""
     counts, unknown = corpus.counts.token_ids, tokenizer.unk_token
     special = {index: counts[index] for index in tokenizer.all_special_ids if index < len(counts)}
     remedy = "Use another tokenizer, or train one on this text with `snugbert vocabulary`."
@@ -187,11 +183,7 @@ def _map_part(part: str, index: PartIndex, vocab_size: int) -> MappedPart:
 
 
 def _find_all_parts(output: CorpusFolder) -> dict[str, int]:
-    """Returns the names of all parts of a corpus, in order, and their sizes.
-
-    Raises:
-        InputError: there are no parts, a part is missing, or the parts belong to different corpora.
-    """
+    """Returns the names of all parts of a corpus, in order, and their sizes. Raises an error if one is missing."""
     states = output.find_states()
     incomplete = [name for name, state in states.items() if state]
     if incomplete:

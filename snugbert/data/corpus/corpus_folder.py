@@ -72,11 +72,7 @@ class CorpusFolder:
         return {name: entry.size for name, entry in list_files(self.url).items()}
 
     def find_states(self) -> dict[str, str]:
-        """Returns the state of each part that the corpus must have, in order: "" if it is complete.
-
-        Raises:
-            InputError: there is no part, or parts belong to different corpora.
-        """
+        """Returns the state of each part that the corpus must have, in order: "" if it is complete."""
         complete, files = self.find_parts(), self._list_files()
         divisions = {read_num_parts(name): name for name in complete or filter(read_num_parts, files)}
         if not divisions:

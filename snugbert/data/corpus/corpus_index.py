@@ -127,9 +127,6 @@ def read_index(part: str, size: int) -> PartIndex:
     Args:
         part: path or URL of the part.
         size: bytes of the part. If the index belongs to a part of another size, the part is damaged.
-
-    Raises:
-        InputError: the index is missing, the part or the index is damaged, or a bucket does not answer.
     """
     name = index_name(part)
     shown = hide_credentials(name)
@@ -144,10 +141,7 @@ def read_index(part: str, size: int) -> PartIndex:
 
 
 def verify_part(part: str, size: int) -> PartIndex:
-    """Reads a whole part, and compares it with its index.
-
-    Arguments, return value and errors: as in [`read_index`].
-    """
+    """Reads a whole part, and compares it with its index. Arguments and return value: as in [`read_index`]."""
     index, shown = read_index(part, size), hide_credentials(part)
     try:
         with open_file(part) as stream:
@@ -203,11 +197,7 @@ def write_index(index: PartIndex, file: Path) -> None:
 
 
 def parse_index(data: bytes, name: str) -> PartIndex:
-    """Reads the bytes of an index file. Messages name it `name`.
-
-    Raises:
-        InputError: the file is damaged, or the part has another format.
-    """
+    """Reads the bytes of an index file. Messages name it `name`."""
     try:
         arrays: dict[str, Any] = load(data)
         names = ("documents", "sentences", "tokens", "longest_documents")

@@ -1,7 +1,7 @@
 """Prepares a corpus: text files or a dataset -> sentences -> token ids -> the part files of a folder.
 
 A part exists or not. After a full disk or a killed process, the next call writes the parts that are missing. Memory
-holds a few batches of text and one block of about 4 million tokens. To find repeated text, it also holds 12 bytes for
+holds a few batches of text and one block of about 4 million tokens. To find repeated text, it also holds 8 bytes for
 each different line, up to a limit (`MOST_COUNTED` in `repeated_text.py`) unless copies are left out. Otherwise, memory
 does not grow with the corpus.
 
@@ -345,7 +345,7 @@ def _count_repeated_text(
             for part in uncounted if covers_everything else ():
                 for _ in part.read_documents(ReadingLog(part.text.on_bad_text), counter):
                     pass
-            report = counter.summarize()
+            report = counter.report
             if covers_everything:
                 write_report(output.folder, report)
                 output.publish_file(REPORT_NAME)

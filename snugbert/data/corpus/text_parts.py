@@ -16,7 +16,6 @@ from snugbert.data.documents import (
     count_dataset_rows,
     dataset_version,
     find_files,
-    locate_file,
     name_files,
     read_dataset_documents,
     read_documents,
@@ -73,11 +72,6 @@ class Part:
         if self.divides_files:
             return None
         return sum(map(measure_file, self.files)) if self.files else count_dataset_rows(self.text)
-
-    @property
-    def places(self) -> list[str]:
-        """Absolute paths or URLs of the text files. For a dataset, the word "dataset" and its name."""
-        return [locate_file(file) for file in self.files] or list(self.names)
 
     @property
     def reads_everything(self) -> bool:

@@ -103,9 +103,6 @@ def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
     Args:
         output: the folder of the corpus.
         num_shards: number of shards that prepared the corpus, to name the shards to repeat.
-
-    Raises:
-        InputError: there is no corpus, or parts are missing, damaged or of other settings.
     """
     states, sizes = output.find_states(), output.find_parts()
     problems = {name: f"{output}/{name} {state}." for name, state in states.items() if state}

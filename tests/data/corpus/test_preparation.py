@@ -16,7 +16,6 @@ import pytest
 from prepared import content, prepare, text_arguments
 
 import snugbert
-from snugbert import progress
 from snugbert.data import tokenizing as document_tokenizer
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
@@ -26,7 +25,6 @@ from snugbert.data.documents import read_dataset_documents
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.files import lock_file
-from snugbert.progress import format_bytes
 from snugbert_cli import main as snugbert_command
 
 
@@ -136,25 +134,6 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     assert content(open_corpus(tmp_path / "corpus", tokenizer)) == content(
         open_corpus(tmp_path / "straight", tokenizer)
     )
-
-
-def test_a_preparation_reports_the_bytes_of_its_files(tmp_path, words_tokenizer, small, monkeypatch, capsys):
-    """In two parts. The first is prepared already."""
-    other = tmp_path / "other.txt"
-    other.write_text(small.text.read_text())
-    monkeypatch.setattr(progress, "SHORTEST_PAUSE", 0)
-    parts = plan_parts(text_arguments(small.text, other), num_shards=2)
-    options = {"language": None, "num_workers": 1}
-    prepare_parts(tmp_path / "out", parts[:1], words_tokenizer, **options)
-    capsys.readouterr()
-    prepare_parts(tmp_path / "out", parts, words_tokenizer, **options)
-    lines = capsys.readouterr().err.splitlines()
-    percentages = [int(line.split()[1]) for line in lines]
-    assert percentages[0] > 50 and percentages[-1] > 90 and percentages == sorted(set(percentages))
-    # Text is read in blocks, ahead of the documents.
-    assert lines[-1].startswith(f"preparing: 100 % of {format_bytes(2 * small.text.stat().st_size)}, ")
-    prepare(tmp_path / "quiet", words_tokenizer, small.text, **options)
-    assert capsys.readouterr().err == ""
 
 
 def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):

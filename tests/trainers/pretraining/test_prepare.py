@@ -12,8 +12,6 @@ import snugbert
 from snugbert.cli.parser import format_command
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.errors import InputError
-from snugbert.trainers.pretraining.corpora import load_corpora
-from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
 from snugbert.trainers.pretraining.pretraining_guidance import SMALL_RECIPE_FLAGS
 from snugbert_cli import main as snugbert_command
 
@@ -126,7 +124,7 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
 
 
 def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, capsys, caplog):
-    """In the last shard that is prepared, in a corpus that is prepared already, and in the cache."""
+    """In the last shard that is prepared, and in a corpus that is prepared already."""
     monkeypatch.chdir(tmp_path)
     words_tokenizer.save_pretrained("tok")
     Path("a.txt").write_text("w1 w2 w3 w4 w5 w6 w7\n\n" * 2)
@@ -147,14 +145,6 @@ def test_unknown_tokens_are_counted(tmp_path, words_tokenizer, monkeypatch, caps
     assert f"none: {message}" in capsys.readouterr().err
     with pytest.raises(InputError, match=re.escape(f"python: {message}")):
         snugbert.prepare_corpus("none.txt", words_tokenizer, "python", show_progress=False)
-    for files, name in (
-        ({"train_file": ["none.txt"]}, "training text"),
-        ({"validation_file": ["none.txt"]}, "valida"),
-    ):
-        text = PretrainingDataArguments(**{"train_file": ["a.txt"], "objective": "mlm"} | files)
-        for _ in range(2):
-            with pytest.raises(InputError, match=rf"{name}.*: {re.escape(message)}"):
-                load_corpora(text, True, bool(text.validation_file), "cache", words_tokenizer)
 
 
 def test_the_next_command_keeps_what_it_needs(tmp_path, tokenizer, monkeypatch, capsys):
