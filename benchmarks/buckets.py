@@ -53,10 +53,12 @@ from side_by_side import describe_machine, positive
 from steps import check_settings, format_table
 
 from snugbert.cli.model_arguments import TokenizerArguments
+from snugbert.continuation import make_record
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import Corpus, open_corpus
+from snugbert.data.corpus.corpus_folder import part_name
 from snugbert.data.corpus.corpus_index import index_name, make_index, write_index
-from snugbert.data.corpus.part_files import END_OF_STREAM, corpus_schema
+from snugbert.data.corpus.part_files import END_OF_STREAM, KIND, corpus_schema
 from snugbert.errors import InputError
 from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
@@ -139,10 +141,10 @@ def write_parts(text: Corpus, num_blocks: int, folder: Path) -> None:
     rng = np.random.default_rng(0)
     num_parts = -(-num_blocks // PART_BLOCKS)
     for part in range(num_parts):
-        file = folder / preparation.part_name(part, num_parts)
+        file = folder / part_name(part, num_parts)
         digest = hashlib.sha256(f"{text.digest} {part}".encode()).hexdigest()[:32]
-        sources = [{"name": f"/shuffled/{part:05d}.txt", "digest": digest}]
-        schema = corpus_schema(text.blocks[0].tokens.dtype, {"settings": text.settings, "sources": sources})
+        settings = text.settings | {"text": {f"/shuffled/{part:05d}.txt": digest}}
+        schema = corpus_schema(text.blocks[0].tokens.dtype, make_record(KIND, settings))
         with file.open("wb") as stream:
             stream.write(schema.serialize())
             for number in range(part * PART_BLOCKS, min((part + 1) * PART_BLOCKS, num_blocks)):

@@ -13,11 +13,11 @@ import pytest
 from prepared import content, prepare, text_arguments
 
 from snugbert.data import repeated_text
-from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.preparation import plan_parts, prepare_parts
+from snugbert.data.corpus.preparation import prepare_parts
+from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.documents import read_documents
-from snugbert.data.repeated_text import HashCounts, RepeatCounter, read_report
+from snugbert.data.repeated_text import KnownHashes, RepeatCounter, read_report
 from snugbert.errors import InputError
 from snugbert.trainers.pretraining.corpora import load_corpora
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments
@@ -66,14 +66,14 @@ def assert_equal_blocks(corpus, other):
             assert np.array_equal(getattr(block, name), getattr(expected, name))
 
 
-def test_hashes_are_counted_as_by_a_counter():
+def test_hashes_are_known_as_in_a_set():
     rng = np.random.default_rng(0)
-    counts, plain = HashCounts(), Counter()
+    hashes, plain = KnownHashes(), set()
     for size in (1, 500, 3, 3000, 1, 800, 40, 2000):
-        hashes = rng.geometric(1e-3, size) * rng.choice([-(2**50), 2**50], size)
-        before = counts.add(hashes)
-        assert before.tolist() == [(plain[value], plain.update([value]))[0] for value in hashes.tolist()]
-    assert counts.num_distinct == len(plain) > 2000
+        added = rng.geometric(1e-3, size) * rng.choice([-(2**50), 2**50], size)
+        expected = [(value in plain, plain.add(value))[0] for value in added.tolist()]
+        assert hashes.add(added).tolist() == expected
+    assert len(hashes) == len(plain) > 2000
 
 
 def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_blocks):
@@ -82,17 +82,11 @@ def test_the_report_equals_a_plain_count(documents, tmp_path, tokenizer, small_b
     report = read_report(tmp_path / "corpus")
     lines = Counter(chain.from_iterable(documents))
     whole = Counter(map(tuple, documents))
-    assert (report.lines.total, report.lines.copies) == (lines.total(), lines.total() - len(lines))
-    assert (report.documents.total, report.documents.copies) == (whole.total(), whole.total() - len(whole))
+    assert (report.lines, report.copied_lines) == (lines.total(), lines.total() - len(lines))
+    assert (report.documents, report.copied_documents) == (whole.total(), whole.total() - len(whole))
     assert report.characters == sum(len(line) * times for line, times in lines.items())
     assert report.copied_characters == sum(len(line) * (times - 1) for line, times in lines.items())
-    assert [count for count, _ in report.lines.frequent] == [count for _, count in lines.most_common(3)]
-    for listed, counter in ((report.lines.frequent, lines), (report.documents.frequent, whole)):
-        texts = [text if isinstance(text, str) else text[0] for text, _ in counter.most_common(3)]
-        assert [text.removesuffix("...") for _, text in listed] == [
-            text if len(text) <= 60 else text[:57] for text in texts
-        ]
-    assert report.lines.copies > 100 and report.documents.copies == 10
+    assert report.copied_lines > 100 and report.copied_documents == 10
     assert report.warning.startswith(f"copies of earlier lines make up {report.copied_share:.0%} of the characters. ")
     assert report.left_out is None and report.is_complete
 
@@ -108,11 +102,11 @@ def test_leaving_copies_out_equals_a_text_without_them(documents, tmp_path, toke
         assert_equal_blocks(open_corpus(tmp_path / f"{workers}", tokenizer), expected)
     whole = (tmp_path / "1" / parts[0].name).read_bytes()
     assert whole == (tmp_path / "2" / parts[0].name).read_bytes()
-    killed = tmp_path / "2" / f"{parts[0].name}.partial"
+    killed = tmp_path / "2" / parts[0].name
     killed.write_bytes(whole[: len(whole) * 2 // 3])
-    killed.with_suffix("").unlink()
+    killed.with_suffix(".index").unlink()
     report = prepare_parts(tmp_path / "2", parts, tokenizer, num_workers=1, show_progress=False)
-    assert killed.with_suffix("").read_bytes() == whole
+    assert killed.read_bytes() == whole
     assert report == read_report(tmp_path / "1") == read_report(tmp_path / "2") and not report.warning
 
 
@@ -144,20 +138,17 @@ def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, toke
     )
 
 
-def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer, monkeypatch):
-    """Without --deduplicate, after an interruption between two parts. Machines report the text that they read."""
+def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer):
+    """After an interruption between two parts. Machines report the text that they read."""
     files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate((documents[:9], documents[9:]))]
     parts = plan_parts(text_arguments(*files), num_shards=2)
     first = prepare_parts(tmp_path / "resumed", parts[:1], tokenizer, show_progress=False)
-    assert first.lines.total == sum(map(len, documents[:9])) and read_report(tmp_path / "resumed") is None
-    report = prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
-    assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
-    assert report == read_report(tmp_path / "resumed")
-    assert report.lines.total == sum(map(len, documents))
-    with pytest.raises(InputError, match="with a different text"):  # and nothing is changed
-        prepare_parts(tmp_path / "resumed", parts, tokenizer, language=None, show_progress=False)
-    monkeypatch.setattr(preparation, "RepeatCounter", None)  # a prepared text is not read
-    assert report == prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
+    assert first.lines == sum(map(len, documents[:9])) and read_report(tmp_path / "resumed") is None
+    for _ in range(2):
+        report = prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
+        assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
+        assert report == read_report(tmp_path / "resumed")
+    assert report.lines == sum(map(len, documents))
 
 
 def test_lines_with_html_are_counted():
@@ -165,7 +156,7 @@ def test_lines_with_html_are_counted():
     text = ["a < b > c", "AT&T; R & D;", "<3", "x &lt", "5 <= 6 and 7 >= 3"]
     counter = RepeatCounter()
     list(counter.follow(enumerate([[*text, *html], text])))
-    report = counter.summarize()
+    report = counter.report
     assert report.html_lines == 6 and str(report).endswith(". 6 lines with HTML tags or entities ('<b>')")
 
 
@@ -175,7 +166,7 @@ def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch)
         counter = RepeatCounter(what)
         followed = [document for _, document in counter.follow(enumerate(documents))]
         assert followed == (leave_out(documents, what) if what else documents)
-        report = counter.summarize()
+        report = counter.report
         assert report.is_complete == bool(what)
         assert ("Only the text up to 50 different lines was counted" in str(report)) != bool(what)
 

@@ -1,7 +1,8 @@
 """Helpers that prepare corpora and list their content."""
 
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.preparation import plan_parts, prepare_parts
+from snugbert.data.corpus.preparation import prepare_parts
+from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import TextArguments
 
 

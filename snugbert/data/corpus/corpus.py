@@ -7,14 +7,14 @@
 Each part is an Arrow stream, written block by block and read by memory mapping. A row is a document: `sentences` holds
 lists of token ids, and `document` is its index in the text of the part. `continues_word`, if it was requested and the
 vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
-origin of the part: digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
+digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
 
 The index of a part stores the offsets of its blocks, see `corpus_index.py`. So opening a corpus reads no text. A block
 is read and verified when it is first used.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,30 +24,15 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks, MappedPart
-from snugbert.data.corpus.corpus_index import (
-    Counts,
-    count_blocks,
-    index_name,
-    join_counts,
-    open_index,
-    read_index,
-)
-from snugbert.data.corpus.part_files import (
-    INDEX_ADVICE,
-    NO_INDEX,
-    WORDS,
-    Block,
-    Origin,
-    damaged,
-    find_states,
-    read_origin,
-)
+from snugbert.data.corpus.corpus_folder import CorpusFolder
+from snugbert.data.corpus.corpus_index import Counts, PartIndex, count_blocks, join_counts, read_index
+from snugbert.data.corpus.part_files import TEXT, WORDS, Block, damaged, shared_settings
 from snugbert.data.data_arguments import CACHE_GB
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
 from snugbert.files import hash_json
 from snugbert.storage.inputs import work_folder
-from snugbert.storage.urls import ask_together, hide_credentials, is_url, join, list_files
+from snugbert.storage.urls import ask_together, hide_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +78,7 @@ class Corpus:
     def has_words(self) -> bool:
         """Whether the tokens that continue a word are stored."""
         if isinstance(self.blocks, Blocks):
-            return WORDS in self.settings
+            return self.settings[WORDS]
         return all(block.word_bits is not None for block in self.blocks)
 
     @property
@@ -120,11 +105,7 @@ def _find_language(settings: dict[str, Any]) -> str | None:
 
 
 def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Warns if many tokens of a corpus are [UNK]. The message begins with `name`.
-
-    Raises:
-        InputError: all tokens are special tokens, so no token can be masked.
-    """
+    """Warns if many tokens of a corpus are [UNK], and raises an error if all are. The message begins with `name`."""
     counts, unknown = corpus.counts.token_ids, tokenizer.unk_token
     special = {index: counts[index] for index in tokenizer.all_special_ids if index < len(counts)}
     remedy = "Use another tokenizer, or train one on this text with `snugbert vocabulary`."
@@ -137,14 +118,10 @@ def check_unknown_tokens(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, nam
 
 
 def read_corpus_language(folder: str | Path) -> str | None:
-    """Returns the language of a corpus without opening all of it. None if no language is stored.
-
-    Raises:
-        InputError: `folder` holds no corpus, or a part is missing or damaged.
-    """
-    first = next(iter(_find_parts(folder)))
-    origin = read_index(first).origin if is_url(folder) else read_origin(Path(first))
-    return _find_language(origin["settings"])
+    """Returns the language of a corpus without opening all of it. None if no language is stored."""
+    output = CorpusFolder(folder)
+    name, size = next(iter(_find_all_parts(output).items()))
+    return _find_language(read_index(output.locate(name), size).record["settings"])
 
 
 def open_corpus(
@@ -173,91 +150,45 @@ def open_corpus(
         InputError: `folder` holds no corpus; a part is missing, unfinished or damaged; the settings of the parts
             differ; the corpus was prepared with a different tokenizer; or the bucket does not answer.
     """
-    sizes, vocab_size = _find_parts(folder), len(tokenizer)
-    names = list(sizes)
-    if is_url(folder):
-        indices = ask_together(read_index, names)
-    else:
-        settings = read_origin(Path(names[0]))["settings"]
-        _check_tokenizer(folder, settings, tokenizer)  # before old parts without index are read
-        indices = [open_index(Path(name), vocab_size) for name in names]
-    origins = [index.origin for index in indices]
-    _check_tokenizer(folder, origins[0]["settings"], tokenizer)
-    _check_origins(names, origins)
-    for name, index in zip(names, indices, strict=True):
-        if index.file_size != sizes[name]:
-            raise damaged(hide_credentials(name), f"it has {sizes[name]:,} bytes instead of {index.file_size:,}")
-        if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
-            raise damaged(hide_credentials(name), f"token id {highest} is outside the vocabulary of {vocab_size}")
-    settings = origins[0]["settings"]
-    sources = {source["name"]: source["digest"] for origin in origins for source in origin["sources"]}
-    digest = hash_json([settings, [[source["digest"] for source in origin["sources"]] for origin in origins]])
-    parts = [
-        MappedPart(name, index.read_schema(), index.offsets, index.digests)
-        for name, index in zip(names, indices, strict=True)
-    ]
-    if is_url(folder):
-        cache = Path(cache_dir or work_folder() / "blocks" / digest)
-        blocks: Blocks = CachedBlocks(parts, vocab_size, cache, round(cache_gb * 1e9))
-    else:
-        blocks, folder = Blocks(parts, vocab_size), Path(folder)
-    return Corpus(blocks, digest, folder, sources, settings, join_counts([index.counts for index in indices]))
-
-
-def _check_tokenizer(folder: str | Path, settings: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
-    if settings["tokenizer"] != hash_tokenizer(tokenizer):
-        raise InputError(
-            f"{hide_credentials(str(folder))} was prepared with a different tokenizer. Use that tokenizer, or prepare "
-            "the text again."
-        )
-
-
-def _check_origins(names: Sequence[str], origins: Sequence[Origin]) -> None:
-    for name, origin in zip(names, origins, strict=True):
-        if origin["settings"] != origins[0]["settings"]:
+    output = CorpusFolder(folder)
+    sizes = _find_all_parts(output)
+    parts = [output.locate(name) for name in sizes]
+    indices = ask_together(lambda entry: read_index(*entry), zip(parts, sizes.values(), strict=True))
+    records = [index.record for index in indices]
+    settings = shared_settings(records[0])
+    for part, record in zip(parts, records, strict=True):
+        if shared_settings(record) != settings:
             raise InputError(
-                f"{hide_credentials(name)} and {names[0].rpartition('/')[2]} were prepared with different settings or "
-                "tokenizers. Prepare all shards again with the same settings and tokenizer."
+                f"{hide_credentials(part)} and {next(iter(sizes))} were prepared with different settings. Prepare all "
+                "shards again with the same settings and tokenizer."
             )
+    if settings["tokenizer"] != hash_tokenizer(tokenizer):
+        raise InputError(f"{output} was prepared with a different tokenizer. Use that one, or prepare the text again.")
+    texts = [record["settings"][TEXT] for record in records]
+    sources = {name: digest for text in texts for name, digest in text.items()}
+    settings.pop(TEXT, None)
+    digest = hash_json([settings, [[*text.values()] for text in texts]])
+    mapped = [_map_part(part, index, len(tokenizer)) for part, index in zip(parts, indices, strict=True)]
+    blocks = Blocks(mapped)
+    if output.url is not None:
+        cache = Path(cache_dir or work_folder() / "blocks" / digest)
+        blocks = CachedBlocks(mapped, cache, round(cache_gb * 1e9))
+    return Corpus(blocks, digest, output.place, sources, settings, join_counts([index.counts for index in indices]))
 
 
-def _find_parts(folder: str | Path) -> dict[str, int]:
-    """Returns the paths or URLs of the parts of a corpus, in order, and their sizes.
-
-    Raises:
-        InputError: there are no parts, a part is missing, or the parts belong to different corpora.
-    """
-    if is_url(folder):
-        entries = list_files(str(folder))
-        # A part is uploaded before its index.
-        names = {name for name in entries if name.endswith(".arrow") and index_name(name) in entries}
-        _check_parts(hide_credentials(str(folder)), names, entries)
-        return {join(str(folder), name): entries[name].size for name in sorted(names)}
-    names = {file.name for file in Path(folder).glob("part-*.arrow")}
-    _check_parts(str(folder), names, {file.name for file in Path(folder).glob("part-*")})
-    return {str(file): file.stat().st_size for file in sorted(Path(folder).glob("part-*.arrow"))}
+def _map_part(part: str, index: PartIndex, vocab_size: int) -> MappedPart:
+    if (highest := len(index.counts.token_ids) - 1) >= vocab_size:
+        raise damaged(hide_credentials(part), f"token id {highest} is outside the vocabulary of {vocab_size}")
+    return MappedPart(part, index.read_schema(), index.offsets, index.digests)
 
 
-def _check_parts(folder: str, names: Collection[str], files: Collection[str]) -> None:
-    """Checks that the parts of a corpus are all there.
-
-    Args:
-        folder: the folder or URL, for messages.
-        names: names of the complete parts.
-        files: names of all files in the folder.
-
-    Raises:
-        InputError: there are no parts, a part is missing, or the parts belong to different corpora.
-    """
-    states = find_states(folder, names, files)
-    if not states:
-        raise InputError(f"{folder} contains no prepared corpus. Run `snugbert prepare` first.")
-    missing = [name for name, state in states.items() if state]
-    if not missing:
-        return
-    if states[missing[0]] == NO_INDEX:
-        raise InputError(f"{folder}: {missing[0]} has no index. {INDEX_ADVICE}")
-    raise InputError(
-        f"{folder}: {missing[0]} {states[missing[0]]}. Missing or unfinished: {len(missing)} of {len(states)} parts. "
-        "Run `snugbert prepare` again for all shards."
-    )
+def _find_all_parts(output: CorpusFolder) -> dict[str, int]:
+    """Returns the names of all parts of a corpus, in order, and their sizes. Raises an error if one is missing."""
+    states = output.find_states()
+    incomplete = [name for name, state in states.items() if state]
+    if incomplete:
+        raise InputError(
+            f"{output}: {incomplete[0]} {states[incomplete[0]]}. Missing or unfinished: {len(incomplete)} of "
+            f"{len(states)} parts. Run `snugbert prepare` again for all shards."
+        )
+    return output.find_parts()

@@ -25,7 +25,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from snugbert.data.corpus.part_files import ARROW_ERRORS, Block, DamagedError, damaged, validate_block, view_block
+from snugbert.data.corpus.part_files import ARROW_ERRORS, Block, DamagedError, damaged, view_block
 from snugbert.errors import InputError
 from snugbert.files import lock_file, replacing
 from snugbert.storage.urls import ask_together, hide_credentials, read_bytes
@@ -52,12 +52,10 @@ class Blocks(Sequence[Block]):
 
     Args:
         parts: the parts, in order.
-        vocab_size: token ids must be below this.
     """
 
-    def __init__(self, parts: Sequence[MappedPart], vocab_size: int):
+    def __init__(self, parts: Sequence[MappedPart]):
         self.parts = parts
-        self.vocab_size = vocab_size
         self.starts = np.cumsum([0, *(len(part.digests) for part in parts)])
         self._process: int | None = os.getpid()
         self._open: dict[int, Block] = {}
@@ -110,7 +108,7 @@ class Blocks(Sequence[Block]):
                 raise pa.ArrowInvalid(f"the checksum of block {number} does not match the index")
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), part.schema)
             if self.is_own:
-                validate_block(batch, self.vocab_size)
+                batch.validate(full=True)  # makes the buffers safe to read
             return view_block(batch)
         except InputError:
             raise
@@ -131,13 +129,13 @@ class CachedBlocks(Blocks):
     block is read.
 
     Args:
-        parts, vocab_size: as in [`Blocks`]. The names of parts are URLs.
+        parts: as in [`Blocks`]. Their names are URLs.
         folder: the folder of the cache.
         cache_bytes: size of the cache.
     """
 
-    def __init__(self, parts: Sequence[MappedPart], vocab_size: int, folder: Path, cache_bytes: int):
-        super().__init__(parts, vocab_size)
+    def __init__(self, parts: Sequence[MappedPart], folder: Path, cache_bytes: int):
+        super().__init__(parts)
         self.folder = folder
         self.cache_bytes = cache_bytes
         self.pinned = 0  # the first `pinned` blocks are never removed
@@ -150,9 +148,6 @@ class CachedBlocks(Blocks):
 
         Args:
             in_use: bytes that pinned blocks must leave free, for example for two windows and their tables.
-
-        Raises:
-            InputError: the cache is too small.
         """
         if self.sizes.sum() <= self.cache_bytes:
             self.pinned = len(self)
@@ -165,11 +160,7 @@ class CachedBlocks(Blocks):
             self.pinned = int(np.searchsorted(np.cumsum(self.sizes), self.cache_bytes - in_use, side="right"))
 
     def ensure(self, numbers: Iterable[int]) -> None:
-        """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] began.
-
-        Raises:
-            InputError: the bucket does not answer before the deadline, or a block is damaged there.
-        """
+        """Downloads the blocks that are missing. Waits for a download that [`ensure_later`] began."""
         if self._download is not None:
             self._download.join()  # blocks that failed to download are retried now
             self._download = None

@@ -1,150 +1,129 @@
-"""The folder that a corpus is written to, on this machine or in a bucket.
+"""The folder of a corpus, on this machine or in a bucket.
 
-For a bucket, a local folder holds unfinished parts, so that the next command can continue them. The local folder also
-holds the headers of the parts in the bucket, so that other modules find all prepared parts in local files. A finished
-part is uploaded, and its text is removed from this machine. So the disk needs space for one part per process.
+A part is two files. The index is written and uploaded last, so a part with an index is complete. For a bucket, a local
+folder holds the part that is being written. A finished part is uploaded, and removed from this machine. So the disk
+needs space for one part per process.
 """
 
-import os
-from contextlib import suppress
+import re
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-
-from snugbert.data.corpus.part_files import ARROW_ERRORS, PART_NAME
-from snugbert.files import LockTaken, hash_json, lock_file, replacing
+from snugbert.data.corpus.corpus_index import index_name, read_index
+from snugbert.data.corpus.part_files import DamagedError
+from snugbert.errors import InputError
+from snugbert.files import hash_json
 from snugbert.storage.inputs import work_folder
 from snugbert.storage.uploads import OUTPUTS
-from snugbert.storage.urls import (
-    ask_together,
-    download,
-    hide_credentials,
-    is_url,
-    join,
-    list_files,
-    read_bytes,
-    remove,
-    upload,
-)
+from snugbert.storage.urls import ask_together, hide_credentials, is_url, join, list_files, remove, upload
 
-IDENTITIES = ".identities"  # suffix of a file next to a part. With it, unchanged text files are not read again
-# The files of a part, in the order of their upload. The last file marks the part as complete.
-SUFFIXES = (IDENTITIES, ".arrow", ".index")
+PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow")
+
+
+def part_name(number: int, num_parts: int) -> str:
+    """Returns the name of a part's file."""
+    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
+
+
+def read_num_parts(name: str) -> int:
+    """Returns the number of parts of the corpus that a part belongs to, from the part's name. 0: it is no part."""
+    match = PART_NAME.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 class CorpusFolder:
-    """The folder of a corpus while it is written.
+    """The folder of a corpus.
 
     Args:
-        output: a path or a URL.
+        place: a path or a URL.
 
     Attributes:
         folder: the folder on this machine.
         url: the folder in a bucket. None: the corpus is only on this machine.
     """
 
-    def __init__(self, output: str | Path):
-        self.url = str(output).rstrip("/") if is_url(output) else None
-        self.folder = Path(output)
+    def __init__(self, place: str | Path):
+        self.url = str(place).rstrip("/") if is_url(place) else None
+        self.folder = Path(place)
         if self.url is not None:
             self.folder = work_folder() / OUTPUTS / hash_json(hide_credentials(self.url))
 
     def __str__(self) -> str:
-        return str(self.folder) if self.url is None else hide_credentials(self.url)
+        return hide_credentials(str(self.place))
 
-    def list_names(self) -> set[str]:
-        """Returns the names of all files."""
-        return {file.name for file in self.folder.glob("*")} if self.url is None else {*list_files(self.url)}
+    @property
+    def place(self) -> str | Path:
+        """The URL, or the folder."""
+        return self.url or self.folder
 
-    def measure_parts(self) -> dict[str, int]:
-        """Returns the names and the sizes of the finished parts."""
+    def locate(self, name: str) -> str:
+        """Returns the path or the URL of a file."""
+        return str(self.folder / name) if self.url is None else join(self.url, name)
+
+    def find_parts(self) -> dict[str, int]:
+        """Returns the names of the complete parts, in order, and their sizes."""
+        files = self._list_files()
+        return {name: files[name] for name in sorted(files) if read_num_parts(name) and index_name(name) in files}
+
+    def _list_files(self) -> dict[str, int]:
         if self.url is None:
-            return {file.name: file.stat().st_size for file in sorted(self.folder.glob("part-*.arrow"))}
-        sizes = {name: entry.size for name, entry in list_files(self.url).items()}
-        parts = filter(PART_NAME.fullmatch, sizes)
-        return {name: sizes[name] for name in sorted(parts) if _replace_suffix(name, SUFFIXES[-1]) in sizes}
+            return {file.name: file.stat().st_size for file in self.folder.glob("part-*")}
+        return {name: entry.size for name, entry in list_files(self.url).items()}
 
-    def fetch(self) -> None:
-        """Copies headers and small files of the parts in the bucket. Local parts that are not uploaded yet stay."""
-        if self.url is None:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        finished = self.measure_parts()
-        names = sorted({file.name for file in self.folder.glob("part-*.arrow")} | finished.keys())
-        ask_together(lambda name: self._fetch_part(name, finished.get(name)), names)
+    def find_states(self) -> dict[str, str]:
+        """Returns the state of each part that the corpus must have, in order: "" if it is complete."""
+        complete, files = self.find_parts(), self._list_files()
+        divisions = {read_num_parts(name): name for name in complete or filter(read_num_parts, files)}
+        if not divisions:
+            raise InputError(f"{self} contains no prepared corpus. Run `snugbert prepare` first.")
+        if len(divisions) > 1:
+            first, second = sorted(divisions.values())[:2]
+            raise InputError(
+                f"{self}: {first} and {second} belong to different corpora. Move one corpus to another folder."
+            )
+        (num_parts,) = divisions
+        names = [part_name(number, num_parts) for number in range(num_parts)]
+        incomplete = {name: "has no index" if name in files else "is missing" for name in names}
+        return incomplete | dict.fromkeys(complete, "")
 
-    def fetch_part(self, name: str) -> None:
-        """Copies the header of a part again, because another machine may have replaced the part."""
-        if self.url is not None:
-            self._fetch_part(name, self.measure_parts().get(name))
+    def read_record(self, name: str) -> dict[str, Any] | None:
+        """Returns the record of a part, see `part_files.py`. None: the part does not exist, or is damaged."""
+        return self._read_record(name, self.find_parts().get(name))
 
-    def _fetch_part(self, name: str, size: int | None) -> None:
-        """Copies the header of a part. `size` is in bytes. None: the bucket has no such part, so a copy is removed."""
-        assert self.url is not None
-        file, url = self.folder / name, join(self.url, name)
-        # A process that holds the lock is writing the part or uploading it.
-        with suppress(LockTaken), lock_file(self.folder / f".{name}.lock", seconds=0):
-            if file.exists() and not _is_header(file):
-                return
-            if size is None:
-                file.unlink(missing_ok=True)
-                return
-            length = int.from_bytes(read_bytes(url, 4, min(8, size)), "little")
-            with replacing(file) as unfinished:
-                unfinished.write_bytes(read_bytes(url, 0, min(8 + length, size)))
-            self.fetch_file(_replace_suffix(name, IDENTITIES))
+    def read_records(self) -> dict[str, dict[str, Any] | None]:
+        """Returns the record of each part. None: the part is damaged."""
+        sizes = self.find_parts()
+        records = ask_together(lambda name: self._read_record(name, sizes[name]), sizes)
+        return dict(zip(sizes, records, strict=True))
 
-    def fetch_file(self, name: str) -> None:
-        """Copies a small file from the bucket, if there is one."""
-        if self.url is not None:
-            with suppress(FileNotFoundError):
-                download(join(self.url, name), self.folder / name)
+    def _read_record(self, name: str, size: int | None) -> dict[str, Any] | None:
+        try:
+            return None if size is None else read_index(self.locate(name), size).record
+        except DamagedError:
+            return None
 
     def publish(self, name: str) -> None:
-        """Uploads a finished part that is not in the bucket yet, and removes its text from this machine."""
-        file = self.folder / name
-        if self.url is None or _is_header(file):
+        """Uploads a finished part, and removes it from this machine."""
+        if self.url is None:
             return
-        # The last file marks the part as complete. It is removed first, because the other files are replaced now.
-        remove(join(self.url, _replace_suffix(name, SUFFIXES[-1])))
-        for suffix in SUFFIXES:
-            self.publish_file(_replace_suffix(name, suffix))
-        os.truncate(file, measure_header(file))
+        remove(join(self.url, index_name(name)))  # until the new one is there, the part is incomplete
+        for each in (name, index_name(name)):
+            self.publish_file(each)
+        for each in (index_name(name), name):
+            (self.folder / each).unlink()
 
     def publish_file(self, name: str) -> None:
-        """Uploads a file, if there is one."""
-        if self.url is not None and (self.folder / name).exists():
+        """Uploads a file."""
+        if self.url is not None:
             upload(self.folder / name, join(self.url, name))
 
+    def remove_part(self, name: str) -> None:
+        """Removes the files of a part."""
+        self.remove_file(index_name(name))
+        self.remove_file(name)
+
     def remove_file(self, name: str) -> None:
-        """Removes a file, or all files of a part."""
-        names = [name]
-        if PART_NAME.fullmatch(name):
-            names = [_replace_suffix(name, suffix) for suffix in reversed(SUFFIXES)]
-        for each in names:
-            if self.url is not None:
-                remove(join(self.url, each))
-            (self.folder / each).unlink(missing_ok=True)
-
-
-def _replace_suffix(name: str, suffix: str) -> str:
-    return f"{name.removesuffix('.arrow')}{suffix}"
-
-
-def measure_header(file: Path) -> int:
-    """Returns the size of a part's header, which precedes the text, in bytes.
-
-    Raises:
-        pyarrow.ArrowException, OSError: the file is damaged.
-    """
-    with pa.memory_map(str(file)) as stream:
-        pa.ipc.read_schema(stream)
-        return stream.tell()
-
-
-def _is_header(file: Path) -> bool:
-    """Whether a file has only the header of a part."""
-    try:
-        return file.stat().st_size == measure_header(file)
-    except ARROW_ERRORS:
-        return False
+        """Removes a file. It may be missing."""
+        (self.folder / name).unlink(missing_ok=True)
+        if self.url is not None:
+            remove(join(self.url, name))

@@ -1,14 +1,12 @@
 """The index of a part: where its blocks are, how to verify them, and counts of their content.
 
 `part-00000-of-00003.index` is a safetensors file next to `part-00000-of-00003.arrow`. With it, opening a corpus and
-planning a run reads no text, and a machine can fetch single blocks from a bucket. In a bucket, a part is complete if
-its index is there. On a disk, a part without an index is read once to make it.
+planning a run reads no text, and a machine can fetch single blocks from a bucket. The index is written last, so a part
+is complete if its index is there.
 """
 
 import hashlib
-import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,18 +18,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from snugbert.data.corpus.part_files import (
-    ARROW_ERRORS,
     END_OF_STREAM,
     Block,
-    Origin,
     damaged,
-    parse_origin,
-    validate_block,
+    parse_record,
     view_block,
 )
 from snugbert.errors import InputError
 from snugbert.files import replacing
-from snugbert.storage.urls import hide_credentials, read_bytes
+from snugbert.storage.urls import hide_credentials, is_url, open_file, read_bytes
 
 TOKENS_AT_ONCE = 10**6  # counted at once, because bincount takes 8 bytes per token
 
@@ -107,9 +102,9 @@ class PartIndex:
     counts: Counts
 
     @property
-    def origin(self) -> Origin:
-        """The text and the settings that the part was made from."""
-        return parse_origin(self.read_schema())
+    def record(self) -> dict[str, Any]:
+        """The settings and the text that the part was made from, see `part_files.py`."""
+        return parse_record(self.read_schema())
 
     @property
     def file_size(self) -> int:
@@ -122,64 +117,55 @@ class PartIndex:
 
 
 def index_name(part: str) -> str:
-    """Returns the name of a part's index. Both names are without folders."""
-    return part.removesuffix(".partial").removesuffix(".arrow") + ".index"
+    """Returns the name of a part's index. Both names are without folders, or both are paths or URLs."""
+    return part.removesuffix(".arrow") + ".index"
 
 
-def open_index(part: Path, vocab_size: int | None = None) -> PartIndex:
-    """Reads the index of a part on the disk. Makes the index if it is missing or belongs to another part.
+def read_index(part: str, size: int) -> PartIndex:
+    """Reads the index of a part.
 
-    Arguments and errors: as in [`make_index`].
+    Args:
+        part: path or URL of the part.
+        size: bytes of the part. If the index belongs to a part of another size, the part is damaged.
     """
-    file = part.with_name(index_name(part.name))
-    if file.exists():
-        index = parse_index(file.read_bytes(), str(file))
-        with part.open("rb") as stream:
-            if part.stat().st_size == index.file_size and stream.read(len(index.schema)) == index.schema.tobytes():
-                return index
-    index = make_index(part, vocab_size)
-    with suppress(OSError):  # the folder may be read-only
-        write_index(index, file)
+    name = index_name(part)
+    shown = hide_credentials(name)
+    try:
+        data = read_bytes(name) if is_url(name) else Path(name).read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{shown} is missing. Run `snugbert prepare` again.") from error
+    index = parse_index(data, shown)
+    if index.file_size != size:
+        raise damaged(hide_credentials(part), f"it has {size:,} bytes instead of {index.file_size:,}")
     return index
 
 
-def read_index(part: str) -> PartIndex:
-    """Reads the index of a part in a bucket.
-
-    Raises:
-        InputError: the index is missing or damaged, or the bucket does not answer.
-    """
-    name = index_name(part)
+def verify_part(part: str, size: int) -> PartIndex:
+    """Reads a whole part, and compares it with its index. Arguments and return value: as in [`read_index`]."""
+    index, shown = read_index(part, size), hide_credentials(part)
     try:
-        return parse_index(read_bytes(name), hide_credentials(name))
-    except FileNotFoundError as error:
-        raise InputError(f"{hide_credentials(name)} is missing. Run `snugbert prepare` again.") from error
+        with open_file(part) as stream:
+            if stream.read(len(index.schema)) != index.schema.tobytes():
+                raise damaged(shown, "the file does not match its index")
+            for digest, (start, end) in zip(index.digests, pairwise(index.offsets.tolist()), strict=True):
+                if hashlib.sha256(stream.read(end - start)).digest() != digest.tobytes():
+                    raise damaged(shown, f"the checksum of bytes {start:,} to {end:,} does not match the index")
+            if stream.read() != END_OF_STREAM:
+                raise damaged(shown, "cut off")
+    except OSError as error:
+        raise damaged(shown, error) from error
+    return index
 
 
-def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
-    """Reads a whole part and makes its index.
-
-    Args:
-        part: the file.
-        vocab_size: token ids must be below this. None: token ids are not checked.
-
-    Raises:
-        InputError: the part is damaged.
-    """
-    counts, offsets, limit = [], [], vocab_size or 2**32
-    try:
-        with pa.memory_map(str(part)) as stream:
-            reader = pa.ipc.open_stream(stream)
-            parse_origin(reader.schema)
+def make_index(part: Path) -> PartIndex:
+    """Reads a whole part that was just written, and makes its index."""
+    counts, offsets = [], []
+    with pa.memory_map(str(part)) as stream:
+        reader = pa.ipc.open_stream(stream)
+        offsets.append(stream.tell())
+        for batch in reader:
+            counts.append(_count_block(view_block(batch)))
             offsets.append(stream.tell())
-            for batch in reader:
-                validate_block(batch, limit)
-                counts.append(_count_block(view_block(batch)))
-                offsets.append(stream.tell())
-            if stream.tell() != stream.size() or stream.read_at(8, stream.size() - 8) != END_OF_STREAM:
-                raise pa.ArrowInvalid("truncated")
-    except ARROW_ERRORS as error:
-        raise damaged(part, error) from error
     data = np.memmap(part, mode="r")
     digests = [hashlib.sha256(data[start:end].data).digest() for start, end in pairwise(offsets)]
     return PartIndex(
@@ -191,7 +177,7 @@ def make_index(part: Path, vocab_size: int | None = None) -> PartIndex:
 
 
 def write_index(index: PartIndex, file: Path) -> None:
-    """Writes the file of an index, completely or not at all. Several processes may write the same index."""
+    """Writes the file of an index, completely or not at all."""
     lengths = np.flatnonzero(index.counts.sentence_lengths)
     arrays = {
         "schema": index.schema,
@@ -206,20 +192,12 @@ def write_index(index: PartIndex, file: Path) -> None:
         "sentences_of_length": index.counts.sentence_lengths[lengths],
         "token_ids": index.counts.token_ids,
     }
-    with replacing(file, file.with_name(f"_{file.name}.{uuid.uuid4().hex}")) as unfinished:
+    with replacing(file) as unfinished:
         unfinished.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
 def parse_index(data: bytes, name: str) -> PartIndex:
-    """Reads the bytes of an index file.
-
-    Args:
-        data: the content of the file.
-        name: path or URL of the file, for messages.
-
-    Raises:
-        InputError: the file is damaged.
-    """
+    """Reads the bytes of an index file. Messages name it `name`."""
     try:
         arrays: dict[str, Any] = load(data)
         names = ("documents", "sentences", "tokens", "longest_documents")
@@ -232,8 +210,10 @@ def parse_index(data: bytes, name: str) -> PartIndex:
         is_whole = len(sizes) == 1 and index.digests.shape[1:] == (32,) and index.offsets[0] == len(index.schema)
         is_counted = all((numbers > 0).all() for numbers in (*columns.values(), np.diff(index.offsets)))
         if not (is_whole and is_counted):
-            raise ValueError("its numbers are inconsistent")
-        parse_origin(index.read_schema())
+            raise pa.ArrowInvalid("its numbers are inconsistent")
+        parse_record(index.read_schema())
+    except InputError:
+        raise
     except (SafetensorError, pa.ArrowException, LookupError, ValueError, TypeError, MemoryError, OSError) as error:
         raise damaged(name, error) from error
     return index

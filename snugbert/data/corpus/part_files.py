@@ -1,14 +1,15 @@
 """The part files of a prepared corpus: their format, and the blocks in them.
 
-A part is an Arrow stream of blocks. Its schema's metadata records its origin. [`Block`] is a view of one block.
+A part is an Arrow stream of blocks. The metadata of its schema is a record of `continuation.py`: the settings of the
+corpus, and under `text` the digest of each text file or of the dataset, by name. Names of files are relative to the
+common folder of all text files, so that they are the same on every machine. [`Block`] is a view of one block.
 """
 
 import json
-import re
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,9 @@ from numpy.typing import DTypeLike
 
 from snugbert.errors import InputError
 
-PART_NAME = re.compile(r"part-\d{5}-of-(\d{5})\.arrow(\.partial)?")
+KIND = "a prepared corpus"  # see `continuation.py`
 FORMAT = 1  # version of the files; other versions are refused
+TEXT = "text"  # setting of a part: the digests of its text
 WORDS = "continues_word"  # column of word bits, and the setting of a corpus that has this column
 DATASET = "dataset "  # prefix of the name of a dataset, in the names of sources
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arrow stream
@@ -25,45 +27,6 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the last bytes of an Arro
 _TEXT_TYPES = [pa.list_(pa.list_(number)) for number in (pa.uint16(), pa.uint32())]
 TYPES = [[text, *words] for text in _TEXT_TYPES for words in ([], [pa.list_(pa.bool_())])]
 ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is read
-NO_INDEX = "has no index"  # a state of a part in a bucket. On a disk, its index is made from the part
-INDEX_ADVICE = "If the upload was interrupted, run `snugbert prepare` again."
-
-
-def part_name(number: int, num_parts: int) -> str:
-    """Returns the name of a part's file."""
-    return f"part-{number:05d}-of-{num_parts:05d}.arrow"
-
-
-def find_states(folder: str, complete: Collection[str], files: Collection[str]) -> dict[str, str]:
-    """Returns the state of each part that a corpus must have, in order: "" if it is complete.
-
-    Args:
-        folder: path or URL, for messages.
-        complete: names of the complete parts.
-        files: names of all files in the folder.
-
-    Raises:
-        InputError: the parts belong to different corpora.
-    """
-    matches = map(PART_NAME.fullmatch, [*sorted(complete), *sorted(files)])
-    num_parts = next((int(match[1]) for match in matches if match), 0)
-    names = [part_name(number, num_parts) for number in range(num_parts)]
-    if stray := set(complete) - set(names):
-        others = {*complete, *files} & set(names)
-        if not others:
-            raise InputError(f"{folder}: {min(stray)} is not part of a corpus. Move this file to another folder.")
-        raise InputError(
-            f"{folder}: {min(stray)} and {min(others)} belong to different corpora. Move one corpus to another folder."
-        )
-
-    def describe(name: str) -> str:
-        if name in complete:
-            return ""
-        if name in files:
-            return NO_INDEX
-        return "is unfinished" if f"{name}.partial" in files else "is missing"
-
-    return {name: describe(name) for name in names}
 
 
 @dataclass
@@ -90,102 +53,55 @@ class Block:
         return bits[start % 8 :][:length].astype(bool)
 
 
-class Source(TypedDict):
-    """A text file or a dataset.
-
-    Attributes:
-        name: the path of the file, relative to the common folder of all text files of the corpus, or `dataset` and the
-            name of the dataset.
-        digest: changes when the text changes.
-        identity: a digest of device, inode, size and times of the file, or of its URL, size and version. While it
-            stays the same, the file is not read again. Empty: unknown. The corpus does not store it.
-    """
-
-    name: str
-    digest: str
-    identity: NotRequired[str]
-
-
-class Origin(TypedDict):
-    """The text and the settings that a part was made from."""
-
-    settings: dict[str, Any]
-    sources: list[Source]
-
-
-def corpus_schema(dtype: DTypeLike, origin: Origin) -> pa.Schema:
-    """Returns the schema of a part with token ids of type `dtype`, uint16 or uint32. Its metadata is the `origin`."""
+def corpus_schema(dtype: DTypeLike, record: Mapping[str, Any]) -> pa.Schema:
+    """Returns the schema of a part with token ids of type `dtype`, uint16 or uint32, and a record as metadata."""
     columns = [("document", pa.int64()), ("sentences", pa.list_(pa.list_(pa.from_numpy_dtype(dtype))))]
-    if origin["settings"].get(WORDS):
+    if record["settings"].get(WORDS):
         columns.append((WORDS, pa.list_(pa.bool_())))
-    return pa.schema(columns, metadata={b"snugbert": json.dumps(origin).encode()})
+    return pa.schema(columns, metadata={b"snugbert": json.dumps(record).encode()})
 
 
-def read_origin(file: Path) -> Origin:
-    """Reads the origin of a part from its metadata.
-
-    Raises:
-        InputError: the file is damaged.
-    """
-    try:
-        with pa.memory_map(str(file)) as stream:
-            return parse_origin(pa.ipc.read_schema(stream))
-    except ARROW_ERRORS as error:
-        raise damaged(file, error) from error
-
-
-def parse_origin(schema: pa.Schema) -> Origin:
-    """Reads the origin of a part from its schema.
+def parse_record(schema: pa.Schema) -> dict[str, Any]:
+    """Reads the record of a part.
 
     Raises:
-        pyarrow.ArrowInvalid: the schema has no origin, or the part has another format.
+        pyarrow.ArrowInvalid: the schema has no record, or columns of other types.
+        InputError: the part has another format.
     """
     try:
-        origin = json.loads(schema.metadata[b"snugbert"])
-        settings = origin["settings"]
-        if is_known := settings["format"] == FORMAT:
+        record = json.loads(schema.metadata[b"snugbert"])
+        settings = record["settings"]
+        if settings["format"] == FORMAT:
             types = [schema.field("sentences").type]
             types += [schema.field(WORDS).type] if WORDS in schema.names else []
-            sources = (source[key] for source in origin["sources"] for key in ("name", "digest"))
-            is_whole = types in TYPES and all(isinstance(text, str) for text in (settings["tokenizer"], *sources))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:  # not JSON, or a stream of another program
+            strings = [settings["tokenizer"], *settings[TEXT].values()]
+            is_whole = types in TYPES and all(isinstance(text, str) for text in strings)
+            if not is_whole:
+                raise pa.ArrowInvalid("columns or settings have the wrong type")
+            return record
+    except (AttributeError, LookupError, TypeError, RecursionError, json.JSONDecodeError, UnicodeError) as error:
         raise pa.ArrowInvalid("not part of a corpus") from error
-    if not is_known:
-        raise FormatError(f"has format {settings['format']!r}, but this version of SnugBERT reads format {FORMAT}")
-    if not is_whole:
-        raise pa.ArrowInvalid("columns or settings have the wrong type")
-    return origin
+    raise InputError(
+        f"The corpus has format {settings['format']!r}, but this version of SnugBERT reads format {FORMAT}. Install "
+        "the version that wrote it, or prepare the text again."
+    )
 
 
-class FormatError(pa.ArrowInvalid):
-    """A part was written by a version of SnugBERT with another format."""
+def shared_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that all parts of a corpus share: all but the text files, which differ."""
+    settings = dict(record["settings"])
+    if not any(name.startswith(DATASET) for name in settings[TEXT]):
+        del settings[TEXT]
+    return settings
 
 
 class DamagedError(InputError):
     """A file of a corpus is damaged."""
 
 
-def damaged(file: Path | str, error: Exception | str) -> InputError:
-    """Returns a [`DamagedError`] about a damaged part, or an [`InputError`] about a part in another format."""
-    if isinstance(error, FormatError):
-        return InputError(f"{file} {error}. Install the version that wrote it, or prepare the text again.")
+def damaged(file: Path | str, error: Exception | str) -> DamagedError:
+    """Returns an error about a damaged file."""
     return DamagedError(f"{file} is damaged ({error}). Remove this file and prepare the text again.")
-
-
-def validate_block(batch: pa.RecordBatch, vocab_size: int) -> None:
-    """Checks a block from a file. All token ids must be below `vocab_size`.
-
-    Raises:
-        pyarrow.ArrowInvalid: the file is damaged.
-    """
-    batch.validate(full=True)  # makes the buffers safe to read
-    block = view_block(batch)
-    if (highest := block.tokens.max()) >= vocab_size:
-        raise pa.ArrowInvalid(f"token id {highest} is outside the vocabulary of {vocab_size}")
-    if block.word_bits is not None:
-        bits = batch.column(WORDS).values
-        if len(bits) != len(block.tokens) or bits.null_count or bits.offset:
-            raise pa.ArrowInvalid(f"{len(bits)} word bits for {len(block.tokens)} tokens")
 
 
 def view_block(batch: pa.RecordBatch) -> Block:

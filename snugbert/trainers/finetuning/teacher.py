@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
-from snugbert.data.corpus.cache import TEACHERS, cache_folder
+from snugbert.data.corpus.preparation import cache_folder
 from snugbert.files import hash_json, replacing
 from snugbert.tasks.outputs import PADDING, Logits
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -25,6 +25,8 @@ from snugbert.trainers.finetuning.run_facts import digest_features
 from snugbert.trainers.run.lost_processes import wait_for_all
 
 logger = logging.getLogger(__name__)
+
+TEACHERS = "teachers"  # folder in the cache
 
 PART = 16384  # examples in a file: some minutes of work on a CPU
 

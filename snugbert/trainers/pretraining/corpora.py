@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from snugbert.data.corpus.cache import prepare_in_cache
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
 from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
 from snugbert.data.repeated_text import read_report
@@ -47,9 +47,6 @@ def load_corpora(
 
     Returns:
         Training and validation corpus. None if the run does not need it.
-
-    Raises:
-        InputError: a text is missing or cannot be used for the objective.
     """
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
@@ -115,7 +112,6 @@ def load_corpora(
 
 
 def _log_repeated_text(name: str, corpus: Corpus) -> None:
-    """Logs how much of a text is repeated, and warns if it is much."""
     if corpus.folder is None:
         return
     report = read_report(corpus.folder)
@@ -125,11 +121,7 @@ def _log_repeated_text(name: str, corpus: Corpus) -> None:
 
 
 def _check_files(data_args: PretrainingDataArguments) -> None:
-    """Finds the text files, and reads the first line or row of each file on this machine.
-
-    Raises:
-        InputError: a file does not exist, has an unknown suffix, or cannot be read.
-    """
+    """Finds the text files, and reads the first line or row of each file on this machine."""
     for flag, patterns in (("train_file", data_args.train_file), ("validation_file", data_args.validation_file)):
         try:
             for file in find_files(patterns):
@@ -173,11 +165,7 @@ def make_dataset(
     seed: int,
     objective: Objective | None = None,
 ) -> PretrainingDataset:
-    """Makes the examples of a corpus, and logs their number. By default, uses the objective of the run.
-
-    Raises:
-        InputError: the corpus yields no examples, or all pairs have the same label. The message starts with `name`.
-    """
+    """Makes the examples of a corpus, and logs their number. By default, uses the objective of the run."""
     objective = objective or data_args.dataset_objective
     try:
         dataset = PretrainingDataset(

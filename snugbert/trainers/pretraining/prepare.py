@@ -12,30 +12,32 @@ Text and corpus may be in a bucket, such as s3://bucket/prepared. This command v
 """
 
 import sys
+import threading
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import changed_flags, format_command
 from snugbert.data.corpus.corpus import check_unknown_tokens, open_corpus
-from snugbert.data.corpus.corpus_check import check_parts
 from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.preparation import find_missing_parts, plan_parts, prepare_parts
+from snugbert.data.corpus.corpus_index import verify_part
+from snugbert.data.corpus.part_files import DamagedError, shared_settings
+from snugbert.data.corpus.preparation import find_missing_parts, prepare_parts
+from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
 from snugbert.data.languages import choose_language, stored_in_tokenizer
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.families.loading import check_ids, load_tokenizer
+from snugbert.progress import Progress
+from snugbert.storage.urls import ask_together
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
 
 
 def run_preparation(
     tokenizer_args: TokenizerArguments, text_args: PreparationArguments, output_args: OutputArguments
 ) -> None:
-    """Tokenizes a shard of the text, or verifies a corpus.
-
-    Raises:
-        InputError: an argument or the text cannot be used, see [`plan_parts`], [`prepare_parts`] and [`check_parts`].
-    """
+    """Tokenizes a shard of the text, or verifies a corpus."""
     if output_args.output_dir is None:
         raise InputError("--output_dir is missing. Pass a folder for the prepared corpus.")
     output = CorpusFolder(output_args.output_dir)
@@ -80,7 +82,7 @@ def _print_next_command(
     tokenizer_args: TokenizerArguments,
     text_args: PreparationArguments,
 ) -> None:
-    corpus = open_corpus(output.url or output.folder, tokenizer)
+    corpus = open_corpus(output.place, tokenizer)
     print(f"{output}: {corpus}")
     check_unknown_tokens(corpus, tokenizer, str(output))
     flags = {
@@ -93,3 +95,42 @@ def _print_next_command(
         "output_dir": "pretrained",
     }
     print(f"Next: {format_command('pretrain', flags)}")
+
+
+def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
+    """Reads all parts of a corpus. Prints which parts are missing or damaged, and how many are complete.
+
+    Args:
+        output: the folder of the corpus.
+        num_shards: number of shards that prepared the corpus, to name the shards to repeat.
+    """
+    states, sizes = output.find_states(), output.find_parts()
+    problems = {name: f"{output}/{name} {state}." for name, state in states.items() if state}
+    settings: dict[str, dict[str, Any]] = {}
+    lock = threading.Lock()
+    with Progress("checking", sum(sizes.values()), "bytes") as progress:
+
+        def check(name: str) -> None:
+            try:
+                settings[name] = shared_settings(verify_part(output.locate(name), sizes[name]).record)
+            except DamagedError as error:
+                problems[name] = str(error)
+            with lock:
+                progress.move_to(progress.done + sizes[name])
+
+        ask_together(check, sizes)
+    first = min(settings, default="")
+    for name in settings:
+        if settings[name] != settings[first]:
+            problems[name] = f"{output}/{name} has other settings, or another version of the dataset, than {first}."
+    for name in sorted(problems):
+        print(problems[name])
+    print(f"{output}: complete parts: {len(states) - len(problems)} of {len(states)}")
+    if problems:
+        shards = sorted({[*states].index(name) % num_shards + 1 for name in problems})
+        again = "with " + ", ".join(f"--shard {shard}/{num_shards}" for shard in shards)
+        raise InputError(
+            f"--check: {output}: {format_count(len(problems), 'part')} missing, damaged or different. Remove damaged "
+            f"parts, and run `snugbert prepare --overwrite_output_dir` again "
+            f"{again if num_shards > 1 else 'for all shards'}."
+        )

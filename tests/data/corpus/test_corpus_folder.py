@@ -15,11 +15,13 @@ import pytest
 from prepared import content, prepare, text_arguments
 
 import snugbert
-from snugbert.data.corpus import corpus_folder, preparation
+from snugbert.data.corpus import corpus_folder, preparation, text_parts
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.part_files import read_origin
-from snugbert.data.corpus.preparation import find_missing_parts, plan_parts, prepare_parts
+from snugbert.data.corpus.corpus_index import index_name
+from snugbert.data.corpus.part_files import TEXT
+from snugbert.data.corpus.preparation import find_missing_parts, prepare_parts
+from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
@@ -61,27 +63,27 @@ def test_the_same_text_gives_the_same_bytes_everywhere(tmp_path, tokenizer, buck
             prepare_parts(tmp_path / f"corpus{number}", [part], tokenizer, num_workers=1, show_progress=False)
         written.append(read_parts(tmp_path / f"corpus{number}"))
     assert len(written[0]) == 3 and written[0] == written[1] == written[2]
-    names = [source["name"] for source in read_origin(tmp_path / "corpus2/part-00000-of-00003.arrow")["sources"]]
-    assert names == ["first/0.txt", "first/1.txt"]
+    record = CorpusFolder(tmp_path / "corpus2").read_record("part-00000-of-00003.arrow")
+    assert [*record["settings"][TEXT]] == ["first/0.txt", "first/1.txt"]
     # A corpus of copies is reused. Another text with the same names is not replaced.
     stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
     prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[2]), 3), tokenizer, show_progress=False)
     assert stamps == {file: file.stat().st_mtime_ns for file in (tmp_path / "corpus0").glob("*.arrow")}
     (roots[1] / "first/0.txt").write_text("Another text.")
-    with pytest.raises(InputError, match="prepared with a different text"):
+    with pytest.raises(InputError, match=r"00000-of-00003\.arrow has other settings\.\n.*before.*\n.*text first/0"):
         prepare_parts(tmp_path / "corpus0", plan_parts(text_arguments(patterns[1]), 3), tokenizer)
 
 
 def test_a_text_that_changes_while_it_is_read_is_noticed(tmp_path, tokenizer, bucket, monkeypatch):
     file = bucket.folder / "text.txt"
     file.write_text("A text of some words.\n" * 3)
-    read = preparation.read_documents
+    read = text_parts.read_documents
 
     def change_text(files, *arguments):
         yield from read(files, *arguments)
         file.write_text("B text of some words.\n" * 3)
 
-    monkeypatch.setattr(preparation, "read_documents", change_text)
+    monkeypatch.setattr(text_parts, "read_documents", change_text)
     with pytest.raises(InputError, match=r"part-00000-of-00001\.arrow changed while it was read"):
         prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt")
     assert not read_parts(tmp_path / "corpus")
@@ -96,10 +98,8 @@ def test_a_text_without_version_is_read_again(tmp_path, tokenizer, bucket, monke
     file.write_text("A text of some words.\n" * 3)
     before = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
     file.write_text("B text of some words.\n" * 3)
-    after = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt"))
+    after = content(prepare(tmp_path / "corpus", tokenizer, f"{bucket.url}/text.txt", replace=True))
     assert (before != after) == (version == "")
-    for identities in (tmp_path / "corpus").glob("*.identities"):
-        assert bucket.url not in identities.read_text()
 
 
 def test_a_shard_keeps_what_another_machine_has_just_finished(tmp_path, tokenizer, bucket, monkeypatch):
@@ -114,16 +114,17 @@ def test_a_shard_keeps_what_another_machine_has_just_finished(tmp_path, tokenize
         prepare_parts(tmp_path / "old", [part], tokenizer, **options)
     for file in (tmp_path / "old").glob("part-*"):
         (folder / file.name).write_bytes(file.read_bytes())
-    fetch = CorpusFolder.fetch
+    read_records = CorpusFolder.read_records
 
-    def fetch_before_the_other(output):
-        fetch(output)
-        monkeypatch.setattr(CorpusFolder, "fetch", fetch)
+    def read_before_the_other(output):
+        records = read_records(output)
+        monkeypatch.setattr(CorpusFolder, "read_records", read_records)
         monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "other machine"))
         prepare_parts(url, [first], tokenizer, language=None, replace=True, **options)
         assert find_missing_parts(CorpusFolder(url), [first, second], first) == [second.name]
+        return records
 
-    monkeypatch.setattr(CorpusFolder, "fetch", fetch_before_the_other)
+    monkeypatch.setattr(CorpusFolder, "read_records", read_before_the_other)
     prepare_parts(url, [second], tokenizer, language=None, replace=True, **options)
     assert read_parts(folder) == read_parts(tmp_path / "new")
 
@@ -145,8 +146,8 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     monkeypatch.setattr(corpus_folder, "upload", measure)
     prepare_parts(url, parts[:2], tokenizer, **options)
     assert read_parts(bucket.folder / "my/corpus") == {name: expected[name] for name in list(expected)[:2]}
-    assert uploads[-1].endswith(corpus_folder.SUFFIXES[-1])
-    assert all(sum(size > 2_000 for size in each) == 1 for each in sizes), sizes
+    assert uploads == [each for part in parts[:2] for each in (part.name, index_name(part.name))]
+    assert all(len(each) == 1 for each in sizes), sizes
     monkeypatch.setattr("snugbert.storage.inputs.HF_HOME", str(tmp_path / "other machine"))
     uploads.clear()
     assert prepare_parts(url, parts, tokenizer, **options) == report
@@ -155,7 +156,7 @@ def test_a_corpus_is_written_to_a_bucket_part_by_part(tmp_path, tokenizer, bucke
     assert (bucket.folder / "my/corpus/repeated_text.json").exists()
     uploads.clear()
     assert prepare_parts(url, parts, tokenizer, **options) == report and not uploads
-    with pytest.raises(InputError, match=rf"{url}/part-00000-of-00004\.arrow was prepared with a different text"):
+    with pytest.raises(InputError, match=rf"{url}/part-00000-of-00004\.arrow has other settings"):
         prepare_parts(url, parts, tokenizer, language=None, **options)
     prepare_parts(url, plan_parts(text, num_shards=3), tokenizer, replace=True, **options)
     assert len(read_parts(bucket.folder / "my/corpus")) == 3

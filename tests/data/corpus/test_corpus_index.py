@@ -1,4 +1,4 @@
-"""The index of a part: its counts, and what happens when it is missing, damaged or out of date."""
+"""The index of a part: its counts, and what happens when it is damaged."""
 
 import numpy as np
 import pytest
@@ -21,28 +21,6 @@ def test_an_index_counts_what_the_blocks_contain(data_dir, tmp_path, tokenizer, 
     assert counts.token_ids.tolist() == np.bincount(np.concatenate(sentences)).tolist()
     for name, values in vars(count_blocks(corpus.blocks)).items():
         np.testing.assert_array_equal(getattr(counts, name), values)
-
-
-def test_a_part_of_an_earlier_version_gets_its_index(small, words_tokenizer):
-    index = small.file.with_suffix(".index")
-    expected, text = index.read_bytes(), content(open_corpus(small.folder, words_tokenizer))
-    index.unlink()
-    assert content(open_corpus(small.folder, words_tokenizer)) == text
-    assert index.read_bytes() == expected
-    index.unlink()
-    small.folder.chmod(0o500)  # root may write there all the same
-    try:
-        assert content(open_corpus(small.folder, words_tokenizer)) == text
-    finally:
-        small.folder.chmod(0o700)
-
-
-def test_an_index_of_another_part_is_replaced(small, words_tokenizer, tmp_path):
-    (tmp_path / "other.txt").write_text("w1 w2\nw3\n\nw4 w5 w6\n")
-    other = prepare(tmp_path / "other", words_tokenizer, tmp_path / "other.txt", language=None)
-    expected = content(other)
-    small.file.write_bytes((tmp_path / "other" / small.file.name).read_bytes())
-    assert content(open_corpus(small.folder, words_tokenizer)) == expected
 
 
 CHANGES = {

@@ -1,5 +1,6 @@
 """Preparing a corpus: its content, the Python API, interruptions and full disks."""
 
+import errno
 import json
 import os
 import resource
@@ -15,18 +16,15 @@ import pytest
 from prepared import content, prepare, text_arguments
 
 import snugbert
-from snugbert import progress
 from snugbert.data import tokenizing as document_tokenizer
 from snugbert.data.corpus import preparation
-from snugbert.data.corpus.cache import prepare_in_cache
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.preparation import plan_parts, prepare_parts
+from snugbert.data.corpus.preparation import plan_parts, prepare_in_cache, prepare_parts
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import read_dataset_documents
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError
 from snugbert.files import lock_file
-from snugbert.progress import format_bytes
 from snugbert_cli import main as snugbert_command
 
 
@@ -81,40 +79,10 @@ def test_python_and_the_command_write_the_same_bytes(tmp_path, tokenizer):
     assert corpus.num_documents == corpus.num_sentences == 20
     assert snugbert.open_corpus(str(tmp_path / "command"), tokenizer).digest == corpus.digest
     # Other settings replace the corpus only on request.
-    with pytest.raises(InputError, match="was prepared with a different text"):
+    with pytest.raises(InputError, match="has other settings"):
         snugbert.prepare_corpus(pattern, tokenizer, str(tmp_path / "python"), text_column_name="body")
     options = {"text_column_name": "body", "overwrite_output_dir": True, "show_progress": False}
     assert snugbert.prepare_corpus(pattern, tokenizer, tmp_path / "python", **options).num_sentences == 40
-
-
-@pytest.mark.slow
-def test_an_interrupted_preparation_continues(data_dir, tmp_path, tokenizer, small_blocks, monkeypatch):
-    """The result equals an uninterrupted run, and finished blocks are not tokenized again."""
-    file = data_dir / "wikitext2/valid.docs.txt.gz"
-    prepare(tmp_path / "straight", tokenizer, file, num_workers=1)
-    (straight,) = (tmp_path / "straight").glob("*.arrow")
-    whole = straight.read_bytes()
-    partial = tmp_path / "resumed" / f"{straight.name}.partial"
-    partial.parent.mkdir()
-    tokenized = []
-    tokenize = document_tokenizer.DocumentTokenizer.__call__
-    monkeypatch.setattr(
-        document_tokenizer.DocumentTokenizer,
-        "__call__",
-        lambda worker, batch: tokenized.append(len(batch)) or tokenize(worker, batch),
-    )
-    for length, fewer in ((len(whole) * 2 // 3, True), (40, False), (len(whole) - 3, True)):
-        partial.write_bytes(whole[:length])
-        tokenized.clear()
-        prepare(partial.parent, tokenizer, file, num_workers=1)
-        assert partial.with_suffix("").read_bytes() == whole
-        assert (sum(tokenized) < 40) == fewer  # of 60 documents
-        partial.with_suffix("").unlink()
-    # An unfinished file with a different tokenizer is not continued.
-    other = snugbert.SnugBertTokenizer({**tokenizer.get_vocab(), "zzzz": len(tokenizer)})
-    partial.write_bytes(whole[: len(whole) * 2 // 3])
-    prepare(partial.parent, other, file, num_workers=1)
-    assert content(open_corpus(partial.parent, other)) == content(open_corpus(tmp_path / "straight", tokenizer))
 
 
 def prepare_slowly(vocab, file, folder):
@@ -128,8 +96,8 @@ def prepare_slowly(vocab, file, folder):
 def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path):
     arguments = [data_dir / "vocab/bert-base-uncased-vocab.txt", data_dir / "wikitext2/valid.docs.txt.gz", tmp_path]
     process = forked.start(prepare_slowly, *arguments)
-    partial = tmp_path / "part-00000-of-00001.arrow.partial"
-    while not partial.exists() or partial.stat().st_size < 50_000:
+    part = tmp_path / "part-00000-of-00001.arrow"
+    while not part.exists() or part.stat().st_size < 50_000:
         assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE, process.stderr
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -141,7 +109,7 @@ def test_a_killed_preparation_leaves_no_process_and_no_lock(data_dir, tmp_path):
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
     with lock_file(tmp_path / ".part-00000-of-00001.arrow.lock", seconds=20):
-        assert not list(tmp_path.glob("*.arrow"))
+        assert not part.with_suffix(".index").exists()
 
 
 def prepare_on_a_full_disk(arguments):
@@ -158,34 +126,14 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(data_dir, tmp_path, toke
     process = forked.run(prepare_on_a_full_disk, [*arguments, "--output_dir", str(tmp_path / "corpus")])
     assert process.returncode == 2
     error = process.stderr.rpartition("snugbert prepare: error: ")[2]
-    assert "File too large. Fix this and run the same command again. Partial output was kept." in error
+    assert "File too large. Fix this and run the same command again. Finished parts are kept." in error
     assert len(error.splitlines()) == 1
-    assert not list((tmp_path / "corpus").glob("*.arrow"))
-    with pytest.raises(InputError, match=r"is unfinished\. Missing or unfinished: 1 of 1"):
+    with pytest.raises(InputError, match=r"has no index\. Missing or unfinished: 1 of 1"):
         open_corpus(tmp_path / "corpus", tokenizer)
     assert snugbert_command([*arguments, "--output_dir", str(tmp_path / "corpus")]) == 0
     assert content(open_corpus(tmp_path / "corpus", tokenizer)) == content(
         open_corpus(tmp_path / "straight", tokenizer)
     )
-
-
-def test_a_preparation_reports_the_bytes_of_its_files(tmp_path, words_tokenizer, small, monkeypatch, capsys):
-    """In two parts. The first is prepared already."""
-    other = tmp_path / "other.txt"
-    other.write_text(small.text.read_text())
-    monkeypatch.setattr(progress, "SHORTEST_PAUSE", 0)
-    parts = plan_parts(text_arguments(small.text, other), num_shards=2)
-    options = {"language": None, "num_workers": 1}
-    prepare_parts(tmp_path / "out", parts[:1], words_tokenizer, **options)
-    capsys.readouterr()
-    prepare_parts(tmp_path / "out", parts, words_tokenizer, **options)
-    lines = capsys.readouterr().err.splitlines()
-    percentages = [int(line.split()[1]) for line in lines]
-    assert percentages[0] > 50 and percentages[-1] > 90 and percentages == sorted(set(percentages))
-    # Text is read in blocks, ahead of the documents.
-    assert lines[-1].startswith(f"preparing: 100 % of {format_bytes(2 * small.text.stat().st_size)}, ")
-    prepare(tmp_path / "quiet", words_tokenizer, small.text, **options)
-    assert capsys.readouterr().err == ""
 
 
 def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, tokenizer):
@@ -203,7 +151,7 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     assert sorted(shards) == sorted(content(corpus))
     assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
     title = TextArguments(dataset_name=str(data), text_column_name="title")
-    with pytest.raises(InputError, match="with a different text"):
+    with pytest.raises(InputError, match="has other settings"):
         prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
@@ -225,3 +173,47 @@ def test_bad_rows_of_a_dataset_are_one_error(tmp_path, row):
     log = ReadingLog("skip")
     assert list(read_dataset_documents(text, log)) == []
     assert (log.left_out, log.position) == (2, 2)
+
+
+# --- the cache --------------------------------------------------------------------------------------------------
+
+
+def test_changed_text_is_prepared_again(tmp_path, tokenizer):
+    file, cache = tmp_path / "text.txt", str(tmp_path / "cache")
+    file.write_text("Old words here.\n\nAnd here.\n")
+
+    def prepared(**options):
+        return prepare_in_cache(text_arguments(file), tokenizer, "en", cache, show_progress=False, **options)
+
+    folder, old = prepared()
+    stamp = next(folder.glob("*.arrow")).stat().st_mtime_ns
+    assert prepared()[0] == folder and next(folder.glob("*.arrow")).stat().st_mtime_ns == stamp
+    os.utime(file)  # touched, not changed
+    assert prepared()[1].digest == old.digest
+    stat = file.stat()
+    file.write_text("New words here.\n\nAnd here.\n")  # same size
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    new_folder, new = prepared()
+    assert new_folder != folder and new.digest != old.digest
+    assert tokenizer.decode(content(new)[0][0]) == "new words here."
+    assert prepared(documents="half", keeps=lambda number: number == 1)[1].num_documents == 1
+
+
+def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer, monkeypatch):
+    file, cache = tmp_path / "text.txt", str(tmp_path / "cache")
+    file.write_text("Two words.\n\nAnd more.\n")
+
+    def prepared(on_bad_text="error"):
+        text = TextArguments(train_file=[str(file)], on_bad_text=on_bad_text)
+        return prepare_in_cache(text, tokenizer, "en", cache, show_progress=False)[0]
+
+    folder = prepared()
+
+    def refuse(*_, **__):  # permissions do not stop root
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(preparation, "lock_file", refuse)
+    assert prepared() == folder
+    with pytest.raises(InputError, match="Read-only file system"):  # another setting, so another folder
+        prepared("skip")

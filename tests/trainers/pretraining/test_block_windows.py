@@ -204,14 +204,6 @@ def test_blocks_that_are_read_without_a_window_do_not_fill_the_cache(stored, tmp
     assert len(list((tmp_path / "blocks").glob("*.block"))) == 1
 
 
-def test_tables_of_earlier_versions_do_not_matter(words_tokenizer, tmp_path):
-    corpus = make_corpus([make_documents(0)])
-    dataset = PretrainingDataset(corpus, words_tokenizer, 32, epochs_dir=tmp_path)
-    (table,) = tmp_path.glob("*.examples")
-    table.with_name(f"{table.name.split('-')[0]}-3.examples").touch()
-    assert len(dataset.open_table(Window(1, 0))) > 0
-
-
 def read_block(corpus, number, results):
     try:
         results.put(len(corpus.blocks[number].tokens))

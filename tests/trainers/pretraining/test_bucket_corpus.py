@@ -50,14 +50,3 @@ def test_a_run_from_a_bucket_has_the_weights_of_the_local_run(stored, tmp_path, 
         assert_close(weights, local, rtol=0, atol=0)
     assert caplog.text.count("epoch 0, window 0 of 20: the examples contain 9") == 3
     assert not (tmp_path / "small/epochs").exists()
-
-
-def test_a_cache_that_is_too_small_and_a_missing_corpus_are_one_line(stored, tmp_path, capsys):
-    command = ["pretrain", *arguments(tmp_path, "out", stored.url)]
-    assert snugbert_command([*command, "--corpus_cache_gb", "1e-5"]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "--corpus_cache_gb 1e-05 is too small: two windows of blocks need" in error
-    command[command.index(stored.url)] = f"{stored.url}-nowhere"
-    assert snugbert_command(command) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.endswith("corpus-nowhere contains no prepared corpus. Run `snugbert prepare` first.")

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import snugbert
-from snugbert.data.corpus.cache import prepare_in_cache
+from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text

@@ -1,0 +1,198 @@
+"""The parts of a corpus before they are prepared: which text each part reads."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from snugbert.data.corpus.corpus_folder import part_name
+from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.data_arguments import Deduplication, TextArguments
+from snugbert.data.documents import (
+    count_dataset_files,
+    count_dataset_rows,
+    dataset_version,
+    find_files,
+    name_files,
+    read_dataset_documents,
+    read_documents,
+)
+from snugbert.data.repeated_text import RepeatCounter
+from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
+from snugbert.errors import InputError, format_count
+from snugbert.storage.urls import find_entry
+
+logger = logging.getLogger(__name__)
+
+MOST_PARTS = 256  # each part is a file to open and map
+PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
+
+
+def keep_all(number: int) -> bool:
+    """Keeps every document."""
+    return True
+
+
+@dataclass(frozen=True)
+class Part:
+    """The text of one part of a corpus: some of the text files, some files of a dataset, or every nth document.
+
+    Attributes:
+        number, num_parts: index of the part, and the number of parts.
+        text: where the text is.
+        files: the text files of this part. Empty for a dataset.
+        names: the names of the text files, relative to the common folder of all text files of the corpus. Or
+            `dataset` and the name of the dataset. The names are the same on every machine.
+        keeps: returns whether to keep a document, by its index in the part's text.
+        deduplicate: which copies to leave out. If set, each part reads all files and keeps every nth document, because
+            finding a copy requires all text before it.
+        divides_files: whether each part of a dataset reads its own files of the dataset.
+    """
+
+    number: int
+    num_parts: int
+    text: TextArguments
+    files: tuple[TextFile, ...]
+    names: tuple[str, ...]
+    keeps: Callable[[int], bool]
+    deduplicate: Deduplication | None = None
+    divides_files: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the part's file."""
+        return part_name(self.number, self.num_parts)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the text files, or rows of the dataset, which the part reads. None if it is unknown."""
+        if self.divides_files:
+            return None
+        return sum(map(measure_file, self.files)) if self.files else count_dataset_rows(self.text)
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether the part reads all of the corpus's text and keeps every nth document of it."""
+        return self.deduplicate is not None or (not self.files and not self.divides_files)
+
+    def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
+        """Reads the documents of the part, each with its index in the part's text.
+
+        Args:
+            log: counts what was read, and handles bad text.
+            counter: counts the text, including documents that are not kept, and leaves out copies.
+        """
+        if self.files:
+            documents = read_documents(self.files, self.text.text_column_name, log)
+        else:
+            shard = (self.number, self.num_parts) if self.divides_files else None
+            documents = read_dataset_documents(self.text, log, shard)
+        step = self.num_parts if self.reads_everything else 1
+        for number, document in counter.follow(enumerate(documents)):
+            if number % step == self.number % step and self.keeps(number):
+                yield number, document
+
+    def identify(self, again: bool = False) -> list[str]:
+        """Returns strings that change when the text changes, without reading it if possible: one for each file.
+
+        Args:
+            again: whether to ask a bucket again.
+        """
+        if not self.files:
+            return [dataset_version(self.text)]
+        return [_identify(file, again) for file in self.files]
+
+    def describe_text(self) -> dict[str, str]:
+        """Returns the digest of each text file, or of the dataset, by name. It is the same on every machine."""
+        identities = self.identify()
+        if not self.files:
+            return {self.names[0]: identities[0]}
+        digests = [_hash_text(file, identity) for file, identity in zip(self.files, identities, strict=True)]
+        return dict(zip(self.names, digests, strict=True))
+
+
+def _identify(file: TextFile, again: bool) -> str:
+    """Returns a string that changes when a file changes.
+
+    For a file in a bucket, it comes from the listing. If the store has neither checksum nor time, the file is read.
+    """
+    if isinstance(file, RemoteText):
+        entry = find_entry(file.url) if again else file
+        return f"{entry.size} {entry.version}" if entry is not None and entry.version else _hash_file(file)
+    stat = file.stat()
+    return str([stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
+
+
+@cache  # while its identity stays the same, a file is read once
+def _hash_text(file: TextFile, identity: str) -> str:
+    return _hash_file(file)
+
+
+def _hash_file(file: TextFile) -> str:
+    """Returns the digest of a text file.
+
+    A text in a bucket is read twice, for the digest and for the tokens, because the digest is at the start of a part.
+    The store's version would save one reading. But then the same text in a different place would make different parts,
+    and reading is much faster than tokenizing.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:32]
+
+
+def plan_parts(
+    text: TextArguments,
+    num_shards: int = 1,
+    keeps: Callable[[int], bool] = keep_all,
+    deduplicate: Deduplication | None = None,
+) -> list[Part]:
+    """Divides text into parts of consecutive files, at least one part per shard.
+
+    Args:
+        text: files or a dataset.
+        num_shards: number of machines that share the work.
+        keeps: returns whether to keep a document, by its index in its part's text.
+        deduplicate: which copies to leave out. If set, there is one part per shard, see [`Part`].
+
+    Returns:
+        The parts, which are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The
+        number of parts depends on the sizes of the files, and on the number of shards if the files are few or small.
+    """
+    files = [] if text.dataset_name is not None else find_files(text.train_file)
+    if not files and text.dataset_name is None:
+        raise InputError("no text. Pass --train_file or --dataset_name.")
+    names = tuple(name_files(files)) or (f"{DATASET}{text.dataset_name}",)
+    if not files or deduplicate is not None:
+        divides_files = not files and deduplicate is None and _can_divide_files(text, num_shards)
+        every = range(num_shards)
+        return [Part(n, num_shards, text, tuple(files), names, keeps, deduplicate, divides_files) for n in every]
+    if len(files) < num_shards:
+        raise InputError(f"--shard: more shards ({num_shards}) than text files ({len(files)}). Use fewer shards.")
+    sizes = [measure_file(file) for file in files]
+    part_bytes = max(sum(sizes) / MOST_PARTS, min(PART_BYTES, sum(sizes) / num_shards))
+    # The middle of a file decides which part it belongs to.
+    places = ((np.cumsum(sizes) - np.array(sizes) / 2) / max(part_bytes, 1)).astype(int)
+    if len(set(places)) < num_shards:
+        places = np.arange(len(files)) * num_shards // len(files)
+    groups = [np.flatnonzero(places == place) for place in sorted(set(places))]
+    return [
+        Part(number, len(groups), text, tuple(files[at] for at in group), tuple(names[at] for at in group), keeps)
+        for number, group in enumerate(groups)
+    ]
+
+
+def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
+    """Whether each shard of a dataset can read its own files. Otherwise, logs that each shard reads all of it."""
+    if num_shards == 1:
+        return False
+    if (num_files := count_dataset_files(text)) >= num_shards:
+        return True
+    logger.warning(
+        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth row.",
+        text.dataset_name,
+        format_count(num_files, "file"),
+        num_shards,
+    )
+    return False
