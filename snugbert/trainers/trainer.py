@@ -75,23 +75,13 @@ class RunTrainer(Trainer):
     - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
     - `hub_token` moves to the environment, and `training_args.bin` is not written.
     - Labels at padding are ignored, as in the models.
-
-    Attributes:
-        write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
-        model_config: the configuration of the model. None if the model has no configuration.
-        checkpoints, run_settings, stop_signal, uploads, reports, graphs: see their classes.
-        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: rows are not
-            filled.
-        passes_to_repay_compiling: see [`Compilation`].
-
-    Raises:
-        InputError: `save_on_each_node` is set, `output_dir` is a URL, or torch's compiler does not work.
     """
 
+    # Writes a model card with the current metrics into the output folder. None: Trainer writes its card.
     write_card: Callable[[], None] | None = None
     kind = "training"  # what checkpoints contain, see [`RunSettings`]
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
-    passes_to_repay_compiling = COMPILE_PASSES
+    passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
     model: Any
     lr_scheduler: Any
@@ -111,10 +101,11 @@ class RunTrainer(Trainer):
                 "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
                 "Use an --output_dir that all machines share."
             )
-        self.model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
+        self.model_config: Any = getattr(self.model, "config", None)
         if self.args.torch_compile:
             compile_as_requested(self.model, self.args)
         self.graphs = RunGraphs(self)
+        # In training, rows are filled up to a multiple of this number of tokens. 0: rows are not filled.
         self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
         self.data_collator = IgnorePadding(self.data_collator)
         move_hub_token(self.args)

@@ -29,7 +29,7 @@ from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, hash_file, read_json,
 from snugbert.storage.inputs import check_names
 from snugbert.trainers.run.checkpoint_copies import download_checkpoint
 from snugbert.trainers.run.processes import wait_for_all
-from snugbert.trainers.run.run_settings import SETTINGS_NAME, read_state
+from snugbert.trainers.run.run_settings import read_state
 
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
 UNFINISHED = "_unfinished_checkpoint"
@@ -91,36 +91,24 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
 
 
 def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
-    """Checks that a run can resume from a checkpoint. The content is verified only if there is a manifest.
+    """Checks that the files of a checkpoint are complete and undamaged.
 
-    Args:
-        checkpoint: the folder.
-        needs_optimizer: whether a checkpoint written with `save_only_model` is refused.
+    With `needs_optimizer`, a checkpoint that was written with `save_only_model` is refused.
     """
     try:
-        if has_manifest(checkpoint):
-            entries = read_json(checkpoint / MANIFEST_NAME)
-            check_names(entries, str(checkpoint / MANIFEST_NAME))
-            for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
-                _compare(checkpoint / name, entries.get(name))
-        state = read_state(checkpoint)
+        entries = read_json(checkpoint / MANIFEST_NAME)
+        check_names(entries, str(checkpoint / MANIFEST_NAME))
+        for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
+            _compare(checkpoint / name, entries.get(name))
     except FileNotFoundError as error:
         raise InputError(f"{error.filename} is missing.") from error
     except OSError as error:
         raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
-    # Trainer itself writes neither these settings nor a manifest.
-    if SETTINGS_NAME in (state.stateful_callbacks or ()) and not has_manifest(checkpoint):
-        raise InputError(f"{checkpoint / MANIFEST_NAME} is missing.")
     if needs_optimizer and not (checkpoint / "optimizer.pt").exists():
         raise OnlyWeightsError(
             f"{checkpoint} contains only weights (--save_only_model), so the run cannot be resumed. To train from "
             f"these weights, use --model_name_or_path {checkpoint} and another --output_dir."
         )
-
-
-def has_manifest(checkpoint: Path) -> bool:
-    """Whether the content of the checkpoint can be verified."""
-    return (checkpoint / MANIFEST_NAME).exists()
 
 
 def _compare(file: Path, entry: Any) -> None:
@@ -152,14 +140,10 @@ class RunCheckpoints(TrainerCallback):
     """Writes the checkpoints of a run, removes old checkpoints, and locates the best checkpoint.
 
     The first process writes the random states of all processes, so its folder is enough to resume on any machine.
-
-    Attributes:
-        limit: number of checkpoints that are kept. 0: all.
-        is_writing: whether a checkpoint is being written.
     """
 
     def __init__(self) -> None:
-        self.limit = 0
+        self.limit = 0  # number of checkpoints that are kept. 0: all
         self.is_writing = False
 
     @contextmanager
@@ -167,13 +151,8 @@ class RunCheckpoints(TrainerCallback):
         """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
 
         In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
-        nothing. Every process must call this. A full disk raises an [`InputError`].
-
-        Args:
-            args: the trainer's arguments.
-            state: the trainer's state.
-            checkpoint: the folder, `checkpoint-<step>` in the output folder. It may exist.
-            whole: whether the checkpoint contains the optimizer even with `save_only_model`.
+        nothing. Every process must call this. A full disk raises an [`InputError`]. If `whole`, the checkpoint
+        contains the optimizer even with `save_only_model`.
         """
         output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED
         before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
@@ -357,9 +336,7 @@ def ignoring_tied_weights(model: Any) -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer state. With wrong shapes, fused kernels would access memory out of
-    bounds.
-    """
+    """Checks the shapes of a loaded optimizer state. Fused kernels would access memory out of bounds."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():

@@ -22,7 +22,6 @@ from snugbert.trainers.run.checkpoints import (
     UNFINISHED,
     check_checkpoint,
     find_newest_checkpoint,
-    has_manifest,
     remove_checkpoints,
 )
 from snugbert.trainers.run.processes import raise_together, wait_for_all
@@ -70,8 +69,6 @@ def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None)
             f"resume_from_checkpoint: {training_args.output_dir} contains no complete checkpoint. To start a new run, "
             "omit the argument."
         )
-    if not has_manifest(checkpoint):
-        logger.warning("%s cannot be verified, because %s is missing.", checkpoint, MANIFEST_NAME)
     return str(checkpoint)
 
 
@@ -80,7 +77,7 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
     output_dir = Path(args.output_dir or "")
     has_other_machines = sum(gather_object([args.local_process_index == 0])) > 1
 
-    def find() -> tuple[str, bytes | None] | None:
+    def find() -> tuple[str, bytes] | None:
         if args.process_index > 0:
             return None
         checkpoint = find_newest_checkpoint(output_dir) if resume.lower() == "true" else _check_explicit(resume)
@@ -89,7 +86,7 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
         output = find_output(checkpoint)
         if output is not None and has_other_machines:  # its upload may have failed before
             upload_checkpoint(checkpoint, output, output.url_of(checkpoint))
-        return checkpoint.name, _read_manifest(checkpoint)
+        return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
 
     (found,) = broadcast_object_list([raise_together(find)])
     if found is None:
@@ -104,7 +101,7 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
             if _read_manifest(checkpoint) != manifest and checkpoint.exists():
                 remove_checkpoints([checkpoint])  # of an earlier run
             download_checkpoint(checkpoint)
-        if _read_manifest(checkpoint) != manifest or not checkpoint.is_dir():
+        if _read_manifest(checkpoint) != manifest:
             raise InputError(
                 f"{checkpoint} of the first machine is missing on {platform.node()}. Use an --output_dir that all "
                 "machines share, or a bucket."
@@ -115,7 +112,8 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
 
 
 def _read_manifest(checkpoint: Path) -> bytes | None:
-    return (checkpoint / MANIFEST_NAME).read_bytes() if has_manifest(checkpoint) else None
+    file = checkpoint / MANIFEST_NAME
+    return file.read_bytes() if file.exists() else None
 
 
 def _check_explicit(checkpoint: str) -> Path:

@@ -28,9 +28,8 @@ LOST = re.compile(
     r"remote process exited",
     re.IGNORECASE,
 )
-# gloo raises a RuntimeError, mostly with its source file: "[/src/gloo/transport/tcp/pair.cc:538] ...". Without a file:
-# "Application timeout caused pair closure".
-PLACE = re.compile(r"^\[\S+:\d+\]\s*")
+# gloo's errors begin with a source file or a rank: "[/src/gloo/transport/tcp/pair.cc:538] ...", "[Rank 0]: ...".
+PLACE = re.compile(r"^\[[^]]*\]:?\s*")
 
 
 def set_up(training_args: DeviceArguments) -> None:

@@ -52,43 +52,27 @@ class RunSettings(TrainerCallback):
     """The settings that must not change when a run resumes, and the changes so far. Checkpoints store both.
 
     The intervals of logging, evaluating and saving may change. Trainer would use the intervals in the checkpoint.
-
-    Args:
-        kind: "pretraining" or "fine-tuning".
-
-    Attributes:
-        command_settings: settings of the command that must not change, in addition to the trainer's.
-        data_settings: settings of the training data, which may change only on request. Empty: not compared.
-        changes: what changed when the run resumed, for the model card.
-        keeps_checkpoints: whether the checkpoints stay when the run is finished. If true, it stays true on resume.
     """
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.command_settings: dict[str, Any] = {}
-        self.data_settings: dict[str, Any] = {}
-        self.changes: list[str] = []
-        self.keeps_checkpoints = True
+        self.kind = kind  # "pretraining" or "fine-tuning"
+        self.command_settings: dict[str, Any] = {}  # in addition to the trainer's
+        self.data_settings: dict[str, Any] = {}  # they may change on request. Empty: not compared
+        self.changes: list[str] = []  # what changed when the run resumed, for the model card
+        self.keeps_checkpoints = True  # when the run is finished. If true, it stays true on resume
         self._trainer_settings: dict[str, Any] = {}
 
     def compare(self, checkpoint: str | None, trainer_settings: dict[str, Any]) -> None:
-        """Compares the settings of this run with the settings in the checkpoint, and takes over its earlier changes.
-
-        Args:
-            checkpoint: the folder. None: a new run.
-            trainer_settings: from [`collect_training_settings`].
-        """
+        """Compares the settings of this run with the settings in the checkpoint, and takes over earlier changes."""
         self._trainer_settings = trainer_settings
         self.changes = []
         if checkpoint is None:
             return
         check_run_settings(checkpoint, self.kind, trainer_settings | self.command_settings)
         record = read_settings(checkpoint)
-        self.changes = record.get("changes", [])
-        self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
-        if not record:
-            logger.warning("%s contains no settings. Cannot check whether settings changed.", checkpoint)
-        if self.data_settings and (before := record.get("data_settings")):
+        self.changes = record["changes"]
+        self.keeps_checkpoints |= record["keeps_checkpoints"]
+        if self.data_settings and (before := record["data_settings"]):
             now = make_record(self.kind, self.data_settings)["settings"]
             if changes := list_changes(before, now):
                 listed = "; ".join(
@@ -119,12 +103,8 @@ class RunSettings(TrainerCallback):
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Collects the settings of a run that must not change when it resumes, as JSON values.
 
-    The number of steps may change, see [`apply_new_steps`]. The batch and the examples are compared elsewhere.
-
-    Args:
-        args: training arguments.
-        config: configuration of the model. None if the model has no configuration.
-        names: names of further training arguments.
+    The number of steps may change, see [`apply_new_steps`]. The batch and the examples are compared elsewhere. `names`
+    are further training arguments.
     """
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
     if config is not None:
@@ -147,44 +127,40 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:
-    """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers."""
+    """Returns the record of a checkpoint, see [`RunSettings.store`]."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
-    return callbacks.get(SETTINGS_NAME, {})
+    record = callbacks.get(SETTINGS_NAME)
+    if not (
+        isinstance(record, dict)
+        and isinstance(record.get("settings"), dict)
+        and isinstance(record.get("changes"), list)
+        and {"data_settings", "keeps_checkpoints"} <= record.keys()
+    ):
+        raise InputError(f"{Path(checkpoint) / TRAINER_STATE_NAME} is damaged. Resume from another checkpoint.")
+    return record
 
 
 def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
     """Checks that a resumed run has the settings of the run that wrote `checkpoint`.
 
-    Args:
-        checkpoint: the folder. Without stored settings, nothing is compared.
-        kind: see [`RunSettings`].
-        settings: from [`collect_training_settings`], and settings of the command. Before the data are read, a command
-            knows only some settings, so settings that are missing on one side are not compared.
+    Before the data are read, a command knows only some settings, so settings that are missing on one side are not
+    compared.
     """
-    if not (record := read_settings(checkpoint)):
-        return
+    record = read_settings(checkpoint)
     place = f"--resume_from_checkpoint: {checkpoint}"
     remedy = (
         f"Restore the settings, or start a new run from its weights: --model_name_or_path {checkpoint}, with another "
         "--output_dir."
     )
-    before = record.get("settings")
-    if isinstance(before, dict):
-        settings = {name: value for name, value in settings.items() if name in before}
-        record = record | {"settings": {name: value for name, value in before.items() if name in settings}}
-    check_continuation(record, kind, settings, place, remedy)
+    settings = {name: value for name, value in settings.items() if name in record["settings"]}
+    before = {name: value for name, value in record["settings"].items() if name in settings}
+    check_continuation(record | {"settings": before}, kind, settings, place, remedy)
 
 
 def check_data_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
-    """Checks that a resumed run has the data of the run that wrote `checkpoint`, if that run stored data settings.
-
-    Args:
-        checkpoint: the folder.
-        kind: see [`RunSettings`].
-        settings: names and JSON values that determine the examples.
-    """
+    """Checks that a resumed run has the data of the run that wrote `checkpoint`, if that run stored data settings."""
     record = read_settings(checkpoint)
-    if before := record.get("data_settings"):
+    if before := record["data_settings"]:
         remedy = "Restore the data, or pass --allow_changed_data."
         place = f"--resume_from_checkpoint: the training data of {checkpoint}"
         check_continuation(record | {"settings": before}, kind, settings, place, remedy)

@@ -50,25 +50,16 @@ class StopSignal(TrainerCallback):
     finite either. They are never logged, evaluated or saved, because the host first waits for the last report.
 
     It is the last callback, so that it can cancel checkpoints that other callbacks request.
-
-    Args:
-        trainer: the trainer that uses this callback.
-
-    Attributes:
-        interrupted: the signal that ended the last training. None if training is complete.
-        writes_checkpoint: whether to write a checkpoint on a signal. A dry run does not.
-        writes_whole_checkpoint: whether a run must be able to resume from the next checkpoint, even with
-            `save_only_model`.
     """
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        self.writes_checkpoint = True
+        self.writes_checkpoint = True  # on a signal. A dry run writes none
         self._begin()
 
     def _begin(self) -> None:
-        self.interrupted: signal.Signals | None = None
-        self.writes_whole_checkpoint = False
+        self.interrupted: signal.Signals | None = None  # the signal that ended training
+        self.writes_whole_checkpoint = False  # whether the next one has the optimizer even with `save_only_model`
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
         self._report: StepReport | None = None  # of the last step, if the host has not read it
@@ -155,8 +146,12 @@ class StopSignal(TrainerCallback):
     def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after each epoch and when training stops. After a signal, saves.
 
-        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped.
+        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped. If the
+        evaluation came before a run stopped after its last step, the resumed run does not repeat it.
         """
+        last = state.log_history[-1] if state.log_history else {}
+        if last.get("step") == state.global_step and any(name.startswith("eval_") for name in last):
+            control.should_evaluate = False
         if self.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
             control.should_log = control.should_evaluate = False
         elif control.should_training_stop:
@@ -177,17 +172,11 @@ class StopSignal(TrainerCallback):
 
 @dataclass
 class StepReport:
-    """Numbers of a step that are being copied from the device to the host.
+    """Numbers of a step that are being copied from the device to the host."""
 
-    Attributes:
-        step: the step, counted from 1.
-        values: the numbers, on the CPU. They are valid after `arrival`. *Shape:* (count,)
-        arrival: event after the copy. None: the values are already on the host.
-    """
-
-    step: int
-    values: torch.Tensor
-    arrival: torch.Event | None
+    step: int  # counted from 1
+    values: torch.Tensor  # on the CPU, valid after `arrival`. Shape: (count,)
+    arrival: torch.Event | None  # after the copy. None: the values are already on the host
 
     @classmethod
     def send(cls, step: int, values: torch.Tensor) -> "StepReport":

@@ -56,7 +56,9 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     (changed,) = re.findall(r"\| changed on resume \| (.*) \|", (tmp_path / "run/README.md").read_text())
     steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
     more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
-    assert re.fullmatch(rf'after step 4: text \S*b.txt was "\w+" and is null; after step 4: {steps}; .*{more_steps}', changed)
+    assert re.fullmatch(
+        rf'after step 4: text \S*b.txt was "\w+" and is null; after step 4: {steps}; .*{more_steps}', changed
+    )
 
 
 def test_changed_settings_are_refused_before_text_is_prepared(small_run, with_checkpoint, monkeypatch, capsys):

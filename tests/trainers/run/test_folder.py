@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -20,11 +19,9 @@ from snugbert.errors import InputError
 from snugbert.progress import format_bytes
 from snugbert.trainers.run.checkpoints import (
     UNFINISHED,
-    RunCheckpoints,
     find_newest_checkpoint,
     list_checkpoints,
     publish,
-    write_manifest,
 )
 from snugbert.trainers.run.folder import (
     check_disk_space,
@@ -188,19 +185,6 @@ def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     with pytest.raises(InputError, match=f"^{checkpoint} contains only weights .*--model_name_or_path {checkpoint}"):
         check_output_dir(arguments(tmp_path, "true"), overwrite=False)
     assert "starts at step 0" not in caplog.text
-
-
-def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):
-    checkpoint = tmp_path / "checkpoint-1"
-    shutil.copytree(run / checkpoint.name, checkpoint)
-    (checkpoint / "manifest.json").unlink()
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    del state["stateful_callbacks"]["RunSettings"]
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
-    trainer.train(resume_from_checkpoint=True)
-    assert f"{checkpoint} cannot be verified, because manifest.json is missing" in caplog.text
-    assert trainer.state.global_step == 2
 
 
 # --- killed and moved runs --------------------------------------------------------------------------------------

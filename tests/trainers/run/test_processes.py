@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from torch.distributed.distributed_c10d import _get_default_store
-from transformers import TrainingArguments
 
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.errors import InputError
-from snugbert.trainers.run.processes import explain_lost_process, move_hub_token, raise_together, wait_for_all
+from snugbert.trainers.run.processes import explain_lost_process, raise_together, wait_for_all
 
 LIMIT = 2.0  # seconds
 
@@ -71,6 +70,7 @@ def start_without_a_gpu(folder: str) -> None:
     torch.accelerator.is_available = lambda: False
     args = DeviceArguments(folder, ddp_timeout=7)
     assert args.world_size == 2 and _get_default_store().timeout.total_seconds() == 7
+    wait_for_all()
 
 
 def test_processes_without_a_gpu_train_together(tmp_path):

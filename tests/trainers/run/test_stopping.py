@@ -170,7 +170,7 @@ def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
     settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
     train(folder / "straight", **settings)
     with pytest.MonkeyPatch.context() as patch:
-            if late:
+        if late:
             report_late(patch)
         if os.environ["RANK"] == "1":
             raise_in_step(patch, received, signal.SIGTERM)
