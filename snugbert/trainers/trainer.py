@@ -58,7 +58,6 @@ from snugbert.trainers.run.run_settings import (
     RunSettings,
     apply_new_steps,
     collect_training_settings,
-    hide_trainer_comparison,
     read_state,
 )
 from snugbert.trainers.run.stopping import StopSignal, start_worker
@@ -171,7 +170,7 @@ class RunTrainer(Trainer):
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
-                with hide_trainer_comparison(), self.stop_signal.watch(), self.checkpoint_uploads.watch(self.args):
+                with self.stop_signal.watch(), self.checkpoint_uploads.watch(self.args):
                     return super().train(checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.args.save_total_limit = limit

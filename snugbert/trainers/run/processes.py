@@ -43,12 +43,6 @@ def set_up(training_args: DeviceArguments) -> None:
     # Our log lines replace Trainer's INFO lines. Its warnings stay.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
-    if training_args.world_size > 1:
-        logging.getLogger(__name__).info(
-            "%d processes. If a process does not answer for %d seconds, all processes stop (--ddp_timeout).",
-            training_args.world_size,
-            training_args.ddp_timeout,
-        )
     use_one_gpu(training_args)
     share_cores()
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])

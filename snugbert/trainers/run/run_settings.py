@@ -2,8 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -205,18 +204,3 @@ def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int
             f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
             f"{format_count(steps, 'step')} of this run. Increase {flag}."
         )
-
-
-@contextmanager
-def hide_trainer_comparison() -> Iterator[None]:
-    """Hides Trainer's own comparison, which warns even if only the batch per device or an interval differs."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
-
-    reporter = logging.getLogger("transformers.trainer_utils")
-    reporter.addFilter(is_other)
-    try:
-        yield
-    finally:
-        reporter.removeFilter(is_other)

@@ -83,7 +83,7 @@ def test_settings_that_do_not_change_the_outcome_may_change(checkpoint, tmp_path
     trainer = make_trainer(tmp_path, **RUN | changes)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer.train(resume_from_checkpoint=checkpoint)
-    assert trainer.run_settings.changes == [] and "changed" not in caplog.text and "do not match" not in caplog.text
+    assert trainer.run_settings.changes == [] and "changed" not in caplog.text
     # Trainer would keep the earlier intervals.
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4"}
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 4]
