@@ -20,7 +20,7 @@ def test_the_same_settings_continue():
 
 def test_options_of_a_flag_may_not_have_new_names():
     record = make_record("run", SETTINGS | {"--lr_scheduler_kwargs": {"min_lr": 0.1}})
-    with pytest.raises(InputError, match="--lr_scheduler_kwargs min_lr_rate +- +0.1"):
+    with pytest.raises(InputError, match=r"--lr_scheduler_kwargs min_lr_rate +- +0.1"):
         check(record, **{"--lr_scheduler_kwargs": {"min_lr_rate": 0.1}})
 
 

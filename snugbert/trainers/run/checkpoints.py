@@ -96,8 +96,10 @@ def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
     With `needs_optimizer`, a checkpoint that was written with `save_only_model` is refused.
     """
     try:
-        entries = read_json(checkpoint / MANIFEST_NAME)
-        check_names(entries, str(checkpoint / MANIFEST_NAME))
+        manifest = checkpoint / MANIFEST_NAME
+        manifest.stat()  # an error if it is missing
+        entries = read_json(manifest)
+        check_names(entries, str(manifest))
         for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
             _compare(checkpoint / name, entries.get(name))
     except FileNotFoundError as error:

@@ -69,15 +69,12 @@ class LogLines(TrainerCallback):
 
     The first step prints a line, too, whatever `logging_steps` is. This line is only printed, so the log files contain
     the same metrics if a run is stopped and resumed. Without a progress bar, further lines report the remaining time.
-
-    Args:
-        read_loss: returns the loss since the last log entry. Every process calls it, once, after the first step.
     """
 
     last_line = ""
 
     def __init__(self, read_loss: Callable[[], float]):
-        self._read_loss = read_loss
+        self._read_loss = read_loss  # since the last log entry. Every process calls it after the first step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""

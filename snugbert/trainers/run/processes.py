@@ -97,7 +97,7 @@ def wait_for_all() -> None:
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return
     if dist.get_backend() == "gloo":
-        dist.monitored_barrier(timeout=_get_default_store().timeout)
+        dist.monitored_barrier(timeout=_get_default_store().timeout)  # type: ignore[attr-defined]
     else:
         from accelerate import PartialState  # only here, because `--help` works without it
 

@@ -305,7 +305,7 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
     with pytest.raises(InputError, match="data the training data "):
         fine_tune(prepare_counting(tokenizer, 50), arguments(folder, **settings | resume))
     other = FineTunedModelArguments(model_name_or_path="other")
-    with pytest.raises(InputError, match='--model_name_or_path +"random weights" +"other"'):
+    with pytest.raises(InputError, match=r'--model_name_or_path +"random weights" +"other"'):
         fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
     with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
         fine_tune(task, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
