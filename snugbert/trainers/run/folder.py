@@ -22,6 +22,7 @@ from snugbert.trainers.run.checkpoints import (
     UNFINISHED,
     check_checkpoint,
     find_newest_checkpoint,
+    list_checkpoints,
     remove_checkpoints,
 )
 from snugbert.trainers.run.processes import raise_together, wait_for_all
@@ -98,8 +99,8 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
         if args.process_index == 0 or args.local_process_index > 0:
             return
         if find_output(checkpoint) is not None:
-            if _read_manifest(checkpoint) != manifest and checkpoint.exists():
-                remove_checkpoints([checkpoint])  # of an earlier run
+            local = list_checkpoints(checkpoint.parent)  # of an earlier start, or of another run
+            remove_checkpoints([each for each in local if each != checkpoint or _read_manifest(each) != manifest])
             download_checkpoint(checkpoint)
         if _read_manifest(checkpoint) != manifest:
             raise InputError(

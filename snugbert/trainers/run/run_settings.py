@@ -152,7 +152,7 @@ def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) 
         "--output_dir."
     )
     settings = {name: value for name, value in settings.items() if name in record["settings"]}
-    before = {name: value for name, value in record["settings"].items() if name in settings}
+    before = {name: record["settings"][name] for name in settings}  # in the same order
     check_continuation(record | {"settings": before}, kind, settings, place, remedy)
 
 

@@ -109,7 +109,6 @@ def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_pa
     done = forked.run(pretrain, both, tmp_path / "node", False, 2, processes=2)
     assert done.returncode == 0, done.stderr
     assert "after checkpoint-4" in done.stdout
-    assert not [*(tmp_path / "node-1").rglob("optimizer.pt")]  # its copy was temporary
     assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
 
 
