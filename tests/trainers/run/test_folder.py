@@ -67,7 +67,7 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path):
     (tmp_path / "generator/config.json").touch()
     with pytest.raises(InputError, match="already contains a run"):
         check_output_dir(arguments(tmp_path), overwrite=False)
-    with pytest.raises(InputError, match="checkpoint-11/manifest.json is missing"):
+    with pytest.raises(InputError, match=r"checkpoint-11/manifest\.json is missing"):
         check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-11")), overwrite=False)
     assert check_output_dir(arguments(tmp_path), overwrite=True) is None
     remove_run(tmp_path)
