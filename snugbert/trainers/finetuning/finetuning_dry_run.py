@@ -31,9 +31,9 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.model_selection import MOST_EVALUATIONS
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, read_finished_run
 from snugbert.trainers.finetuning.run_facts import compared_settings
-from snugbert.trainers.run.checkpoint_files import step_of
-from snugbert.trainers.run.log_lines import WARMUP_ON_GPU
-from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.checkpoints import step_of
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.log import WARMUP_ON_GPU
 
 
 def run_dry_fine_tuning(
@@ -69,7 +69,7 @@ def run_dry_fine_tuning(
             trainer.run_settings.command_settings = compared_settings(prepared, first)
             trainer.compare_settings(checkpoint)
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-            check_disk_space(first, trainer.model.parameters(), steps)  # type: ignore[arg-type]
+            check_disk_space(first, trainer.model.parameters())  # type: ignore[arg-type]
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             during = _count_evaluations(trainer.args, steps)
             if prepared.validation_set is not None:

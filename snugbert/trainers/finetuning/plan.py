@@ -22,9 +22,8 @@ from snugbert.storage.inputs import work_folder
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS, collect_settings, digest_features
-from snugbert.trainers.run.lost_processes import wait_for_all
-from snugbert.trainers.run.output_folder import list_run_files, remove_run
-from snugbert.trainers.run.run_settings import refuse_newer_version
+from snugbert.trainers.run.folder import list_run_files, remove_run
+from snugbert.trainers.run.processes import wait_for_all
 
 PLAN = "plan.json"  # in the output folder
 VERSION = "version of snugbert"  # in a plan
@@ -91,7 +90,7 @@ def check_plan(plan: dict[str, Any], args: FineTuningArguments, folders: list[Pa
     if not file.exists():
         raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
     before = read_json(file)
-    refuse_newer_version(file, before.pop(VERSION, None))
+    before.pop(VERSION, None)
     if not all(before.get(name) is None or type(before[name]) is int for name in BUDGET):
         raise InputError(f"--output_dir: {file} is damaged. {remedy}")
     # An earlier version may have stored fewer names. The two flags that set the length are always compared.

@@ -41,10 +41,10 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
 )
 from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
 from snugbert.trainers.finetuning.soft_targets import SoftTargets
-from snugbert.trainers.run.checkpoint_files import list_checkpoints
-from snugbert.trainers.run.output_folder import check_output_dir
+from snugbert.trainers.run.checkpoints import list_checkpoints
+from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
-from snugbert.trainers.run.run_settings import check_max_steps, check_training_settings, collect_training_settings
+from snugbert.trainers.run.run_settings import check_max_steps, check_run_settings, collect_training_settings
 
 Compare = Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]]
 
@@ -313,7 +313,7 @@ def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) 
     checkpoint = check_output_dir(args, args.overwrite_output_dir)
     if checkpoint is not None:
         settings = collect_training_settings(args, None, COMPARED_SETTINGS)
-        check_training_settings(checkpoint, settings | describe_initial_weights(model_args))
+        check_run_settings(checkpoint, "fine-tuning", settings | describe_initial_weights(model_args))
         check_max_steps(checkpoint, args)
 
 

@@ -22,7 +22,7 @@ from snugbert.files import hash_json, replacing
 from snugbert.tasks.outputs import PADDING, Logits
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.run_facts import digest_features
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.processes import wait_for_all
 
 logger = logging.getLogger(__name__)
 

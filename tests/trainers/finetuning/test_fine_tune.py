@@ -25,7 +25,7 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArgu
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import check_early
 from snugbert.trainers.finetuning.sweep import run_task
-from snugbert.trainers.run.checkpoint_files import write_manifest
+from snugbert.trainers.run.checkpoints import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -210,18 +210,18 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
         (
             task,
             {"weight_decay": 0.0, "max_grad_norm": 2},
-            "--weight_decay was 0.01 and is 0.0; --max_grad_norm was 1.0",
+            "--weight_decay 0.01 0.0 --max_grad_norm 1.0 2",
         ),
-        (task, {"class_weights": "few=2"}, '--class_weights was null and is "few=2"'),
-        (task, {"num_train_epochs": 2}, "--num_train_epochs was 1 and is 2"),
-        (other_train, {}, "the training data has changed"),
-        (other_eval, {}, "the validation data has changed"),
+        (task, {"class_weights": "few=2"}, '--class_weights - "few=2"'),
+        (task, {"num_train_epochs": 2}, "--num_train_epochs 1 2"),
+        (other_train, {}, "data the training data "),
+        (other_eval, {}, "data the validation data "),
     ):
         with pytest.raises(InputError) as error:
             settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
             fine_tune(changed, arguments(folder, **settings))
-        start = f"--resume_from_checkpoint: settings changed since {folder}: {message}"
-        assert str(error.value).startswith(start), error.value
+        assert str(error.value).startswith(f"--resume_from_checkpoint: {folder} has other settings.")
+        assert message in " ".join(str(error.value).split())
         assert str(error.value).endswith("is finished and has no checkpoints.")
     with pytest.raises(InputError, match="already contains a run"):
         run()
@@ -290,22 +290,22 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
     task = prepare_counting(tokenizer)
     fine_tune(task, arguments(folder, **settings))
     for changes, message in (
-        ({"learning_rate": 5e-4}, "--learning_rate was 0.001 and is 0.0005"),
-        ({"class_weights": "few=2"}, '--class_weights was null and is "few=2"'),
-        ({"reinit_layers": 1}, "--reinit_layers was 0 and is 1"),
-        ({"freeze_layers": 1, "data_seed": 1}, "--freeze_layers was 0 and is 1; --data_seed was null and is 1"),
-        ({"metric_for_best_model": "loss"}, '--metric_for_best_model was "accuracy" and is "loss"; --greater'),
-        ({"eval_strategy": "steps", "save_strategy": "steps"}, '--eval_strategy was "epoch" and is "steps"'),
-        ({"per_device_train_batch_size": 16}, "batch was 32 and is 16"),
+        ({"learning_rate": 5e-4}, "--learning_rate 0.001 0.0005"),
+        ({"class_weights": "few=2"}, '--class_weights - "few=2"'),
+        ({"reinit_layers": 1}, "--reinit_layers 0 1"),
+        ({"freeze_layers": 1, "data_seed": 1}, "--freeze_layers 0 1 --data_seed - 1"),
+        ({"metric_for_best_model": "loss"}, '--metric_for_best_model "accuracy" "loss" --greater'),
+        ({"eval_strategy": "steps", "save_strategy": "steps"}, '--eval_strategy "epoch" "steps"'),
+        ({"per_device_train_batch_size": 16}, "batch 32 16"),
     ):
         with pytest.raises(InputError) as error:
             fine_tune(task, arguments(folder, **settings | resume | changes))
-        start = f"--resume_from_checkpoint: settings changed since {folder}/checkpoint-4: {message}"
-        assert str(error.value).startswith(start), error.value
-    with pytest.raises(InputError, match=r"checkpoint-4: the training data has changed\. Restore"):
+        assert str(error.value).startswith(f"--resume_from_checkpoint: {folder}/checkpoint-4 has other settings.")
+        assert message in " ".join(str(error.value).split())
+    with pytest.raises(InputError, match="data the training data "):
         fine_tune(prepare_counting(tokenizer, 50), arguments(folder, **settings | resume))
     other = FineTunedModelArguments(model_name_or_path="other")
-    with pytest.raises(InputError, match='--model_name_or_path was "random weights" and is "other"'):
+    with pytest.raises(InputError, match=r'--model_name_or_path +"random weights" +"other"'):
         fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
     with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
         fine_tune(task, arguments(folder, **settings | resume | {"num_train_epochs": 1}))

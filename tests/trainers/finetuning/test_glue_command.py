@@ -48,7 +48,7 @@ from snugbert import (
 )
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.run.checkpoint_files import write_manifest
+from snugbert.trainers.run.checkpoints import write_manifest
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -249,7 +249,7 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypat
         with pytest.raises(InputError, match="already contains a run"):
             run_command("glue", arguments(workshop, output_dir))
         for changes, message in (
-            ({"layerwise_lr_decay": 0.5}, r"--layerwise_lr_decay was 1.0 and is 0.5"),
+            ({"layerwise_lr_decay": 0.5}, r"--layerwise_lr_decay +1.0 +0.5"),
             ({"max_steps": 3}, r"checkpoint-\d+ has taken \d+ steps, more than the 3 steps of this run"),
         ):
             with pytest.raises(InputError, match=message):

@@ -18,7 +18,7 @@ from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
 from snugbert.trainers.run import checkpoint_copies
-from snugbert.trainers.run.checkpoint_files import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run.checkpoints import find_newest_checkpoint, write_manifest
 from snugbert.trainers.run.run_lock import run_in_store
 from snugbert_cli import main as snugbert_command
 
@@ -94,6 +94,18 @@ def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, c
     assert {path.name for path in stored.glob("_*")} == {"_writer"}
     for file in bucket.folder.rglob("*"):
         assert file.is_dir() or not re.search(rf"{tmp_path}|SECRET".encode(), file.read_bytes()), file
+
+
+@pytest.mark.slow
+def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_path):
+    """They share no disk, and both are empty (litData#248)."""
+    assert run(in_bucket, max_steps=4) == 0
+    stored = bucket.folder / "runs/run"
+    both = in_bucket | {"per_device_train_batch_size": 8, "save_total_limit": 0}
+    done = forked.run(pretrain, both, tmp_path / "node", False, 2, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "after checkpoint-4" in done.stdout
+    assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
 
 
 @pytest.mark.slow
