@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from typing import Self
 
 import torch
@@ -14,8 +15,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
-from snugbert.errors import InputError
-from snugbert_arguments import explain_reporter
+from snugbert.errors import InputError, explain_choice
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,23 @@ DATA_WORKERS = 4
 SILENCE = 300
 # Values of transformers' `TrainingArguments` that are used even if they are its defaults.
 ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
+# Reporters of transformers -> their modules, of which one must be installed, and their package on PyPI.
+REPORTERS = {
+    "azure_ml": (("azureml",), "azureml-sdk"),
+    "clearml": (("clearml",), "clearml"),
+    "codecarbon": (("codecarbon",), "codecarbon"),
+    "comet_ml": (("comet_ml",), "comet-ml"),
+    "dagshub": (("dagshub",), "dagshub"),
+    "dvclive": (("dvclive",), "dvclive"),
+    "flyte": (("flytekit",), "flytekit"),
+    "kubeflow": ((), ""),  # needs no package
+    "mlflow": (("mlflow",), "mlflow"),
+    "neptune": (("neptune",), "neptune"),
+    "swanlab": (("swanlab",), "swanlab"),
+    "tensorboard": (("tensorboard", "tensorboardX"), "tensorboard"),
+    "trackio": (("trackio",), "trackio"),
+    "wandb": (("wandb",), "wandb"),
+}
 # Names of the precisions, and how the log describes them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
@@ -106,8 +123,8 @@ class DeviceArguments(TrainingArguments):
 
     def __post_init__(self):
         reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        for mistake in filter(None, map(explain_reporter, reporters)):
-            raise InputError(mistake)
+        for reporter in reporters:
+            check_reporter(reporter)
         if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
             raise InputError(
                 "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
@@ -215,3 +232,14 @@ def apply_tf32(args: TrainingArguments) -> None:
     """
     if isinstance(args, DeviceArguments) and args.uses_cuda:
         torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+
+
+def check_reporter(name: str) -> None:
+    """Checks that a reporter of `--report_to` is known and installed."""
+    if name in ("all", "none"):
+        return
+    if name not in REPORTERS:
+        raise InputError(explain_choice("--report_to", name, [*REPORTERS, "all", "none"]))
+    modules, package = REPORTERS[name]
+    if modules and not any(find_spec(module) for module in modules):
+        raise InputError(f"--report_to {name}: the package {package} is not installed. Run: pip install {package}")

@@ -28,7 +28,7 @@ from snugbert.cli.model_arguments import (
     HubArguments,
     get_hub_arguments,
 )
-from snugbert.errors import InputError, format_count, join_lines
+from snugbert.errors import InputError, explain_choice, format_count, join_lines
 from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.families.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
 from snugbert.families.positions import extend_positions
@@ -45,7 +45,6 @@ from snugbert.families.stock_models import express, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert_arguments import explain_choice
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,

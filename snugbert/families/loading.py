@@ -27,12 +27,11 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
     get_windows,
 )
-from snugbert.errors import InputError, join_lines, shorten
+from snugbert.errors import InputError, did_you_mean, join_lines, shorten, suggest_path
 from snugbert.families.weight_files import find_prefix, read_weights
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert_arguments import did_you_mean, suggest_path
 
 logger = logging.getLogger(__name__)
 

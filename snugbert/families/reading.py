@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
-from snugbert.errors import InputError, join_lines, shorten
+from snugbert.errors import InputError, explain_folder, join_lines, shorten
 from snugbert.families.loading import SENTENCEPIECE_FILES, check_repository
 from snugbert.families.weight_files import (
     NOT_NEEDED,
@@ -34,7 +34,6 @@ from snugbert.families.weight_files import (
 )
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
 from snugbert.files import read_json
-from snugbert_arguments import explain_folder
 
 # Head -> its parts in addition to the encoder.
 PARTS: dict[str, set[str]] = {

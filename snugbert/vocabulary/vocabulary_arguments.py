@@ -9,7 +9,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugbert.cli.model_arguments import check_folder
 from snugbert.cli.ranges import check_ranges
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
@@ -89,7 +88,6 @@ class VocabularyArguments(TextArguments):
                 if getattr(self, name):
                     raise InputError(f"--{name} and --no_{name} cannot be combined. Remove one flag.")
                 setattr(self, name, False)
-        check_folder("init", self.init)
 
     @property
     def casing(self) -> dict[str, Any]:

@@ -26,8 +26,7 @@ import numpy as np
 import yaml
 
 from snugbert.cli.parser import PlainLoader, parse_arguments
-from snugbert.errors import InputError, join_lines
-from snugbert_arguments import did_you_mean, explain_choice, suggest_path
+from snugbert.errors import InputError, did_you_mean, explain_choice, join_lines, suggest_path
 
 PRESETS = ("paper", "fixed", "stable")
 SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "qmc": "QMCSampler"}  # of Optuna
