@@ -1,7 +1,6 @@
-"""Exceptions that the command line handles without a traceback, and the words of messages: suggestions, counts, names."""
+"""Exceptions that the command line prints without a traceback, and the words of messages."""
 
 import glob
-import logging
 import os
 import re
 import signal
@@ -63,20 +62,6 @@ def name_arguments(message: str) -> str:
 
     renamed = FLAG.sub(rename, message)
     return message if renamed == message else re.sub(r"\bflag(s?)\b", r"argument\1", renamed)
-
-
-_make_record = logging.getLogRecordFactory()
-
-
-def _make_renamed_record(name: str, *args: object, **options: object) -> logging.LogRecord:
-    """Returns a log record. In records of this package, replaces flags by Python's arguments."""
-    record = _make_record(name, *args, **options)
-    if str(name).startswith("snugbert.") and (renamed := name_arguments(record.getMessage())) != record.getMessage():
-        record.msg, record.args = renamed, ()
-    return record
-
-
-logging.setLogRecordFactory(_make_renamed_record)
 
 
 def join_lines(error: BaseException) -> str:

@@ -7,7 +7,6 @@ import copy
 import logging
 import os
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from typing import Self
 
 import torch
@@ -27,23 +26,6 @@ DATA_WORKERS = 4
 SILENCE = 300
 # Values of transformers' `TrainingArguments` that are used even if they are its defaults.
 ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
-# Reporters of transformers -> their modules, of which one must be installed, and their package on PyPI.
-REPORTERS = {
-    "azure_ml": (("azureml",), "azureml-sdk"),
-    "clearml": (("clearml",), "clearml"),
-    "codecarbon": (("codecarbon",), "codecarbon"),
-    "comet_ml": (("comet_ml",), "comet-ml"),
-    "dagshub": (("dagshub",), "dagshub"),
-    "dvclive": (("dvclive",), "dvclive"),
-    "flyte": (("flytekit",), "flytekit"),
-    "kubeflow": ((), ""),  # needs no package
-    "mlflow": (("mlflow",), "mlflow"),
-    "neptune": (("neptune",), "neptune"),
-    "swanlab": (("swanlab",), "swanlab"),
-    "tensorboard": (("tensorboard", "tensorboardX"), "tensorboard"),
-    "trackio": (("trackio",), "trackio"),
-    "wandb": (("wandb",), "wandb"),
-}
 # Names of the precisions, and how the log describes them.
 PRECISIONS = {
     "bfloat16": "bfloat16 autocast, weights in float32 (--bf16 false: float32)",
@@ -63,9 +45,6 @@ class DeviceArguments(TrainingArguments):
     `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
     `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts. Without an
     accelerator, `use_cpu` is true.
-
-    Raises:
-        InputError: a reporter in `report_to` is unknown or not installed, or `fsdp` is set.
     """
 
     # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
@@ -235,11 +214,12 @@ def apply_tf32(args: TrainingArguments) -> None:
 
 
 def check_reporter(name: str) -> None:
-    """Checks that a reporter of `--report_to` is known and installed."""
-    if name in ("all", "none"):
-        return
-    if name not in REPORTERS:
-        raise InputError(explain_choice("--report_to", name, [*REPORTERS, "all", "none"]))
-    modules, package = REPORTERS[name]
-    if modules and not any(find_spec(module) for module in modules):
-        raise InputError(f"--report_to {name}: the package {package} is not installed. Run: pip install {package}")
+    """Checks that a reporter of `--report_to` is known and installed. Otherwise, training would fail at its start."""
+    from transformers.integrations import integration_utils  # takes seconds
+
+    reporters = [*integration_utils.INTEGRATION_TO_CALLBACK, "all", "none"]
+    if name not in reporters:
+        raise InputError(explain_choice("--report_to", name, reporters))
+    # transformers does not list flyte.
+    if name not in (*integration_utils.get_available_reporting_integrations(), "flyte", "all", "none"):
+        raise InputError(f"--report_to {name}: its package is not installed. Run: pip install {name}")

@@ -181,15 +181,8 @@ class ConversionArguments:
             "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if lowercase.",
         },
     )
-    no_do_lower_case: bool = field(
-        default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
-    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the model in the output folder."})
 
     def __post_init__(self):
         if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", self.max_shard_size) or not float(self.max_shard_size[:-2]):
             raise InputError(f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}.")
-        if self.no_do_lower_case:
-            if self.do_lower_case:
-                raise InputError("--do_lower_case and --no_do_lower_case cannot be combined. Remove one flag.")
-            self.do_lower_case = False

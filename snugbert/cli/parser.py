@@ -43,20 +43,6 @@ LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As in `yaml.SafeLoader`."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(None, None, "aliases are not supported. Write the value again", mark)
-        try:
-            return super().compose_node(parent, index)
-        except RecursionError:
-            raise yaml.YAMLError("nested too deeply") from None
-
-
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
 
@@ -154,7 +140,7 @@ def parse_arguments(
         opens: names of the arguments whose URLs the command opens itself.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
-    argv = [_renamed(argument) for argument in argv]
+    argv = _replace_opposites([_renamed(argument) for argument in argv], parser)
     argv, files = _without_config(argv, parser)
     if parser.positional:
         argv = _complete_switches(argv, parser)
@@ -180,7 +166,7 @@ def parse_arguments(
     except InputError:
         raise
     except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
-        raise InputError(_explain_enum(str(error), given) or str(error)) from error
+        raise InputError(str(error)) from error
     except TypeError as error:  # a JSON argument has an unknown key
         names = [f"--{name}" for name in JSON_ARGUMENTS if name in given]
         if not names:
@@ -272,16 +258,20 @@ def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
     return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files} | stored
 
 
-def _explain_enum(message: str, given: dict[str, Any]) -> str:
-    """Rewrites an error of transformers' enums, such as `IntervalStrategy`, which does not name the argument."""
-    match = re.fullmatch(r"'?(.*?)'? is not a valid \w+, please select one of \[(.*)\]", message)
-    names = [name for name, value in given.items() if match and value == match[1]]
-    return explain_choice(f"--{names[0]}", match[1], re.findall("'(.*?)'", match[2])) if match and names else ""
-
-
 def _renamed(argument: str) -> str:
     flag, equals, value = argument.partition("=")
     return RENAMED_FLAGS.get(flag, flag) + equals + value
+
+
+def _replace_opposites(argv: list[str], parser: ArgumentParser) -> list[str]:
+    """Replaces `--no_<switch>` by `--<switch> false`."""
+    switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
+    replaced = []
+    for argument in argv:
+        switch = re.sub(r"^--no[_-]", "--", argument)
+        is_opposite = argument not in parser.flags and switch in switches
+        replaced += [switch, "false"] if is_opposite else [argument]
+    return replaced
 
 
 def _complete_switches(argv: list[str], parser: ArgumentParser) -> list[str]:
@@ -316,7 +306,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
+        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {join_lines(error)}") from error
     if root is None:

@@ -108,9 +108,6 @@ def check_ranges(arguments: Any, **ranges: Range) -> None:
     Args:
         arguments: a dataclass of arguments.
         ranges: ranges by argument name, in addition to `RANGES`.
-
-    Raises:
-        InputError: a value is out of range.
     """
     for field in fields(arguments):
         value = getattr(arguments, field.name, None)

@@ -26,9 +26,6 @@ def extend_positions(checkpoint: Checkpoint, positions: int) -> None:
     Args:
         checkpoint: the checkpoint. A note is added to it.
         positions: the new `max_position_embeddings`, without RoBERTa's rows for padding.
-
-    Raises:
-        InputError: the checkpoint has relative positions, more positions, or rows that are not finite.
     """
     config, folder = checkpoint.config, checkpoint.folder
     before = config.max_position_embeddings

@@ -188,9 +188,6 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
 
     Returns:
         The folder, or the prefix of TensorFlow files.
-
-    Raises:
-        InputError: the folder does not exist, or the download failed.
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
@@ -216,10 +213,6 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     Args:
         path: a folder, or the prefix of TensorFlow files (`folder/bert_model.ckpt`).
         encoder_only: read the encoder, whatever head config.json declares.
-
-    Raises:
-        InputError: files are missing, truncated or contain more than tensors; the architecture is not supported;
-            weights are missing, unknown or of the wrong shape.
     """
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"

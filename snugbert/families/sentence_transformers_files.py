@@ -42,11 +42,7 @@ ACTIVATIONS = "sentence_transformers"
 
 
 def read_modules(folder: Path) -> list[dict[str, str]]:
-    """Reads the modules of an embedding model: `type` and `path` of each. Empty if the folder has none.
-
-    Raises:
-        InputError: modules.json is damaged.
-    """
+    """Reads the modules of an embedding model: `type` and `path` of each. Empty if the folder has none."""
     file = folder / MODULES
     if not file.is_file():
         return []
@@ -112,9 +108,6 @@ def copy_files(source: Path, written: Path) -> list[str]:
 
     Returns:
         Notes to show to the user. They begin with "modules.json".
-
-    Raises:
-        InputError: a file is missing or damaged.
     """
     modules = read_modules(source)
     if (source / SETTINGS_FILE).is_file() and _is_data(source / SETTINGS_FILE, source):
@@ -187,9 +180,8 @@ def _write_activation(source: Path, written: Path) -> None:
 def _is_data(path: Path, source: Path) -> bool:
     """Whether a file or folder of a model may be copied. Code may not be copied.
 
-    Raises:
-        InputError: the file is a link to a file outside the model's folder. An untrusted model could link to any
-            file of this machine. In the cache of the Hub, every file is a link into the folder of its repository.
+    Links out of the folder are refused: an untrusted model could link to any file of this machine. In the cache of the
+    Hub, every file is a link into the folder of its repository.
     """
     root = source.resolve()
     root = root.parents[1] if root.parent.name == "snapshots" else root
@@ -222,11 +214,7 @@ def _copy_module(module: dict[str, str], source: Path, written: Path) -> None:
 
 
 def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
-    """Whether the old format can express the pooling: it concatenates several modes in a fixed order.
-
-    Raises:
-        InputError: a mode is unknown, or the size is missing.
-    """
+    """Whether the old format can express the pooling: it concatenates several modes in a fixed order."""
     for module in modules:
         if _name(module) == "Pooling":
             file = source / module["path"] / "config.json"

@@ -57,9 +57,6 @@ def express(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[PreTra
         checkpoint: the checkpoint.
         to: model type of the stock model, for example `"roberta"`.
         dtype: dtype of the result.
-
-    Raises:
-        InputError: the family cannot express the model.
     """
     config, head = checkpoint.config, checkpoint.head
     if obstacle := _find_obstacle(checkpoint, to):
@@ -111,11 +108,7 @@ def _deberta_fields(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def choose_family(checkpoint: Checkpoint) -> str:
-    """Returns the first family that can express the model. BERT is tried first.
-
-    Raises:
-        InputError: no family can express the model.
-    """
+    """Returns the first family that can express the model. BERT is tried first."""
     families = _find_families(checkpoint)
     if not families:
         is_relative = checkpoint.config.position_embedding_type == "relative"
@@ -161,11 +154,7 @@ def _find_obstacle(checkpoint: Checkpoint, to: str) -> str | None:
 
 
 def _convert_positions(checkpoint: Checkpoint, to: str, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], int]:
-    """Returns the weights with the family's table of positions, and the number of its rows.
-
-    Raises:
-        InputError: `dtype` would round computed positions.
-    """
+    """Returns the weights with the family's table of positions, and the number of its rows."""
     config, weights = checkpoint.config, dict(checkpoint.weights)
     if config.position_embedding_type == "relative":  # the table of relative positions belongs to the encoder
         return weights, config.max_position_embeddings

@@ -1,7 +1,5 @@
 """Mistyped flags, files, folders and reporters."""
 
-import re
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -9,9 +7,9 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import httpx
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.integrations import integration_utils
 
-from snugbert.cli.device_arguments import REPORTERS, DeviceArguments, check_reporter
+from snugbert.cli.device_arguments import DeviceArguments, check_reporter
 from snugbert.errors import InputError, did_you_mean, explain_files, explain_folder
 from snugbert.families.loading import check_repository
 from snugbert_cli import main
@@ -71,20 +69,11 @@ def test_at_most_three_suggestions():
     assert did_you_mean("batch_size", flags, prefix="--") == hint
 
 
-def test_a_reporter_that_is_not_installed_is_named_with_its_package(monkeypatch):
-    assert REPORTERS.keys() == INTEGRATION_TO_CALLBACK.keys()
-    packages = {"azure_ml": "azureml-sdk", "comet_ml": "comet-ml", "flyte": "flytekit", "kubeflow": None}
-    for module in (module for modules, _ in REPORTERS.values() for module in modules):
-        monkeypatch.setitem(sys.modules, module, None)
-    for name in REPORTERS:
-        package = packages.get(name, name)
-        if package is None:
-            check_reporter(name)
-            continue
-        message = f"--report_to {name}: the package {package} is not installed. Run: pip install {package}"
-        with pytest.raises(InputError, match=re.escape(message)):
-            check_reporter(name)
-    with pytest.raises(InputError, match=r"^--report_to wandb: the package wandb is not installed\."):
+def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    for name in ("tensorboard", "none"):
+        check_reporter(name)
+    with pytest.raises(InputError, match="^--report_to wandb: its package is not installed. Run: pip install wandb"):
         DeviceArguments(report_to=["none", "wandb"])
 
 
