@@ -46,7 +46,7 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.evaluation.held_out_text import count_characters
 from snugbert.families.conversion import convert_model
-from snugbert.families.positions import POSITIONS, continue_rows
+from snugbert.families.stock_models import POSITIONS, continue_rows
 from snugbert.files import write_atomically
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, make_dataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingDataArguments

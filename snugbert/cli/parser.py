@@ -132,11 +132,8 @@ def parse_arguments(
     The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
 
     Args:
-        dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
         argv: the arguments after the name of the command.
-        prog: the command as typed, for messages.
-        description: one sentence about the command, for `--help`.
-        example: a command line to copy, for `--help`.
+        prog, description, example: see [`ArgumentParser`].
         opens: names of the arguments whose URLs the command opens itself.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
@@ -191,9 +188,7 @@ def _check_path(name: str, value: Any) -> None:
 def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]:
     """Replaces URLs by local paths: inputs by copies, outputs by folders that are uploaded later.
 
-    Args:
-        given: the arguments by name.
-        opens: names of the arguments whose URLs are not replaced.
+    `opens` names the arguments whose URLs are not replaced.
     """
     local = dict(given)
     for name in OUTPUTS:  # first, because a checkpoint to resume from can be in an output folder
@@ -365,12 +360,7 @@ def format_command(command: str, flags: Mapping[str, Any]) -> str:
 
 
 def changed_flags(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the values of the flags `names` that differ from their defaults.
-
-    Args:
-        arguments: an instance of a dataclass of arguments.
-        names: names of its fields.
-    """
+    """Returns the values of the flags `names` that differ from their defaults."""
     changed = {}
     for field in fields(arguments):
         default = field.default if field.default_factory is MISSING else field.default_factory()

@@ -31,7 +31,6 @@ from snugbert.cli.model_arguments import (
 from snugbert.errors import InputError, explain_choice, format_count, join_lines
 from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.families.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
-from snugbert.families.positions import extend_positions
 from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.families.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -41,7 +40,7 @@ from snugbert.families.sentence_transformers_files import (
     read_modules,
     set_max_length,
 )
-from snugbert.families.stock_models import express, keep_encoder
+from snugbert.families.stock_models import express, extend_positions, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer

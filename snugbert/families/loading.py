@@ -62,10 +62,6 @@ def check_repository(
     """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
 
     If the Hub cannot be reached, transformers retries each file for half a minute. This function asks once.
-
-    Args:
-        name: a folder or a Hub name.
-        revision, token, cache_dir: see `TokenizerArguments`. Other Hub arguments are ignored.
     """
     if Path(name).exists():
         return
@@ -165,10 +161,6 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     A folder needs no `tokenizer.json`. It can also have a `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
     (byte-level BPE), or one of `SENTENCEPIECE_FILES`. With only a `vocab.txt`, text is lowercased if the whole
     vocabulary is lowercase.
-
-    Args:
-        args: which tokenizer.
-        required: names of the special tokens that the tokenizer must have.
     """
     name = str(args.tokenizer_source)
     folder = Path(name)
@@ -202,7 +194,6 @@ def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
     Args:
         tokenizer: a fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
-        folder: an existing folder.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
     if tokens.keys() == set(range(len(tokens))):
@@ -268,14 +259,7 @@ def remember_text_columns(config: PreTrainedConfig, columns: Iterable[str]) -> N
 
 
 def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the text columns that a model was fine-tuned on.
-
-    Args:
-        values: the contents of its config.json.
-
-    Returns:
-        The names. Empty: they are not stored.
-    """
+    """Returns the text columns that a model was fine-tuned on, from its config.json. Empty: they are not stored."""
     names = values.get("text_columns") or []
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f"config.json: `text_columns` {names!r:.60} is not a list of names. Remove this entry.")
@@ -292,7 +276,6 @@ def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) 
     """Stores the size of windows for long texts, as `document_windows` in a model's config.json.
 
     Args:
-        config: the configuration.
         windows: maximum tokens of a window, and tokens that neighboring windows share. None: texts are truncated.
     """
     if windows is not None:
@@ -334,7 +317,6 @@ def load_model(
 
     Args:
         auto_class: such as `AutoModelForPreTraining`, or the class of a model.
-        model_args: which checkpoint.
         config: from [`load_config`].
         trained: require all weights in the checkpoint, because no training follows.
         kwargs: passed on to `from_pretrained`.

@@ -260,10 +260,8 @@ def build_model(
 
     Args:
         model_class: a class in `CLASSES`.
-        config: its configuration.
         weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
             prefix of the class even for the bare encoder.
-        dtype: dtype of the model.
         options: `options` of the checkpoint.
     """
     if any(model_class is classes["Model"] for classes in CLASSES.values()):

@@ -73,11 +73,7 @@ def _name(module: dict[str, str]) -> str:
 
 
 def find_model_folder(source: Path) -> Path:
-    """Returns the folder of weights and tokenizer. Old embedding models have them in a folder such as 0_Transformer.
-
-    Args:
-        source: the model's folder, or a prefix of TensorFlow files.
-    """
+    """Returns the folder of weights and tokenizer. Old embedding models have them in 0_Transformer."""
     modules = read_modules(source)
     return source / modules[0]["path"] if modules else source
 
@@ -102,12 +98,7 @@ def is_cross_encoder(folder: Path) -> bool:
 def copy_files(source: Path, written: Path) -> list[str]:
     """Copies modules, pooling, normalization, prompts and the activation to a converted model.
 
-    Args:
-        source: folder of the original model.
-        written: folder of the converted model, which has its config.json.
-
-    Returns:
-        Notes to show to the user. They begin with "modules.json".
+    `written` is the folder of the converted model and has its config.json. Returns notes to show to the user.
     """
     modules = read_modules(source)
     if (source / SETTINGS_FILE).is_file() and _is_data(source / SETTINGS_FILE, source):

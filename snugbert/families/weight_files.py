@@ -116,10 +116,7 @@ def find_tensorflow_prefix(path: Path) -> Path | None:
 def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
     """Reads the variables of a TensorFlow checkpoint, under their own names.
 
-    Kernels are transposed to torch's (outputs, inputs).
-
-    Args:
-        prefix: the prefix of the files, for example `folder/bert_model.ckpt`.
+    Kernels are transposed to torch's (outputs, inputs). A prefix is, for example, `folder/bert_model.ckpt`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides messages about processor features
     try:

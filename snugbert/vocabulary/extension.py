@@ -139,10 +139,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
     All old tokens keep their ids, including tokens that were added to the vocabulary.
 
-    Args:
-        tokenizer: the old tokenizer. It is not changed.
-        extension: from [`learn_extension`].
-        name: name of the old tokenizer, for messages.
+    `name` is the name of the old tokenizer, for messages. The old tokenizer is not changed.
     """
     kind, settings = read_tokenizer_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}

@@ -73,7 +73,7 @@ def test_a_reporter_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr(integration_utils, "get_available_reporting_integrations", lambda: ["tensorboard"])
     for name in ("tensorboard", "none"):
         check_reporter(name)
-    with pytest.raises(InputError, match="^--report_to wandb: its package is not installed. Run: pip install wandb"):
+    with pytest.raises(InputError, match=r"^--report_to wandb: its package is not installed\."):
         DeviceArguments(report_to=["none", "wandb"])
 
 

@@ -45,8 +45,7 @@ def test_the_summary_names_the_result_and_the_next_command(tmp_path: Path, text_
     printed = capsys.readouterr().out
     assert f"Learned {len(tokens)} tokens (wordpiece) from 35 words (29 distinct)." in printed
     assert "Note: the vocabulary has fewer than 30,522 tokens" in printed
-    files = ", ".join(sorted(file.name for file in (tmp_path / "my tok").iterdir()))
-    assert f"Written to {tmp_path / 'my tok'}: {files}\n" in printed and "tokenization_snugbert.py" in files
+    assert f"Written to {tmp_path / 'my tok'}.\n" in printed
     next_command = f"Next: snugbert pretrain --tokenizer_name '{tmp_path / 'my tok'}' --config_name mini --train_file"
     assert f"{next_command} {text_file} --output_dir pretrained" in printed
 
