@@ -1,22 +1,19 @@
-"""The `snugbert` command line: runs the command that was typed.
+"""The `snugbert` command line: the table of commands.
 
 This module is not part of the package, because importing the package imports torch and transformers, which takes
-seconds. So `snugbert --help`, shell completion, and messages about mistyped commands and flags are fast.
+seconds. So `snugbert --help` and a message about a mistyped command are fast. `snugbert/cli/main.py` runs a command.
 """
 
-import errno
-import functools
-import gc
 import os
 import re
 import sys
-import traceback
-from importlib import import_module
-from importlib.util import find_spec, module_from_spec
+from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from snugbert_arguments import HELP_FLAGS, did_you_mean, find_mistake, read_flags
+# Whether this process only needs the arguments of a command. `import snugbert` then leaves the models for later.
+is_reading_arguments = False
 
 
 class Command(NamedTuple):
@@ -179,24 +176,6 @@ COMMANDS = {
     ),
 }
 
-# The modules that the extras `train` and `demo` install.
-EXTRA_MODULES = (
-    "accelerate",
-    "datasets",
-    "evaluate",
-    "gradio",
-    "joblib",
-    "matplotlib",
-    "psutil",
-    "pyarrow",
-    "scipy",
-    "sentencex",
-    "seqeval",
-    "sklearn",
-    "starlette",
-    "tqdm",
-)
-
 
 def format_usage() -> str:
     """Returns the text of `snugbert --help`."""
@@ -229,25 +208,15 @@ def main(argv: list[str] | None = None) -> int:
         of 1 or 2 comes with one message. 130 and 143: stopped by SIGINT (Ctrl-C) or SIGTERM. 141: the reader of the
         output closed the pipe, for example `| head`.
     """
-    if "_ARGCOMPLETE" in os.environ:
-        _complete()
     if argv is not None:
         return _run_and_flush(argv)
-    argv = sys.argv[1:]
-    if "snugbert" not in sys.modules:
-        _make_package(argv)
-    try:
-        status = _run_and_flush(argv)
-    except Exception:
-        if not _is_one_of_several():
-            raise
-        traceback.print_exc()
-        status = 1
-    if status and _is_one_of_several():
-        # At exit, gloo could make this process and the other processes wait for each other forever.
-        if sys.stderr is not None:
-            sys.stderr.flush()
-        os._exit(status)
+    global is_reading_arguments
+    is_reading_arguments = "snugbert" not in sys.modules
+    status = _run_and_flush(sys.argv[1:])
+    if status and "torch.distributed" in sys.modules:
+        from snugbert.cli.main import abandon_process_group
+
+        abandon_process_group(status)
     return status
 
 
@@ -263,37 +232,8 @@ def _run_and_flush(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 141
-        return _fail("snugbert", f"cannot write the output: {error.strerror}.")
-
-
-def _make_package(argv: list[str]) -> None:
-    """Makes the module of the package without running its `__init__`, which imports the models and takes seconds.
-
-    Modules with arguments can then be imported. [`run_command`] runs `__init__` after it has read the arguments. Only
-    for a process that ends with the command: after `--help` or an error, the module stays empty.
-    """
-    spec = find_spec("snugbert")
-    assert spec is not None
-    sys.modules["snugbert"] = module_from_spec(spec)
-    if HELP_FLAGS & set(argv):
-        # `TrainingArguments` imports peft if it is installed. That takes longer than all other imports of `--help`.
-        sys.modules["peft"] = None  # type: ignore[assignment]  # makes Python treat it as not installed
-
-
-def _complete() -> None:
-    """Completes commands, flags and file names for the shell, and exits. docs/reference/command-line.md sets it up."""
-    import argparse
-
-    import argcomplete
-
-    parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    for name, command in COMMANDS.items():
-        arguments = commands.add_parser(name, add_help=False)
-        for flag in read_flags(command.arguments):
-            arguments.add_argument(flag, nargs="*")
-        arguments.add_argument("paths", nargs="*")
-    argcomplete.autocomplete(parser)
+        print(f"snugbert: error: cannot write the output: {error.strerror}.", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -305,10 +245,14 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        hint = did_you_mean(name, COMMANDS)
-        return _fail("snugbert", f"unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.")
+        similar = [command for command in COMMANDS if name in command] or get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {similar[0]}?" if similar else ""
+        print(f"snugbert: error: unknown command {name!r}.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        return 2
     try:
-        return _run_command(name, rest)
+        from snugbert.cli.main import run_and_report
+
+        return run_and_report(name, rest)
     except KeyboardInterrupt:
         print(
             f"\nsnugbert {name}: interrupted. Partial output was kept. Run the same command again to continue; "
@@ -316,115 +260,6 @@ def _run(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 130
-
-
-def _run_command(name: str, arguments: list[str]) -> int:
-    if sys.stderr is None or not sys.stderr.isatty():  # no progress bars in log files
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-
-    program = f"snugbert {name}"
-    if mistake := find_mistake(COMMANDS[name].arguments, arguments):
-        help_hint = f" `{program} --help` lists the arguments." if mistake.startswith("unknown argument") else ""
-        return _fail(program, mistake + help_hint)
-    # These take seconds to import.
-    from huggingface_hub.utils import httpx
-    from safetensors import SafetensorError
-
-    from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
-
-    os.environ[COMMAND] = name
-    try:
-        run_command(name, arguments)
-        _leave_process_group()
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in EXTRA_MODULES:
-            raise
-        install = f"pip install 'snugbert[{COMMANDS[name].extra}]'"
-        return _fail(program, f"the package {error.name} is not installed. Run: {install}")
-    # SafetensorError: probably a full disk. TransportError: the network failed.
-    except (InputError, OSError, SafetensorError, httpx.TransportError) as error:
-        if isinstance(error, BrokenPipeError) and sys.stdout is not None:
-            sys.stdout.flush()  # raises again if stdout is the closed pipe
-        # Hub errors have lines of no use here. The lines of our own errors are a table.
-        message = str(error) if isinstance(error, InputError) else join_lines(error)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            message = "a disk is full. Free some space, and run the same command again."
-        return _fail(program, message)
-    except RuntimeError as error:
-        if (explanation := _explain_lost_process(error)) is None:
-            raise
-        return _fail(program, explanation, status=1)
-    except RunStopped as stop:
-        _leave_process_group()
-        return 128 + stop.number
-    return 0
-
-
-def run_command(name: str, arguments: list[str]) -> None:
-    """Reads the arguments of a command, and runs it. Only [`main`] turns errors into messages.
-
-    Args:
-        name: a key of `COMMANDS`.
-        arguments: the arguments after the name of the command.
-
-    Raises:
-        InputError: an argument, a model or data cannot be used.
-        SystemExit: with `--help`.
-    """
-    from snugbert.cli.parser import list_inputs, parse_arguments
-    from snugbert.storage.uploads import find_output, write_output
-
-    command = COMMANDS[name]
-    program = f"snugbert {name}"
-    types = [_import(dataclass_name) for dataclass_name in command.arguments]
-    # If a flag of help is among the arguments, show help only: peft then counts as not installed (`_make_package`).
-    arguments = [argument for argument in arguments if argument in HELP_FLAGS] or arguments
-    example = f"{program} {command.example}"
-    instances = parse_arguments(types, arguments, program, command.description, example, command.opens)
-    package = sys.modules["snugbert"]
-    if not hasattr(package, "__version__"):  # see `_make_package`
-        package.__spec__.loader.exec_module(package)  # type: ignore[union-attr]
-    run = functools.partial(_import(command.function), *instances, **command.options)
-    values = {name: value for each in instances for name, value in vars(each).items()}
-    output = find_output(values.get(command.uploads))  # None: the folder is local
-    run() if output is None else write_output(output, [*instances, list_inputs(instances)], run)
-
-
-def _import(name: str) -> Any:
-    """Imports a class or function by its name in the package."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(import_module(f"snugbert.{module}"), attribute)
-
-
-def _explain_lost_process(error: RuntimeError) -> str | None:
-    if "torch.distributed" not in sys.modules:
-        return None
-    from snugbert.trainers.run.processes import explain_lost_process
-
-    return explain_lost_process(error)
-
-
-def _fail(program: str, message: str, status: int = 2) -> int:
-    print(f"{program}: error: {message}", file=sys.stderr)
-    return status
-
-
-def _is_one_of_several() -> bool:
-    """Whether this process belongs to a process group of torch."""
-    if "torch.distributed" not in sys.modules:
-        return False
-    import torch.distributed
-
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _leave_process_group() -> None:
-    """Ends the threads that connect the processes of a run. Without this, some processes abort on exit."""
-    if _is_one_of_several():
-        import torch.distributed
-
-        gc.collect()  # frees the model first, because DDP's threads use the group
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

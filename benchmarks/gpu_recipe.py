@@ -46,9 +46,6 @@ from typing import Any
 from gpu_quick import CACHE_FILE, ENDING, NEEDED, run_and_print, run_piece, save_results
 from gpu_table import Row, format_errors, format_section, format_table, measured, read_rows
 
-from snugbert_arguments import find_mistake
-from snugbert_cli import COMMANDS
-
 REPOSITORY = Path(__file__).parents[1]
 RECIPE = REPOSITORY / "examples/pretrain_small_corpus_1_gpu.yaml"
 # Changes of the recipe. With many passes, it needs dropout and more weight decay: the model sees each text many times.
@@ -100,10 +97,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         "--compiler_cache", type=Path, default=REPOSITORY / "build" / CACHE_FILE, help="of an earlier run"
     )
     add_shared_arguments(parser)
-    args = parser.parse_args(argv)
-    if mistake := find_mistake(COMMANDS["pretrain"].arguments, [f"--{pair}" for pair in args.set]):
-        parser.error(f"--set: {mistake}")
-    return args
+    return parser.parse_args(argv)
 
 
 def format_plan() -> str:

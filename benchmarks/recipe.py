@@ -41,6 +41,7 @@ from safetensors.torch import load_file, save_file
 from side_by_side import describe_machine
 from transformers import BertForMaskedLM
 
+from snugbert.cli.main import run_command
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.errors import RunStopped
 from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
@@ -49,7 +50,6 @@ from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import read_pairs, score_pairs
 from snugbert.trainers.run.checkpoints import list_checkpoints
 from snugbert.trainers.run.log import set_up_logging
-from snugbert_cli import run_command
 
 SPEED_STEPS = 600  # 11 s on an H100. The shortest phase has 120, of which the last half counts
 LOG_LINES = 100  # of a run

@@ -4,29 +4,12 @@ Importing this package registers its configuration, tokenizer and models with tr
 them as custom code, so `save_pretrained` and `push_to_hub` include their source files.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import transformers
-
-from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.modeling_snugbert import (
-    AUTO_CLASSES,
-    OTHER_PRETRAINING_MODELS,
-    SnugBertForMaskedLM,
-    SnugBertForMultipleChoice,
-    SnugBertForNextSentencePrediction,
-    SnugBertForPreTraining,
-    SnugBertForQuestionAnswering,
-    SnugBertForReplacedTokenDetection,
-    SnugBertForSequenceClassification,
-    SnugBertForTokenClassification,
-    SnugBertModel,
-    SnugBertPreTrainedModel,
-)
-from snugbert.tokenization_snugbert import SnugBertTokenizer
-
 if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
+    from snugbert.configuration_snugbert import SnugBertConfig
     from snugbert.data.corpus.corpus import open_corpus
     from snugbert.data.corpus.preparation import prepare_corpus
     from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking, TokenBudgetDataset
@@ -36,6 +19,18 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
     from snugbert.evaluation.minimal_pairs import MinimalPair, score_pairs
     from snugbert.export.export import export_model
     from snugbert.families.conversion import convert_model
+    from snugbert.modeling_snugbert import (
+        SnugBertForMaskedLM,
+        SnugBertForMultipleChoice,
+        SnugBertForNextSentencePrediction,
+        SnugBertForPreTraining,
+        SnugBertForQuestionAnswering,
+        SnugBertForReplacedTokenDetection,
+        SnugBertForSequenceClassification,
+        SnugBertForTokenClassification,
+        SnugBertModel,
+        SnugBertPreTrainedModel,
+    )
     from snugbert.prediction.predictor import Predictor
     from snugbert.prediction.question_answerer import QuestionAnswerer
     from snugbert.tasks.classification import TextClassification
@@ -43,6 +38,7 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
     from snugbert.tasks.multiple_choice import MultipleChoice
     from snugbert.tasks.question_answering import QuestionAnswering
     from snugbert.tasks.tagging import Tagging
+    from snugbert.tokenization_snugbert import SnugBertTokenizer
     from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
     from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
     from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -56,25 +52,9 @@ if TYPE_CHECKING:  # type checkers see what `LAZY_NAMES` imports on demand
 
 __version__ = "0.1.0"
 
-transformers.AutoConfig.register(SnugBertConfig.model_type, SnugBertConfig)
-SnugBertConfig.register_for_auto_class()
-# Registered under its own class name, which tokenizer_config.json or the configuration contains. If it were registered
-# for SnugBertConfig, AutoTokenizer with trust_remote_code=True would prefer a repository's code.
-transformers.AutoTokenizer.register(SnugBertTokenizer, tokenizer_class=SnugBertTokenizer)
-SnugBertConfig.tokenizer_class = SnugBertTokenizer.__name__  # type: ignore[attr-defined]
-SnugBertTokenizer.register_for_auto_class()
-for _auto_class, _model_class in AUTO_CLASSES.items():
-    getattr(transformers, _auto_class).register(SnugBertConfig, _model_class)
-    _model_class.register_for_auto_class(_auto_class)
-for _model_class in OTHER_PRETRAINING_MODELS:
-    _model_class.register_for_auto_class("AutoModelForPreTraining")
-# `register` takes one class per configuration. Of several classes, `architectures` in the configuration chooses one.
-transformers.MODEL_FOR_PRETRAINING_MAPPING.register(
-    SnugBertConfig,
-    (AUTO_CLASSES["AutoModelForPreTraining"], *OTHER_PRETRAINING_MODELS),  # type: ignore[arg-type]
-    exist_ok=True,
-)
-
+# A command reads its arguments first, which need no models. `cli/main.py` then imports `registration`.
+if not getattr(sys.modules.get("snugbert_cli"), "is_reading_arguments", False):
+    import_module("snugbert.registration")
 
 # Imported on demand: the training packages take seconds to import and may not be installed.
 LAZY_NAMES = {
@@ -91,8 +71,20 @@ LAZY_NAMES = {
     "PretrainingTrainer": "trainers.pretraining.pretraining_trainer",
     "QuestionAnswerer": "prediction.question_answerer",
     "QuestionAnswering": "tasks.question_answering",
+    "SnugBertConfig": "configuration_snugbert",
     "SnugBertDataCollatorForPretraining": "trainers.pretraining.collator",
     "SnugBertDataCollatorWithPacking": "data.packed_batches",
+    "SnugBertForMaskedLM": "modeling_snugbert",
+    "SnugBertForMultipleChoice": "modeling_snugbert",
+    "SnugBertForNextSentencePrediction": "modeling_snugbert",
+    "SnugBertForPreTraining": "modeling_snugbert",
+    "SnugBertForQuestionAnswering": "modeling_snugbert",
+    "SnugBertForReplacedTokenDetection": "modeling_snugbert",
+    "SnugBertForSequenceClassification": "modeling_snugbert",
+    "SnugBertForTokenClassification": "modeling_snugbert",
+    "SnugBertModel": "modeling_snugbert",
+    "SnugBertPreTrainedModel": "modeling_snugbert",
+    "SnugBertTokenizer": "tokenization_snugbert",
     "Tagging": "tasks.tagging",
     "TaskMetric": "tasks.metrics",
     "TextClassification": "tasks.classification",

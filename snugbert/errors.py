@@ -1,10 +1,12 @@
-"""Exceptions that the command line handles without a traceback, and the format of names and counts in messages."""
+"""Exceptions that the command line prints without a traceback, and the words of messages."""
 
-import logging
+import glob
 import os
 import re
 import signal
 from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
 
 MOST_LISTED = 8  # names in a message
 COMMAND = "SNUGBERT_COMMAND"  # environment variable that commands set. Their child processes inherit it
@@ -58,20 +60,6 @@ def name_arguments(message: str) -> str:
     return message if renamed == message else re.sub(r"\bflag(s?)\b", r"argument\1", renamed)
 
 
-_make_record = logging.getLogRecordFactory()
-
-
-def _make_renamed_record(name: str, *args: object, **options: object) -> logging.LogRecord:
-    """Returns a log record. In records of this package, replaces flags by Python's arguments."""
-    record = _make_record(name, *args, **options)
-    if str(name).startswith("snugbert.") and (renamed := name_arguments(record.getMessage())) != record.getMessage():
-        record.msg, record.args = renamed, ()
-    return record
-
-
-logging.setLogRecordFactory(_make_renamed_record)
-
-
 def join_lines(error: BaseException) -> str:
     """Returns the text of an error of another library in one line, for a message."""
     return " ".join(str(error).split())
@@ -91,3 +79,62 @@ def shorten(names: list[str]) -> str:
     """Joins the first names for a message, and appends the number of remaining names."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return ", ".join(names[:MOST_LISTED]) + more
+
+
+def did_you_mean(word: str, choices: Iterable[str], prefix: str = "") -> str:
+    """Returns " Did you mean X?" with the choices that contain the word, or else the most similar choice.
+
+    Empty if no choice is similar.
+    """
+    choices = list(dict.fromkeys(choices))
+    longer = [choice for choice in choices if len(word) > 3 and word in choice]
+    close = sorted(longer, key=len)[:3] or get_close_matches(word, choices, n=1)
+    return f" Did you mean {' or '.join(prefix + choice for choice in close)}?" if close else ""
+
+
+def explain_choice(flag: str, value: str, choices: Iterable[str]) -> str:
+    """Returns an error message for a value that is not in `choices`."""
+    choices = list(choices)
+    return f"{flag}: unknown value {value!r}.{did_you_mean(value, choices)} Choose one of {', '.join(choices)}."
+
+
+def explain_files(pattern: str) -> str:
+    """Returns an error message if no file matches a path or glob pattern. Empty if a file matches."""
+    if not pattern:
+        return "the name of the file is empty."
+    if Path(pattern).is_file() or any(Path(match).is_file() for match in glob.iglob(pattern, recursive=True)):
+        return ""
+    if Path(pattern).is_dir():
+        return f"{pattern} is a folder. Name its files, such as '{pattern}/*'."
+    return f"{pattern}: no such file.{suggest_path(pattern)}"
+
+
+def explain_folder(name: str) -> str:
+    """Returns an error message if a model can only be a folder that does not exist. Empty otherwise.
+
+    Hub names are `name` or `owner/name`. If a similar folder exists, `folder/name` is a mistyped path.
+    """
+    suggestion = suggest_path(name)
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or ("/" in name and suggestion)
+    if not is_path or Path(name).exists() or Path(f"{name}.index").exists():  # .index: a TensorFlow checkpoint
+        return ""
+    return f"the folder {name} does not exist.{suggestion}"
+
+
+def suggest_path(path: str) -> str:
+    """Suggests an entry of the last existing folder of a path. For a pattern, also patterns for the files there."""
+    folder = Path(path)
+    missing: list[str] = []
+    while not folder.is_dir():
+        missing.insert(0, folder.name)
+        folder = folder.parent
+    if not missing or not missing[0]:
+        return ""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except OSError:
+        return ""
+    if "*" in missing[0]:
+        names += [f"*{''.join(Path(name).suffixes)}" for name in names]
+    close = get_close_matches(missing[0], names, n=1, cutoff=0.75)  # file names share their endings
+    return f" Did you mean {folder.joinpath(close[0], *missing[1:])}?" if close else ""

@@ -36,7 +36,7 @@ def check_files(dist: Path) -> None:
     (wheel,), (source,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     files = [file for pattern in ("*.py", "*.yaml") for file in (ROOT / "snugbert").rglob(pattern)]
     package = {f"snugbert/{path.relative_to(ROOT / 'snugbert')}" for path in files}
-    package |= {"snugbert/py.typed", "snugbert_arguments.py", "snugbert_cli.py"}
+    package |= {"snugbert/py.typed", "snugbert_cli.py"}
     name = source.name.removesuffix(".tar.gz")
     more = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE"}
     compare_names(zipfile.ZipFile(wheel).namelist(), package | {f"{name}.dist-info/{each}" for each in more})

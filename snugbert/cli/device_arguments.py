@@ -14,8 +14,7 @@ import torch.distributed as dist
 from transformers import TrainingArguments
 from transformers.utils import strtobool
 
-from snugbert.errors import InputError
-from snugbert_arguments import explain_reporter
+from snugbert.errors import InputError, explain_choice
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +42,6 @@ class DeviceArguments(TrainingArguments):
     `__init__`, `bf16` and `tf32` are booleans, and `dataloader_num_workers` is an integer. `torch_compile` and
     `cuda_graphs` stay None if the user did not choose. The trainer then decides when training starts. Without an
     accelerator, `use_cpu` is true.
-
-    Raises:
-        InputError: a reporter in `report_to` is unknown or not installed, or `fsdp` is set.
     """
 
     # None: the user did not choose. `nargs` and `const` make `--bf16` alone mean true.
@@ -99,8 +95,8 @@ class DeviceArguments(TrainingArguments):
 
     def __post_init__(self):
         reporters = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        for mistake in filter(None, map(explain_reporter, reporters)):
-            raise InputError(mistake)
+        for reporter in reporters:
+            check_reporter(reporter)
         if str(self.fsdp or False).lower() != "false":  # in a YAML file, true and false are words
             raise InputError(
                 "--fsdp is not supported. Remove the flag: under DDP, BERT-large needs 5.4 GB plus activations."
@@ -208,3 +204,15 @@ def apply_tf32(args: TrainingArguments) -> None:
     """
     if isinstance(args, DeviceArguments) and args.uses_cuda:
         torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+
+
+def check_reporter(name: str) -> None:
+    """Checks that a reporter of `--report_to` is known and installed. Otherwise, training would fail at its start."""
+    from transformers.integrations import integration_utils  # takes seconds
+
+    reporters = [*integration_utils.INTEGRATION_TO_CALLBACK, "all", "none"]
+    if name not in reporters:
+        raise InputError(explain_choice("--report_to", name, reporters))
+    # transformers does not list flyte.
+    if name not in (*integration_utils.get_available_reporting_integrations(), "flyte", "all", "none"):
+        raise InputError(f"--report_to {name}: its package is not installed. Run: pip install {name}")

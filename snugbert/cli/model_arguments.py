@@ -9,37 +9,19 @@ from typing import Any, ClassVar
 
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
-from snugbert_arguments import explain_folder
 
 SIZE_NAMES = ("tiny", "mini", "small", "medium", "base", "large")  # the keys of configuration_snugbert.SIZES
 CONVERTED_TYPES = ("snugbert", "bert", *FAMILY_TYPES)
 CONVERTED_DTYPES = ("float32", "float16", "bfloat16")
 
 
-def check_folder(flag: str, name: str | None) -> None:
-    """Checks that `name` exists if it can only be a folder. Hub names are "name" or "owner/name".
-
-    Raises:
-        InputError: there is no such folder.
-    """
-    if name and (mistake := explain_folder(name)):
-        raise InputError(f"--{flag}: {mistake}")
-
-
 @dataclass
 class TokenizerArguments:
-    """Which tokenizer to use, and how to reach the Hub.
-
-    Raises:
-        InputError: the tokenizer's folder does not exist.
-    """
+    """Which tokenizer to use, and how to reach the Hub."""
 
     help_group: ClassVar[str] = "tokenizer"
 
     tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer: a folder or Hub name."})
-    use_fast_tokenizer: bool = field(
-        default=True, metadata={"advanced": True, "help": "Accepted and ignored. All tokenizers are fast."}
-    )
     cache_dir: str | None = field(
         default=None,
         metadata={"advanced": True, "help": "Folder for downloads and prepared text. Default: in HF_HOME."},
@@ -53,9 +35,6 @@ class TokenizerArguments:
     trust_remote_code: bool = field(
         default=False, metadata={"advanced": True, "help": "Run the code in the tokenizer's repository."}
     )
-
-    def __post_init__(self):
-        check_folder("tokenizer_name", self.tokenizer_name)
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -71,12 +50,7 @@ class TokenizerArguments:
 
 @dataclass
 class ModelArguments(TokenizerArguments):
-    """Which model to train. The names come from transformers' example scripts.
-
-    Raises:
-        InputError: neither a model nor a configuration is given, a configuration has no tokenizer, or a folder
-            does not exist.
-    """
+    """Which model to train. The names come from transformers' example scripts."""
 
     help_group: ClassVar[str] = "model"
 
@@ -109,8 +83,6 @@ class ModelArguments(TokenizerArguments):
             raise InputError(
                 "--tokenizer_name is missing. A model with random weights (--config_name) has no tokenizer."
             )
-        check_folder("model_name_or_path", self.model_name_or_path)
-        super().__post_init__()
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -120,11 +92,7 @@ class ModelArguments(TokenizerArguments):
 
 @dataclass
 class StudentArguments(ModelArguments):
-    """Which model to train, and which teacher it learns from.
-
-    Raises:
-        InputError: as in [`ModelArguments`], or the folder of the teacher does not exist.
-    """
+    """Which model to train, and which teacher it learns from."""
 
     teacher_name_or_path: str | None = field(
         default=None, metadata={"help": "Checkpoint to distill, trained for the same task: a folder or Hub name."}
@@ -142,7 +110,6 @@ class StudentArguments(ModelArguments):
     )
 
     def __post_init__(self):
-        check_folder("teacher_name_or_path", self.teacher_name_or_path)
         if self.num_student_layers is None and self.student_layers != type(self).student_layers:
             raise InputError("--student_layers needs --num_student_layers.")
         if self.model_name_or_path is None and self.config_name is None and self.num_student_layers is not None:
@@ -183,11 +150,7 @@ def get_hub_arguments(args: Any) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class ConversionArguments:
-    """Arguments of `snugbert convert`.
-
-    Raises:
-        InputError: `max_shard_size` is not a size, or two arguments cannot be combined.
-    """
+    """Arguments of `snugbert convert`."""
 
     help_group: ClassVar[str] = "more"
 
@@ -218,15 +181,8 @@ class ConversionArguments:
             "help": "Lowercase text. Default: the input's setting. For a vocab.txt alone: true if lowercase.",
         },
     )
-    no_do_lower_case: bool = field(
-        default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
-    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the model in the output folder."})
 
     def __post_init__(self):
         if not re.fullmatch(r"\d+(\.\d+)?[KMGT]B", self.max_shard_size) or not float(self.max_shard_size[:-2]):
             raise InputError(f"--max_shard_size: expected a size such as 500MB or 5GB, not {self.max_shard_size!r}.")
-        if self.no_do_lower_case:
-            if self.do_lower_case:
-                raise InputError("--do_lower_case and --no_do_lower_case cannot be combined. Remove one flag.")
-            self.do_lower_case = False

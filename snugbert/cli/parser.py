@@ -19,12 +19,19 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from snugbert.cli.command_help import format_help
-from snugbert.errors import InputError, join_lines
+from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
 from snugbert.storage.urls import find_entries, hide_credentials, is_url, name_parts
-from snugbert_arguments import MODEL_FLAGS, RENAMED_FLAGS, did_you_mean, explain_choice, explain_flag
 
+# Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
+RENAMED_FLAGS = {
+    "--warmup_ratio": "--warmup_steps",  # a value below 1 is a share of the steps
+    "--evaluation_strategy": "--eval_strategy",
+    "--no_cuda": "--use_cpu",
+}
+HELP_FLAGS = {"-h", "--help", "--help-all"}
+MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
 # TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.
 JSON_ARGUMENTS = ("accelerator_config",)
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
@@ -33,20 +40,6 @@ OUTPUTS = ("output_dir", "output_file", "output")
 LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open
 # The words that HfArgumentParser accepts.
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
-
-
-class PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As in `yaml.SafeLoader`."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(None, None, "aliases are not supported. Write the value again", mark)
-        try:
-            return super().compose_node(parent, index)
-        except RecursionError:
-            raise yaml.YAMLError("nested too deeply") from None
 
 
 class ArgumentParser(HfArgumentParser):
@@ -84,6 +77,17 @@ class ArgumentParser(HfArgumentParser):
     def flags(self) -> list[str]:
         """All flags, such as `--output_dir` and `--output-dir`."""
         return [flag for action in self._actions for flag in action.option_strings]
+
+    def check_flags(self, argv: list[str]) -> None:
+        """Suggests a flag for the first unknown flag of a command line without `--help`."""
+        if HELP_FLAGS & set(argv):
+            return
+        for argument in argv:
+            match = re.fullmatch(r"(--\w[\w-]*)(=.*)?", argument, re.DOTALL)  # a value may begin with two hyphens
+            if match and match[1] not in self.flags:
+                flags = {flag.removeprefix("--").replace("-", "_") for flag in self.flags}
+                hint = did_you_mean(match[1].removeprefix("--").replace("-", "_"), sorted(flags), prefix="--")
+                self.error(f"unknown argument {match[1]}.{hint}")
 
     def format_help(self, everything: bool = False) -> str:
         """Returns the text of `--help`, or of `--help-all` if `everything`."""
@@ -127,34 +131,29 @@ def parse_arguments(
     The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
 
     Args:
-        dataclass_types: the dataclasses, often with a subclass of `TrainingArguments`.
         argv: the arguments after the name of the command.
-        prog: the command as typed, for messages.
-        description: one sentence about the command, for `--help`.
-        example: a command line to copy, for `--help`.
+        prog, description, example: see [`ArgumentParser`].
         opens: names of the arguments whose URLs the command opens itself.
-
-    Raises:
-        InputError: an argument is unknown, its value is invalid, or the target of a URL does not exist.
-        ModuleNotFoundError: `dataclass_types` include `TrainingArguments`, and accelerate is not installed.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
-    argv = [_renamed(argument) for argument in argv]
+    argv = _replace_opposites([_renamed(argument) for argument in argv], parser)
     argv, files = _without_config(argv, parser)
     if parser.positional:
         argv = _complete_switches(argv, parser)
     local_files = [_stage_one("config", file) if is_url(file) else file for file in files]
     from_files = [argument for file in local_files for argument in _read_yaml_arguments(Path(file), parser)]
     # TrainingArguments takes seconds to construct. Handle --help and wrong flags before that.
-    namespace, unknown = parser.parse_known_args(from_files + argv)
-    if unknown:
-        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("--")]
-        parser.error(explain_flag(flags[0], parser.flags) if flags else f"unknown arguments: {' '.join(unknown)}")
+    parser.check_flags(argv)
+    parser.parse_args(from_files + argv)
     if any(issubclass(dtype, TrainingArguments) for dtype in dataclass_types) and not find_spec("accelerate"):
         raise ModuleNotFoundError("TrainingArguments needs accelerate", name="accelerate")
     for action in parser._actions:  # leaves out arguments that were not given
         action.default = SUPPRESS
-    given = _replace_urls(vars(parser.parse_args(from_files + argv)), opens)
+    given = vars(parser.parse_args(from_files + argv))
+    for name, value in given.items():
+        for each in value if isinstance(value, list) else [value]:
+            _check_path(name, each)
+    given = _replace_urls(given, opens)
     try:
         return tuple(
             dataclass_type(**{each.name: given[each.name] for each in fields(dataclass_type) if each.name in given})
@@ -163,7 +162,7 @@ def parse_arguments(
     except InputError:
         raise
     except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
-        raise InputError(_explain_enum(str(error), namespace) or str(error)) from error
+        raise InputError(str(error)) from error
     except TypeError as error:  # a JSON argument has an unknown key
         names = [f"--{name}" for name in JSON_ARGUMENTS if name in given]
         if not names:
@@ -171,15 +170,24 @@ def parse_arguments(
         raise InputError(f"{' or '.join(names)}: {error}") from error
 
 
+def _check_path(name: str, value: Any) -> None:
+    """Checks that an input file or the folder of a model exists. Only a store knows what a URL names."""
+    if not isinstance(value, str) or "://" in value:
+        return
+    mistake = ""
+    if name.endswith("_file") and not name.startswith(("output_", "overwrite_")):
+        is_pipe = Path(value).exists() and not Path(value).is_dir() and not Path(value).is_file()
+        mistake = "" if is_pipe else explain_files(value)
+    elif name in MODEL_FLAGS:
+        mistake = explain_folder(value)
+    if mistake:
+        raise InputError(f"--{name}: {mistake}")
+
+
 def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]:
     """Replaces URLs by local paths: inputs by copies, outputs by folders that are uploaded later.
 
-    Args:
-        given: the arguments by name.
-        opens: names of the arguments whose URLs are not replaced.
-
-    Raises:
-        InputError: the target of a URL does not exist, or an argument must be local.
+    `opens` names the arguments whose URLs are not replaced.
     """
     local = dict(given)
     for name in OUTPUTS:  # first, because a checkpoint to resume from can be in an output folder
@@ -206,11 +214,7 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
 
 
 def _find_output_path(name: str, url: str) -> str:
-    """Returns the local path for an output.
-
-    Raises:
-        InputError: the URL has no bucket, or no name of a file.
-    """
+    """Returns the local path for an output."""
     folder, _, file = url.rpartition("/") if name == "output_file" else (url, "", "")
     if name == "output_file" and (not file or len(name_parts(url)) < 2):
         raise InputError(
@@ -248,16 +252,20 @@ def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
     return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files} | stored
 
 
-def _explain_enum(message: str, namespace: Namespace) -> str:
-    """Rewrites an error of transformers' enums, such as `IntervalStrategy`, which does not name the argument."""
-    match = re.fullmatch(r"'?(.*?)'? is not a valid \w+, please select one of \[(.*)\]", message)
-    names = [name for name, value in vars(namespace).items() if match and value == match[1]]
-    return explain_choice(f"--{names[0]}", match[1], re.findall("'(.*?)'", match[2])) if match and names else ""
-
-
 def _renamed(argument: str) -> str:
     flag, equals, value = argument.partition("=")
     return RENAMED_FLAGS.get(flag, flag) + equals + value
+
+
+def _replace_opposites(argv: list[str], parser: ArgumentParser) -> list[str]:
+    """Replaces `--no_<switch>` by `--<switch> false`."""
+    switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
+    replaced = []
+    for argument in argv:
+        switch = re.sub(r"^--no[_-]", "--", argument)
+        is_opposite = argument not in parser.flags and switch in switches
+        replaced += [switch, "false"] if is_opposite else [argument]
+    return replaced
 
 
 def _complete_switches(argv: list[str], parser: ArgumentParser) -> list[str]:
@@ -292,7 +300,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
+        root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"--config: {file} is not a YAML file: {join_lines(error)}") from error
     if root is None:
@@ -351,12 +359,7 @@ def format_command(command: str, flags: Mapping[str, Any]) -> str:
 
 
 def changed_flags(arguments: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the values of the flags `names` that differ from their defaults.
-
-    Args:
-        arguments: an instance of a dataclass of arguments.
-        names: names of its fields.
-    """
+    """Returns the values of the flags `names` that differ from their defaults."""
     changed = {}
     for field in fields(arguments):
         default = field.default if field.default_factory is MISSING else field.default_factory()

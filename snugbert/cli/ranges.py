@@ -10,12 +10,7 @@ LARGEST_SEED = 2**32 - 1  # of NumPy
 
 
 class Range(NamedTuple):
-    """Allowed values: from `least` to `most`.
-
-    Attributes:
-        least, most: the bounds.
-        open_below, open_above: whether the bound itself is not allowed.
-    """
+    """Allowed values: from `least` to `most`. `open_below` and `open_above`: the bound itself is not allowed."""
 
     least: float
     most: float = math.inf
@@ -105,12 +100,7 @@ def check_ranges(arguments: Any, **ranges: Range) -> None:
 
     With `max_steps`, `num_train_epochs` is not used and not checked. `max_grad_norm` may be infinite: no clipping.
 
-    Args:
-        arguments: a dataclass of arguments.
-        ranges: ranges by argument name, in addition to `RANGES`.
-
-    Raises:
-        InputError: a value is out of range.
+    `ranges` are ranges by argument name, in addition to `RANGES`.
     """
     for field in fields(arguments):
         value = getattr(arguments, field.name, None)

@@ -17,9 +17,8 @@ from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import splitter_language
 from snugbert.data.tables import read_json_rows
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file, read_numbered_lines
-from snugbert.errors import InputError, join_lines, list_columns
+from snugbert.errors import InputError, explain_files, join_lines, list_columns
 from snugbert.storage.urls import find_entries, hide_credentials, is_url
-from snugbert_arguments import explain_files
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder

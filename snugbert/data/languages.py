@@ -4,15 +4,17 @@ The entry `language` of `tokenizer_config.json` and `config.json` stores the lan
 when it loads, saves and pushes a tokenizer or a model.
 """
 
+import locale
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.errors import InputError
-from snugbert_arguments import LANGUAGE, explain_language
 
+LANGUAGE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]+)*")  # ISO 639, and the region, the script or the variety
 REGION = re.compile(r"-([a-z]{2}|[0-9]{3})$")
 DEFAULT = "en"  # the language of text if none is given or stored
 SEVERAL = "mul"  # ISO 639-2: several languages
@@ -33,13 +35,23 @@ class Stored(NamedTuple):
 
 
 def check_language(code: str) -> None:
-    """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`.
+    """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`."""
+    if LANGUAGE.fullmatch(code):
+        return
+    lower = code.strip().lower()
+    if LANGUAGE.fullmatch(lower):
+        hint = f"Did you mean {lower}?"
+    elif similar := get_close_matches(lower, names := _read_language_names(), n=1):
+        hint = f"Did you mean {names[similar[0]]}?"
+    else:
+        hint = "Use an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar language."
+    raise InputError(f"--language {code!r} is not a language code. {hint}")
 
-    Raises:
-        InputError: `code` is not in this form.
-    """
-    if mistake := explain_language(code):
-        raise InputError(mistake)
+
+def _read_language_names() -> dict[str, str]:
+    """Returns the names of languages in Python's table of locales, and their codes."""
+    names = {name: value for name, value in locale.locale_alias.items() if name.isalpha() and len(name) > 3}
+    return {name: code.split("_")[0] for name, code in names.items() if "_" in code}
 
 
 def primary_language(code: str) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from snugbert.cli.model_arguments import check_folder
 from snugbert.errors import InputError
 
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -35,7 +34,6 @@ class DemoArguments:
     def __post_init__(self):
         if self.port is not None and not 0 < self.port < 2**16:
             raise InputError(f"--port {self.port}: ports range from 1 to {2**16 - 1}.")
-        check_folder("model", self.model)
 
 
 def run_demo(args: DemoArguments) -> None:

@@ -20,7 +20,7 @@ from snugbert.cli.model_arguments import HubArguments, get_hub_arguments
 from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.tables import read_rows
-from snugbert.errors import InputError
+from snugbert.errors import InputError, explain_choice
 from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
 from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_text_file
 from snugbert.families.comparing import FLOAT32_TOLERANCE, Batch, Run, find_difference, run_in_torch
@@ -42,7 +42,6 @@ from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.evaluation_set import make_evaluation_set
 from snugbert.tasks.outputs import Logits, Output, average_windows
-from snugbert_arguments import explain_choice
 
 Embed = Callable[[Run, list[str]], np.ndarray]
 Score = Callable[[Run], dict[str, float]]

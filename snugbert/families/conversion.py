@@ -28,10 +28,9 @@ from snugbert.cli.model_arguments import (
     HubArguments,
     get_hub_arguments,
 )
-from snugbert.errors import InputError, format_count, join_lines
+from snugbert.errors import InputError, explain_choice, format_count, join_lines
 from snugbert.families.comparing import FLOAT64_TOLERANCE, Batch, find_difference, run_in_torch
 from snugbert.families.loading import VOCABULARY_FILES, check_vocabulary, check_words, is_uncased, write_vocab_txt
-from snugbert.families.positions import extend_positions
 from snugbert.families.reading import CLASSES, Checkpoint, build_model, fetch_checkpoint, read_checkpoint
 from snugbert.families.sentence_transformers_files import (
     SENTENCE_TRANSFORMERS_FILES,
@@ -41,11 +40,10 @@ from snugbert.families.sentence_transformers_files import (
     read_modules,
     set_max_length,
 )
-from snugbert.families.stock_models import express, keep_encoder
+from snugbert.families.stock_models import express, extend_positions, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
 from snugbert.files import read_json, writing
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert_arguments import explain_choice
 
 TOKENIZER_FILES = (
     *VOCABULARY_FILES,
@@ -118,11 +116,7 @@ class Conversion:
 
 
 def run_conversion(args: ConversionArguments, hub_args: HubArguments) -> None:
-    """Converts a checkpoint, and prints a summary. This is `snugbert convert`.
-
-    Raises:
-        InputError: bad files or folders, see [`convert_model`].
-    """
+    """Converts a checkpoint, and prints a summary. This is `snugbert convert`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     done = convert_model(
@@ -235,11 +229,7 @@ def convert_model(
 
 
 def check_new_model(source: Path, output_dir: Path, overwrite: bool) -> None:
-    """Checks that a model can be written to a folder.
-
-    Raises:
-        InputError: the folder is a file, is the source's folder, or contains a model and `overwrite` is False.
-    """
+    """Checks that a model can be written to a folder."""
     folder = source if source.is_dir() else source.parent
     if output_dir.exists() and not output_dir.is_dir():
         raise InputError(f"{output_dir}: the output is a file. Choose a folder.")
@@ -280,9 +270,6 @@ def _difference(checkpoint: Checkpoint, to: str, written: Path, dtype: torch.dty
 
     The weights of both are rounded to `dtype`. transformers' own class loads the source from its own files. For
     TensorFlow checkpoints, stock BERT runs the weights that were read.
-
-    Raises:
-        InputError: the outputs differ by more than `FLOAT64_TOLERANCE`.
     """
     kind, head = checkpoint.kind, checkpoint.head
     source_class, model_class = CLASSES[kind][head], CLASSES[to][head]
@@ -349,10 +336,6 @@ def _convert_tokenizer(
 
     Returns:
         The tokenizer's class name; None if the source has no tokenizer.
-
-    Raises:
-        InputError: the tokenizer needs custom code or a missing package, cannot be opened, or returns different ids
-            after conversion.
     """
     source = checkpoint.folder
     files = {name for name in TOKENIZER_FILES if (source / name).exists()}

@@ -27,12 +27,11 @@ from snugbert.configuration_snugbert import (
     compute_max_length,
     get_windows,
 )
-from snugbert.errors import InputError, join_lines, shorten
+from snugbert.errors import InputError, did_you_mean, join_lines, shorten, suggest_path
 from snugbert.families.weight_files import find_prefix, read_weights
 from snugbert.families_snugbert import WRAPPER_NAMES
 from snugbert.modeling_snugbert import SnugBertPreTrainedModel
 from snugbert.tokenization_snugbert import SnugBertTokenizer
-from snugbert_arguments import did_you_mean, suggest_path
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +62,6 @@ def check_repository(
     """Checks that a model or tokenizer is a folder, was downloaded before, or is on the Hub.
 
     If the Hub cannot be reached, transformers retries each file for half a minute. This function asks once.
-
-    Args:
-        name: a folder or a Hub name.
-        revision, token, cache_dir: see `TokenizerArguments`. Other Hub arguments are ignored.
-
-    Raises:
-        InputError: `name` is not a folder, was not downloaded, and is not on the Hub.
     """
     if Path(name).exists():
         return
@@ -100,10 +92,6 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
         model_args: `config_name` may be a size (`tiny` to `large`), a folder, a JSON file or a Hub name.
         tokenizer: sets the vocabulary size and padding token of a model with random weights. If the model has one
             token type, the tokenizer stops returning `token_type_ids`, which would be 1 in the second text of a pair.
-
-    Raises:
-        InputError: there is no such configuration, its architecture is not supported, `config_overrides` is invalid,
-            or the tokenizer has more tokens than the model.
     """
     name = str(model_args.config_name or model_args.model_name_or_path)
     try:
@@ -133,11 +121,7 @@ def load_config(model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase) 
 
 
 def override_config(config: PreTrainedConfig, overrides: str) -> None:
-    """Changes values of a configuration. `overrides` has the form "name=value,name=value".
-
-    Raises:
-        ValueError, TypeError: a part is not name=value, a name is unknown, or a value has the wrong type.
-    """
+    """Changes values of a configuration. `overrides` has the form "name=value,name=value"."""
     for pair in overrides.split(","):
         name, equals, text = pair.partition("=")
         if not equals:
@@ -177,14 +161,6 @@ def load_tokenizer(args: TokenizerArguments, required: Sequence[str] = SPECIAL_T
     A folder needs no `tokenizer.json`. It can also have a `vocab.txt` (WordPiece), `vocab.json` and `merges.txt`
     (byte-level BPE), or one of `SENTENCEPIECE_FILES`. With only a `vocab.txt`, text is lowercased if the whole
     vocabulary is lowercase.
-
-    Args:
-        args: which tokenizer.
-        required: names of the special tokens that the tokenizer must have.
-
-    Raises:
-        InputError: there is no tokenizer, it is damaged or needs a missing package, or its vocabulary lacks a special
-            token.
     """
     name = str(args.tokenizer_source)
     folder = Path(name)
@@ -218,7 +194,6 @@ def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
     Args:
         tokenizer: a fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
-        folder: an existing folder.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
     if tokens.keys() == set(range(len(tokens))):
@@ -233,11 +208,7 @@ def is_uncased(vocabulary: Path) -> bool:
 
 
 def check_vocabulary(folder: Path) -> None:
-    """Checks that a tokenizer's folder has a vocabulary and that the packages that read it are installed.
-
-    Raises:
-        InputError: a file or a package is missing.
-    """
+    """Checks that a tokenizer's folder has a vocabulary and that the packages that read it are installed."""
     found = [name for name in VOCABULARY_FILES if (folder / name).exists()]
     if not found:
         raise InputError(f"{folder}: no tokenizer. Expected one of these files: {', '.join(VOCABULARY_FILES)}.")
@@ -256,9 +227,6 @@ def check_words(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 
     If the folder names no class, transformers chooses one by the model type. If that class reads other files, the
     tokenizer is empty.
-
-    Raises:
-        InputError: the tokenizer has only special tokens.
     """
     if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "▁"}:
         raise InputError(
@@ -271,9 +239,6 @@ def check_ids(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Checks that the ids of a tokenizer are 0, 1, 2 and so on, before text is prepared or tokens are added.
 
     Otherwise the number of tokens would not be the size of the vocabulary.
-
-    Raises:
-        InputError: an id has no token, for example because a `vocab.txt` contains a token twice.
     """
     free = sorted(set(range(len(tokenizer))) - set(tokenizer.get_vocab().values()))
     if free:
@@ -294,17 +259,7 @@ def remember_text_columns(config: PreTrainedConfig, columns: Iterable[str]) -> N
 
 
 def get_text_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the text columns that a model was fine-tuned on.
-
-    Args:
-        values: the contents of its config.json.
-
-    Returns:
-        The names. Empty: they are not stored.
-
-    Raises:
-        InputError: the entry is not a list of names.
-    """
+    """Returns the text columns that a model was fine-tuned on, from its config.json. Empty: they are not stored."""
     names = values.get("text_columns") or []
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f"config.json: `text_columns` {names!r:.60} is not a list of names. Remove this entry.")
@@ -321,7 +276,6 @@ def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) 
     """Stores the size of windows for long texts, as `document_windows` in a model's config.json.
 
     Args:
-        config: the configuration.
         windows: maximum tokens of a window, and tokens that neighboring windows share. None: texts are truncated.
     """
     if windows is not None:
@@ -363,16 +317,9 @@ def load_model(
 
     Args:
         auto_class: such as `AutoModelForPreTraining`, or the class of a model.
-        model_args: which checkpoint.
         config: from [`load_config`].
         trained: require all weights in the checkpoint, because no training follows.
         kwargs: passed on to `from_pretrained`.
-
-    Raises:
-        InputError: a weight file is missing or truncated, the weights do not fit the configuration, or the attention
-            implementation is unknown or not installed. Also if the checkpoint lacks all encoder weights, or some
-            without `allow_missing_weights`. With `trained`, also if it lacks any weights or has weights that SnugBERT
-            does not use.
     """
     name = model_args.model_name_or_path
     if trained and name is None:

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig, compute_head_size
-from snugbert.errors import InputError, join_lines, shorten
+from snugbert.errors import InputError, explain_folder, join_lines, shorten
 from snugbert.families.loading import SENTENCEPIECE_FILES, check_repository
 from snugbert.families.weight_files import (
     NOT_NEEDED,
@@ -34,7 +34,6 @@ from snugbert.families.weight_files import (
 )
 from snugbert.families_snugbert import CLASSIFIER_NAMES, FAMILY_NAMES, FAMILY_TYPES
 from snugbert.files import read_json
-from snugbert_arguments import explain_folder
 
 # Head -> its parts in addition to the encoder.
 PARTS: dict[str, set[str]] = {
@@ -189,9 +188,6 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
 
     Returns:
         The folder, or the prefix of TensorFlow files.
-
-    Raises:
-        InputError: the folder does not exist, or the download failed.
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
@@ -217,10 +213,6 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     Args:
         path: a folder, or the prefix of TensorFlow files (`folder/bert_model.ckpt`).
         encoder_only: read the encoder, whatever head config.json declares.
-
-    Raises:
-        InputError: files are missing, truncated or contain more than tensors; the architecture is not supported;
-            weights are missing, unknown or of the wrong shape.
     """
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
@@ -268,10 +260,8 @@ def build_model(
 
     Args:
         model_class: a class in `CLASSES`.
-        config: its configuration.
         weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
             prefix of the class even for the bare encoder.
-        dtype: dtype of the model.
         options: `options` of the checkpoint.
     """
     if any(model_class is classes["Model"] for classes in CLASSES.values()):

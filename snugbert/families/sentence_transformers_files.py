@@ -42,11 +42,7 @@ ACTIVATIONS = "sentence_transformers"
 
 
 def read_modules(folder: Path) -> list[dict[str, str]]:
-    """Reads the modules of an embedding model: `type` and `path` of each. Empty if the folder has none.
-
-    Raises:
-        InputError: modules.json is damaged.
-    """
+    """Reads the modules of an embedding model: `type` and `path` of each. Empty if the folder has none."""
     file = folder / MODULES
     if not file.is_file():
         return []
@@ -76,11 +72,7 @@ def _name(module: dict[str, str]) -> str:
 
 
 def find_model_folder(source: Path) -> Path:
-    """Returns the folder of weights and tokenizer. Old embedding models have them in a folder such as 0_Transformer.
-
-    Args:
-        source: the model's folder, or a prefix of TensorFlow files.
-    """
+    """Returns the folder of weights and tokenizer. Old embedding models have them in 0_Transformer."""
     modules = read_modules(source)
     return source / modules[0]["path"] if modules else source
 
@@ -105,15 +97,7 @@ def is_cross_encoder(folder: Path) -> bool:
 def copy_files(source: Path, written: Path) -> list[str]:
     """Copies modules, pooling, normalization, prompts and the activation to a converted model.
 
-    Args:
-        source: folder of the original model.
-        written: folder of the converted model, which has its config.json.
-
-    Returns:
-        Notes to show to the user. They begin with "modules.json".
-
-    Raises:
-        InputError: a file is missing or damaged.
+    `written` is the folder of the converted model and has its config.json. Returns notes to show to the user.
     """
     modules = read_modules(source)
     if (source / SETTINGS_FILE).is_file() and _is_data(source / SETTINGS_FILE, source):
@@ -186,9 +170,8 @@ def _write_activation(source: Path, written: Path) -> None:
 def _is_data(path: Path, source: Path) -> bool:
     """Whether a file or folder of a model may be copied. Code may not be copied.
 
-    Raises:
-        InputError: the file is a link to a file outside the model's folder. An untrusted model could link to any
-            file of this machine. In the cache of the Hub, every file is a link into the folder of its repository.
+    Links out of the folder are refused: an untrusted model could link to any file of this machine. In the cache of the
+    Hub, every file is a link into the folder of its repository.
     """
     root = source.resolve()
     root = root.parents[1] if root.parent.name == "snapshots" else root
@@ -221,11 +204,7 @@ def _copy_module(module: dict[str, str], source: Path, written: Path) -> None:
 
 
 def _has_old_pooling(modules: list[dict[str, str]], source: Path) -> bool:
-    """Whether the old format can express the pooling: it concatenates several modes in a fixed order.
-
-    Raises:
-        InputError: a mode is unknown, or the size is missing.
-    """
+    """Whether the old format can express the pooling: it concatenates several modes in a fixed order."""
     for module in modules:
         if _name(module) == "Pooling":
             file = source / module["path"] / "config.json"

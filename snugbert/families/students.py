@@ -43,9 +43,6 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
 
     Returns:
         Numbers of layers in ascending order, counted from 0.
-
-    Raises:
-        InputError: the teacher has too few layers, or `which` is invalid or lists a different number of layers.
     """
     if not 1 <= num_student_layers <= num_layers:
         raise InputError(

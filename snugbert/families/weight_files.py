@@ -27,9 +27,6 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
     Safetensors files are memory-mapped and read on first use. `.bin` files are opened with `weights_only`, because
     other objects could run code.
-
-    Raises:
-        InputError: weights or shards are missing, or a file is truncated or contains more than tensors.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).exists():
@@ -83,11 +80,7 @@ def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def read_torch_file(file: Path) -> dict[str, Any]:
-    """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file.
-
-    Raises:
-        InputError: the file is missing, damaged, not a dictionary, or contains objects that could run code.
-    """
+    """Loads a dictionary written by `torch.save` onto the CPU. Runs no code from the file."""
     try:
         with safe_globals():  # random states are NumPy arrays
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -123,13 +116,7 @@ def find_tensorflow_prefix(path: Path) -> Path | None:
 def read_tensorflow(prefix: Path) -> dict[str, torch.Tensor]:
     """Reads the variables of a TensorFlow checkpoint, under their own names.
 
-    Kernels are transposed to torch's (outputs, inputs).
-
-    Args:
-        prefix: the prefix of the files, for example `folder/bert_model.ckpt`.
-
-    Raises:
-        InputError: TensorFlow is not installed, or files are missing or truncated.
+    Kernels are transposed to torch's (outputs, inputs). A prefix is, for example, `folder/bert_model.ckpt`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides messages about processor features
     try:

@@ -6,8 +6,7 @@ from typing import Literal
 from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask
 from snugbert.data.sources import DataArguments, check_sources
-from snugbert.errors import InputError
-from snugbert_arguments import explain_choice
+from snugbert.errors import InputError, explain_choice
 
 # The metrics of --tune_thresholds, for two classes and for several labels per example.
 BINARY_METRICS = ("f1", "accuracy", "matthews_correlation")

@@ -50,9 +50,6 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
 
     Returns:
         The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
-
-    Raises:
-        InputError: no arguments split text in this way.
     """
     definition = _read_definition(tokenizer)
     if _is_byte_level(definition):
@@ -142,10 +139,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
     All old tokens keep their ids, including tokens that were added to the vocabulary.
 
-    Args:
-        tokenizer: the old tokenizer. It is not changed.
-        extension: from [`learn_extension`].
-        name: name of the old tokenizer, for messages.
+    `name` is the name of the old tokenizer, for messages. The old tokenizer is not changed.
     """
     kind, settings = read_tokenizer_settings(tokenizer, name)
     new = {token: index for index, token in enumerate(extension.tokens, start=extension.first_id)}
@@ -168,11 +162,7 @@ def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, extension: Extension, n
 
 
 def load_init_model(name: str) -> PreTrainedModel | None:
-    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model.
-
-    Raises:
-        InputError: see [`read_checkpoint`].
-    """
+    """Loads the model in a tokenizer's folder as SnugBERT with the same head, in float32. None: there is no model."""
     folder = fetch_checkpoint(name)
     if folder.is_dir() and not (folder / "config.json").exists() and not any(folder.glob("*.ckpt*.index")):
         return None

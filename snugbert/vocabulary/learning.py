@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
-from snugbert.data.languages import DEFAULT, primary_language, read_language
+from snugbert.data.languages import DEFAULT, primary_language
 from snugbert.errors import InputError
 from snugbert.progress import Progress
 from snugbert.tokenization_snugbert import MODEL_MAX_LENGTH, SnugBertTokenizer
@@ -211,9 +211,6 @@ def learn_tokens(
         The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
         characters that begin a word, characters inside words (or the 256 bytes), and longer tokens in the order in
         which they were learned. There are fewer tokens than `vocab_size` if the words yield no more.
-
-    Raises:
-        InputError: there are no words, or `vocab_size` is below the number of special tokens and characters.
     """
     if kind == "byte-bpe":
         prefix = None
@@ -303,7 +300,6 @@ def _repeat_words(words: Counter[str], scale: int) -> Iterator[str]:
 # BERT's English models are often uncased: lowercased and without accents. Its multilingual models are cased, because
 # accents distinguish words in many languages. Google recommends bert-base-multilingual-cased over its uncased model.
 
-DOTLESS = ("tr", "tur", "az", "aze")  # Turkish and Azeri, where the small letter of I is not i
 _words = pre_tokenizers.Split(Regex(r"[^\p{L}\p{M}\p{N}]+"), "removed")
 _composed = normalizers.NFC()  # so that a letter and its accent are compared as one character
 _without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), _composed])
@@ -381,6 +377,4 @@ class TextSample:
         if word is not None and normalizer is not None:
             after = _composed.normalize_str(normalizer.normalize_str(word))
             what += f" ({word} -> {after})" if after != word else ""
-        if lower and primary_language(read_language(tokenizer) or DEFAULT) in DOTLESS:
-            what += ". I becomes i, which is a different letter in this language"
         return f"{what}. {advice}"

@@ -84,7 +84,6 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         source = args.dataset_name or ", ".join(args.train_file)
         raise InputError(f"{source}: the text is empty.{summary}")
     output_dir.mkdir(parents=True, exist_ok=True)  # fails early if it cannot be created
-    before = _list_files(output_dir)
     sample = TextSample(chain([first_line], lines))
 
     learn = _learn if args.init is None else _extend
@@ -101,8 +100,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
         _print(f"Note: {summary}")
     example = sample.find_example()
     print(f"Example: {example}\n      -> {' '.join(tokenizer.tokenize(example))}")
-    written = sorted(name for name, version in _list_files(output_dir).items() if before.get(name) != version)
-    print(f"Written to {output_dir}: {', '.join(written)}")
+    print(f"Written to {output_dir}.")
     text_flags = changed_flags(args, [field.name for field in fields(TextArguments)])
     flags = {**model_flags, **text_flags, "output_dir": "pretrained"}
     print(f"Next: {format_command('pretrain', flags)}")
@@ -113,13 +111,6 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
 
 def _print(message: str) -> None:
     print(name_arguments(message))
-
-
-def _list_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns the inode and the time of the last change of each file that this command may write."""
-    files = [file for each in (folder, folder / GENERATOR_FOLDER) for file in each.glob("*") if file.is_file()]
-    versions = {file: file.stat() for file in files}
-    return {str(file.relative_to(folder)): (stat.st_ino, stat.st_mtime_ns) for file, stat in versions.items()}
 
 
 def _check_output_dir(output_dir: Path, overwrite: bool) -> None:

@@ -9,7 +9,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from snugbert.cli.model_arguments import check_folder
 from snugbert.cli.ranges import check_ranges
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.languages import check_language
@@ -55,9 +54,6 @@ class VocabularyArguments(TextArguments):
             "help": "Lowercase all text. Default: --init's setting, or true for English (byte-bpe: false).",
         },
     )
-    no_do_lower_case: bool = field(
-        default=False, metadata={"advanced": True, "help": "Same as --do_lower_case false."}
-    )
     strip_accents: bool | None = field(
         default=None,
         metadata={
@@ -66,15 +62,9 @@ class VocabularyArguments(TextArguments):
             "help": "Remove accents. Default: as --do_lower_case for English, otherwise false.",
         },
     )
-    no_strip_accents: bool = field(
-        default=False, metadata={"advanced": True, "help": "Same as --strip_accents false."}
-    )
     tokenize_chinese_chars: bool | None = field(
         default=None,
         metadata={"nargs": "?", "const": True, "help": "Make each Chinese character a word. Default: true."},
-    )
-    no_tokenize_chinese_chars: bool = field(
-        default=False, metadata={"advanced": True, "help": "Same as --tokenize_chinese_chars false."}
     )
 
     def __post_init__(self):
@@ -84,12 +74,6 @@ class VocabularyArguments(TextArguments):
         check_ranges(self)
         if self.language is not None:
             check_language(self.language)
-        for name in CASING:
-            if getattr(self, f"no_{name}"):
-                if getattr(self, name):
-                    raise InputError(f"--{name} and --no_{name} cannot be combined. Remove one flag.")
-                setattr(self, name, False)
-        check_folder("init", self.init)
 
     @property
     def casing(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from snugbert.cli.main import run_command
 from snugbert.data.documents import read_lines
-from snugbert_cli import run_command
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 

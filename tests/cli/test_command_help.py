@@ -5,7 +5,6 @@ import re
 import pytest
 
 from snugbert.cli.command_help import WIDTH
-from snugbert_arguments import read_flags
 from snugbert_cli import COMMANDS, main
 
 
@@ -35,11 +34,6 @@ def test_help_is_short_and_lists_each_argument_once(command, capsys):
     listed = [line.split()[0] for line in everything if re.match(r"  [-\w]", line)]
     assert len(set(listed)) == len(listed) and set(names) <= set(listed)
     assert {"--config", "--help", "--help-all"} <= set(listed)
-    # The flags that are read from the source files.
-    flags = [
-        flag for flag in read_flags(COMMANDS[command].arguments) if flag in listed or not flag.startswith("--no_")
-    ]
-    assert set(flags) == {name for name in listed if name.startswith("--")}
 
 
 def test_groups_and_effective_defaults(capsys):

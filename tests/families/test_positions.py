@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import snugbert
 from snugbert.errors import InputError
 from snugbert.families.conversion import convert_model
-from snugbert.families.positions import continue_rows
 from snugbert.families.reading import CLASSES
+from snugbert.families.stock_models import continue_rows
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,8 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+from snugbert.cli.main import run_command
 from snugbert.vocabulary.learning import learn_tokens
-from snugbert_cli import run_command
 
 # Accents, tabs, a no-break space, a control character, a combining mark, Chinese and punctuation affect words.
 DOCUMENTS = [

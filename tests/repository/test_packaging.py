@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import snugbert
-import snugbert_cli
+from snugbert.cli.main import EXTRA_MODULES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def test_commands_name_an_extra_for_each_of_its_packages():
     extras = PROJECT["project"]["optional-dependencies"]
     names = {Requirement(text).name for text in (*extras["train"], *extras["demo"])} - {"snugbert"}
     modules = {"sklearn" if name == "scikit-learn" else name for name in names}
-    assert modules == set(snugbert_cli.EXTRA_MODULES)
+    assert modules == set(EXTRA_MODULES)
 
 
 def test_the_citation_has_the_version():

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 import snugbert_cli
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
+from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.export.export import export_model
 from snugbert.gpu.row_sizes import pad_row
@@ -24,7 +25,6 @@ from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_windows import split_into_spans
 from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH, STRIDE = 16, 4

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from vocabularies import DOCUMENTS
 
+from snugbert.cli.main import run_command
 from snugbert.data.documents import read_lines
-from snugbert_cli import run_command
 
 
 @pytest.fixture

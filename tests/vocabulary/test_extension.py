@@ -28,6 +28,7 @@ from snugbert import (
     SnugBertModel,
     SnugBertTokenizer,
 )
+from snugbert.cli.main import run_command
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.data.documents import read_lines
 from snugbert.errors import InputError
@@ -35,7 +36,6 @@ from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import load_pair
 from snugbert.vocabulary.learning import SPECIAL_TOKENS
 from snugbert_cli import main as snugbert_command
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

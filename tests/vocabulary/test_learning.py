@@ -26,6 +26,7 @@ from vocabularies import DOCUMENTS, learn_wordpiece, many_ties
 from snugbert import (
     SnugBertTokenizer,
 )
+from snugbert.cli.main import run_command
 from snugbert.data.documents import read_lines
 from snugbert.data.languages import read_language
 from snugbert.errors import InputError
@@ -39,7 +40,6 @@ from snugbert.vocabulary.learning import (
     learn_tokens,
     make_tokenizer,
 )
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -287,8 +287,6 @@ def test_other_languages_than_english_keep_case_and_accents(kind, german, tmp_pa
         assert to_text(learn(tmp_path / "tok", german, *of_kind, "--language", "de", *flags), both) == expected
     for flags in (["--no_strip_accents"], ["--strip_accents", "false"]):
         assert to_text(learn(tmp_path / "tok", german, *of_kind, "--do_lower_case", *flags), both) == "schon schön"
-    with pytest.raises(InputError, match="--strip_accents and --no_strip_accents cannot be combined"):
-        learn(tmp_path / "tok", german, "--strip_accents", "--no_strip_accents")
 
 
 def test_the_default_of_german_is_the_one_of_multilingual_bert(german, tmp_path):

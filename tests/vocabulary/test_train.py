@@ -16,10 +16,10 @@ from transformers import BertTokenizer
 from vocabularies import DOCUMENTS, many_ties, train
 
 from snugbert import QuestionAnswerer, SnugBertTokenizer
+from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.vocabulary.learning import KINDS
 from snugbert_cli import main as snugbert_command
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,8 +45,7 @@ def test_the_summary_names_the_result_and_the_next_command(tmp_path: Path, text_
     printed = capsys.readouterr().out
     assert f"Learned {len(tokens)} tokens (wordpiece) from 35 words (29 distinct)." in printed
     assert "Note: the vocabulary has fewer than 30,522 tokens" in printed
-    files = ", ".join(sorted(file.name for file in (tmp_path / "my tok").iterdir()))
-    assert f"Written to {tmp_path / 'my tok'}: {files}\n" in printed and "tokenization_snugbert.py" in files
+    assert f"Written to {tmp_path / 'my tok'}.\n" in printed
     next_command = f"Next: snugbert pretrain --tokenizer_name '{tmp_path / 'my tok'}' --config_name mini --train_file"
     assert f"{next_command} {text_file} --output_dir pretrained" in printed
 
@@ -67,16 +66,6 @@ def test_bad_text_is_counted_and_the_next_command_has_the_same_flags(tmp_path: P
     rows.write_bytes(b'{"body": 5}\n')
     with pytest.raises(InputError, match=r"rows.jsonl: the text is empty. --on_bad_text skip: 1 bad line left out."):
         train(tmp_path / "other", *arguments, "skip")
-
-
-@pytest.mark.parametrize(
-    ("flags", "warns"),
-    [("--language tr --do_lower_case", True), ("--language az-latn --do_lower_case", True), ("--language tr", False)],
-)
-def test_lowercasing_a_dotless_i_is_noted(flags, warns, tmp_path: Path, text_file: Path, capsys):
-    train(tmp_path / "tok", "--train_file", text_file, *flags.split())
-    warning = ". I becomes i, which is a different letter in this language. To change this: --no_do_lower_case or"
-    assert (warning in capsys.readouterr().out) == warns
 
 
 def test_an_output_folder_is_replaced_only_on_request(tmp_path: Path, text_file: Path):
@@ -206,7 +195,6 @@ def test_byte_level_bpe_works_in_every_command(bpe_folders, data_dir, tmp_path):
         (b"abc abc", ["--vocab_size", "9"], r"--vocab_size 9 is too small. .* at least 10\."),
         (b"abc", ["--model", "byte-bpe", "--vocab_size", "260"], r"too small. The 256 bytes .* at least 261\."),
         (b"abc", ["--model", "unigram"], "--model: unknown value 'unigram'"),
-        (b"abc", ["--do_lower_case", "--no_do_lower_case"], "--no_do_lower_case cannot be combined"),
         (b"abc", ["--init", "./nowhere"], r"--init: the folder \./nowhere does not exist"),
         (b"abc", ["--vocab_size", "0"], "--vocab_size 0 must be at least 1"),
         (b"abc", ["--min_frequency", "0"], "--min_frequency 0 must be at least 1"),

@@ -11,10 +11,9 @@ from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
 from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.data_arguments import CACHE_GB, PreparationArguments
-from snugbert.errors import InputError
+from snugbert.errors import InputError, explain_choice
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS
 from snugbert.trainers.run.processes import is_terminal
-from snugbert_arguments import explain_choice
 
 # What the examples of a dataset are for: masked tokens and next sentences, masked tokens and sentence order, or masked
 # tokens alone.

@@ -17,12 +17,12 @@ from transformers import TrainerCallback
 
 import snugbert_cli
 from snugbert import SnugBertTokenizer
+from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.families.students import hash_model
 from snugbert.trainers.finetuning import distillation_trainer
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.run.stopping import RunStopped
-from snugbert_cli import run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 THREE_LAYERS = LARGER["config_overrides"].replace("num_hidden_layers=1", "num_hidden_layers=3")

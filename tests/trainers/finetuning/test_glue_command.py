@@ -46,10 +46,10 @@ from snugbert import (
     SnugBertForTokenClassification,
     SnugBertTokenizer,
 )
+from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.run.checkpoints import write_manifest
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"

@@ -15,13 +15,13 @@ from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, pipeline
 
 import snugbert
+from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.export.export import export_model
 from snugbert.prediction.predictor import Predictor
 from snugbert.tasks.classification import TextClassification
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # With these, F1 is best with a threshold between 0.05 and 0.4.

@@ -13,11 +13,11 @@ from squad_forms import flat, load_questions, nested
 
 import snugbert_cli
 from snugbert import SnugBertTokenizer
+from snugbert.cli.main import run_command
 from snugbert.data.squad import Question
 from snugbert.errors import InputError
 from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.question_answering_arguments import SquadDataArguments
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

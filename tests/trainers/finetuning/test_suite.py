@@ -11,12 +11,12 @@ import pytest
 from card_metadata import read_metadata
 from glue_examples import LARGER, NO_FILES, WORDS, arguments, read_predictions, sentences
 
+from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suite import make_task_arguments
-from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -105,7 +105,6 @@ def test_flags_replace_single_values_only(tmp_path):
         ("{settings: {}, prune: median}", "prune 'median' must be true or false."),
         ("settings: {a: 2024-01-01}", "cannot be read"),
         ("settings: [", "cannot be read"),
-        ("settings: {a: &x [1], b: *x}", "aliases are not supported"),
         ("settings: {weight_decay: {low: 0, high: 1, step: 1e-9}}", "weight_decay: .* more than 100,000 values"),
     ],
 )

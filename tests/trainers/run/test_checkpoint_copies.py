@@ -97,18 +97,6 @@ def test_a_killed_run_resumes_on_an_empty_machine(in_bucket, bucket, tmp_path, c
 
 
 @pytest.mark.slow
-def test_two_machines_resume_the_checkpoint_of_a_third(in_bucket, bucket, tmp_path):
-    """They share no disk, and both are empty (litData#248)."""
-    assert run(in_bucket, max_steps=4) == 0
-    stored = bucket.folder / "runs/run"
-    both = in_bucket | {"per_device_train_batch_size": 8, "save_total_limit": 0}
-    done = forked.run(pretrain, both, tmp_path / "node", False, 2, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert "after checkpoint-4" in done.stdout
-    assert {path.parent.name for path in stored.glob("*/manifest.json")} == {"checkpoint-4", "checkpoint-8"}
-
-
-@pytest.mark.slow
 def test_a_run_in_a_bucket_is_protected_like_a_local_one(in_bucket, bucket, machine, capsys, caplog, monkeypatch):
     in_bucket |= {"save_total_limit": 2}
     stored = bucket.folder / "runs/run"

@@ -1,0 +1,123 @@
+"""Runs a command: reads its arguments, and turns errors into messages and an exit status."""
+
+import errno
+import functools
+import gc
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+from huggingface_hub.utils import httpx
+from safetensors import SafetensorError
+
+from snugbert.cli.parser import list_inputs, parse_arguments
+from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
+from snugbert.storage.uploads import find_output, write_output
+from snugbert_cli import COMMANDS
+
+# The modules that the extras `train` and `demo` install.
+EXTRA_MODULES = (
+    "accelerate",
+    "datasets",
+    "evaluate",
+    "gradio",
+    "joblib",
+    "matplotlib",
+    "psutil",
+    "pyarrow",
+    "scipy",
+    "sentencex",
+    "seqeval",
+    "sklearn",
+    "starlette",
+    "tqdm",
+)
+
+
+def run_command(name: str, arguments: list[str]) -> None:
+    """Reads the arguments of a command, and runs it. Errors keep their tracebacks.
+
+    Args:
+        name: a key of `COMMANDS`.
+        arguments: the arguments after the name of the command.
+    """
+    command = COMMANDS[name]
+    program = f"snugbert {name}"
+    types = [_import(dataclass_name) for dataclass_name in command.arguments]
+    example = f"{program} {command.example}"
+    instances = parse_arguments(types, arguments, program, command.description, example, command.opens)
+    import_module("snugbert.registration")
+    run = functools.partial(_import(command.function), *instances, **command.options)
+    values = {name: value for each in instances for name, value in vars(each).items()}
+    output = find_output(values.get(command.uploads))  # None: the folder is local
+    run() if output is None else write_output(output, [*instances, list_inputs(instances)], run)
+
+
+def run_and_report(name: str, arguments: list[str]) -> int:
+    """Runs a command. Prints an error of the input as one message, and returns the exit status."""
+    if sys.stderr is None or not sys.stderr.isatty():  # no progress bars in log files
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ[COMMAND] = name
+    try:
+        run_command(name, arguments)
+    except RunStopped as stop:
+        _leave_process_group()
+        return 128 + stop.number
+    except Exception as error:
+        if message := _explain(error, name):
+            print(f"snugbert {name}: error: {message}", file=sys.stderr)
+            return 1 if isinstance(error, RuntimeError) else 2
+        if not _is_one_of_several():
+            raise
+        traceback.print_exc()
+        return 1
+    _leave_process_group()
+    return 0
+
+
+def _explain(error: Exception, name: str) -> str:
+    """Returns the message of an error of the input or of a lost process. Empty if the error needs its traceback."""
+    if isinstance(error, ModuleNotFoundError):
+        if error.name is None or error.name.split(".")[0] not in EXTRA_MODULES:
+            return ""
+        return f"the package {error.name} is not installed. Run: pip install 'snugbert[{COMMANDS[name].extra}]'"
+    if isinstance(error, RuntimeError):
+        return _import("trainers.run.processes.explain_lost_process")(error) or ""
+    if isinstance(error, InputError):
+        return str(error)  # its lines are a table
+    if isinstance(error, BrokenPipeError) and sys.stdout is not None:
+        sys.stdout.flush()  # raises again if stdout is the closed pipe
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return "a disk is full. Free some space, and run the same command again."
+    # SafetensorError: probably a full disk. TransportError: the network failed.
+    if isinstance(error, OSError | SafetensorError | httpx.TransportError):
+        return join_lines(error)
+    return ""
+
+
+def _import(name: str) -> Any:
+    """Imports a class or function by its name in the package."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(f"snugbert.{module}"), attribute)
+
+
+def _is_one_of_several() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _leave_process_group() -> None:
+    """Ends the threads that connect the processes of a run. Without this, some processes abort on exit."""
+    if _is_one_of_several():
+        gc.collect()  # frees the model first, because DDP's threads use the group
+        dist.destroy_process_group()
+
+
+def abandon_process_group(status: int) -> None:
+    """Ends a failed process of several at once. At exit, gloo could make all of them wait for each other forever."""
+    if _is_one_of_several():
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(status)
