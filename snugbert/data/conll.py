@@ -49,11 +49,7 @@ class Sentence(NamedTuple):
 
 
 def parse_column_number(flag: str, value: str | None) -> int | None:
-    """Returns a column number of a CoNLL file, counted from 1. None if `value` is None.
-
-    Raises:
-        InputError: `value` is not a number. The message names the flag, such as "text_column_name".
-    """
+    """Returns a column number of a CoNLL file, counted from 1. None if `value` is None."""
     if value is not None and (not value.isdecimal() or int(value) == 0):
         raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Use a number, counted from 1.")
     return None if value is None else int(value)
@@ -80,9 +76,6 @@ def read_conll(
         tag_column: number of the tag column, counted from 1. None: the last column.
         labeled: whether every sentence must have tags.
         reports: whether to log the number of comments.
-
-    Raises:
-        InputError: the number of columns changes, or a column is missing. The message names the line.
     """
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
@@ -180,10 +173,6 @@ def read_records(
         document_columns: the possible columns of document ids. Each row uses the first that it contains.
         labeled: whether every sentence must have tags.
         in_documents: whether every sentence must have a document id.
-
-    Raises:
-        InputError: a row lacks a column, a column has values of another type, the numbers of words and tags differ,
-            or tags are numbers without class names.
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"

@@ -29,11 +29,7 @@ TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 
 
 def find_files(patterns: Sequence[str]) -> list[TextFile]:
-    """Finds the text files that match paths, URLs and glob patterns. See [`match_files`].
-
-    Raises:
-        InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
-    """
+    """Finds the text files that match paths, URLs and glob patterns. See [`match_files`]."""
     files: dict[TextFile, None] = {}
     for pattern in patterns:
         files |= dict.fromkeys(_find_remote(pattern) if is_url(pattern) else match_files([pattern]))
@@ -51,11 +47,7 @@ def _find_remote(pattern: str) -> list[TextFile]:
 
 
 def match_files(patterns: Sequence[str]) -> list[Path]:
-    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
-
-    Raises:
-        InputError: a pattern matches no file.
-    """
+    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once."""
     files: dict[Path, None] = {}
     for pattern in patterns:
         matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
@@ -105,10 +97,6 @@ def read_documents(
 
     Yields:
         The stripped lines of a document. Empty lines and empty documents are left out.
-
-    Raises:
-        InputError: bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
-            file and the line or row.
     """
     log = log or ReadingLog()
     for file in files:
@@ -130,9 +118,6 @@ def read_dataset_documents(
         log: counts what was read, and handles rows without text. By default, such rows raise an error.
         shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
             no other shard reads. None: all files.
-
-    Raises:
-        InputError: the dataset, the configuration, the split or the column does not exist, or a row cannot be read.
     """
     log = log or ReadingLog()
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
@@ -158,31 +143,19 @@ def read_dataset_documents(
 
 
 def dataset_version(text: TextArguments) -> str:
-    """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files.
-
-    Raises:
-        InputError: see [`read_dataset_documents`].
-    """
+    """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files."""
     # The path of the dataset in the cache: name, configuration, version and hash.
     return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
 
 
 def count_dataset_rows(text: TextArguments) -> int | None:
-    """Returns the number of rows of the split, or None if the dataset does not state it.
-
-    Raises:
-        InputError: see [`read_dataset_documents`].
-    """
+    """Returns the number of rows of the split, or None if the dataset does not state it."""
     split = (_load_builder(text).info.splits or {}).get(text.dataset_split)
     return (split and split.num_examples) or None
 
 
 def count_dataset_files(text: TextArguments) -> int:
-    """Returns the number of files of the split, or of other units that can be read separately.
-
-    Raises:
-        InputError: see [`read_dataset_documents`].
-    """
+    """Returns the number of files of the split, or of other units that can be read separately."""
     return _load_builder(text).as_streaming_dataset(text.dataset_split).num_shards
 
 

@@ -33,11 +33,7 @@ class Stored(NamedTuple):
 
 
 def check_language(code: str) -> None:
-    """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`.
-
-    Raises:
-        InputError: `code` is not in this form.
-    """
+    """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`."""
     if mistake := explain_language(code):
         raise InputError(mistake)
 
@@ -115,9 +111,6 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     Args:
         given: `--language`, or None.
         stored: languages of the files, the most specific first.
-
-    Raises:
-        InputError: two of these languages differ.
     """
     known = [each for each in stored if each.language is not None]
     single = [each for each in known if each.language != SEVERAL]

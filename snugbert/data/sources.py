@@ -62,9 +62,6 @@ class ExampleArguments(DataArguments):
     """Arguments that choose the examples, for a task that needs no other data arguments.
 
     The names come from transformers' `run_swag.py`. `unlabeled_file` and `test_file` are new.
-
-    Raises:
-        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
     """
 
     dataset_name: str | None = field(
@@ -111,9 +108,6 @@ def check_sources(
         files: the files of each split.
         dataset_name: Hub name or folder of the dataset.
         unlabeled_file: more training examples, in addition to files or a dataset.
-
-    Raises:
-        InputError: a file does not exist, or both files and a dataset were given.
     """
     for split, split_files in files.items():
         for file in split_files:
@@ -132,9 +126,6 @@ def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> 
         name: Hub name, or a folder that the datasets library reads.
         config_name: the configuration of the dataset. None if it has only one.
         download: passed on to `datasets.load_dataset`.
-
-    Raises:
-        InputError: the dataset cannot be loaded.
     """
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
@@ -166,9 +157,6 @@ def choose_splits(
     Returns:
         The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
         missing "train".
-
-    Raises:
-        InputError: a requested split is not available, or there are no splits.
     """
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))

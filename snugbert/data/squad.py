@@ -70,10 +70,6 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
         source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
         name: the source, for messages.
         answered: whether to read answers.
-
-    Raises:
-        InputError: the source is not JSON, has a different structure, or has no questions. The message names source
-            and row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     dropped = {} if answered else {"answers": None, "is_impossible": False}
@@ -204,10 +200,6 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
 
     Returns:
         The questions, with each answer written as in the context, without surrounding white space.
-
-    Raises:
-        InputError: required answers are missing, an answer is not at its position, or two questions to predict have
-            the same id.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))

@@ -65,10 +65,6 @@ def read_rows(
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
         TSV and CSV values are strings. Class labels of a dataset become their names, or None if the label
         is missing.
-
-    Raises:
-        InputError: the suffix is unknown, bytes are not UTF-8, two columns have the same name, or a row is broken or
-            has too few or too many columns. The message names the file and the row.
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
@@ -90,11 +86,7 @@ def read_rows(
 
 
 def read_text(values: Mapping[str, Any], column: str) -> str:
-    """Returns the text in a column of a row.
-
-    Raises:
-        InputError: the column is missing, or has no text. The message does not name the row.
-    """
+    """Returns the text in a column of a row."""
     if column not in values:
         raise InputError(f"no column {column!r}. {list_columns(values)}")
     value = values[column]
@@ -104,11 +96,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
 
 
 def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
-    """Returns the list of texts in a column of a row.
-
-    Raises:
-        InputError: the column has no list of texts. The message does not name the row.
-    """
+    """Returns the list of texts in a column of a row."""
     texts = values.get(column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"no list of texts in column {column!r}. Fix or remove the row.")
@@ -165,11 +153,7 @@ def _name_cells(
 
 
 def check_header(source: Path | str, header: Sequence[str]) -> None:
-    """Checks that all columns have different names. Otherwise the last column of a name would replace the others.
-
-    Raises:
-        InputError: two columns of `source` have the same name.
-    """
+    """Checks that all columns have different names. Otherwise the last column of a name would replace the others."""
     for position, name in enumerate(header, start=1):
         first = header.index(name) + 1
         if first < position:
@@ -219,10 +203,6 @@ def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tu
     Args:
         file: the file.
         log: counts what was read, and handles bad rows. By default, bad rows raise an error.
-
-    Raises:
-        InputError: bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
-            row.
     """
     log = log or ReadingLog()
     for row, value in _read_json_values(file, log):

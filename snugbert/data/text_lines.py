@@ -54,11 +54,7 @@ class RemoteText:
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """Opens the file for reading bytes, whatever `mode` is.
-
-        Raises:
-            InputError: the file was removed, or cannot be read.
-        """
+        """Opens the file for reading bytes, whatever `mode` is."""
         try:
             return open_file(self.url)
         except FileNotFoundError as error:
@@ -119,19 +115,12 @@ class ReadingLog:
             source: the file, or the name of a dataset.
             place: the line or row.
             problem: what is wrong, as sentences.
-
-        Raises:
-            InputError: `on_bad_text` is "error" or None.
         """
         self._record_or_raise(source, place, problem, "skip")
         self.left_out += 1
 
     def decode(self, file: TextFile, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
-        """Decodes a line or the text of a row. Returns None if it is left out.
-
-        Raises:
-            InputError: `text` is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
-        """
+        """Decodes a line or the text of a row. Returns None if it is left out."""
         try:
             if b"\0" not in text:
                 return text.decode(encoding)
@@ -187,10 +176,6 @@ def read_numbered_lines(
         file: plain text, .gz or .zst.
         longest: the longest line allowed, in bytes.
         log: counts what was read, and handles lines that are not UTF-8. By default, they raise an error.
-
-    Raises:
-        InputError: bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
-            names the file and the line.
     """
     log = log or ReadingLog()
     number = 0

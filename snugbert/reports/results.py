@@ -109,11 +109,7 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
 
 
 def read_results(file: Path) -> Any:
-    """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None."""
     results: Any = read_json(file)
     try:
         if "metrics" in results:  # the tables read every field that other code reads

@@ -20,10 +20,6 @@ class GlueDataArguments(DataArguments):
     """Which data to use and how to read them.
 
     The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
-
-    Raises:
-        InputError: a value is out of range or unknown, a file does not exist, no data are given, or two arguments
-            cannot be combined.
     """
 
     task_name: str | None = field(

@@ -91,9 +91,6 @@ def make_evaluation_set(
         config: the configuration of the model.
         tokenizer: the tokenizer of the model.
         sources: the data of the split "validation", which must be labeled, or "test".
-
-    Raises:
-        InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
     """
     task, config = task.copy(), copy.deepcopy(config)
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()

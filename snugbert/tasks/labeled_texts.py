@@ -124,10 +124,6 @@ def choose_text_columns(
         data: the file or dataset. Its first rows are inspected if the columns were not given.
         source: the file or dataset, for messages.
         trained_columns: the text columns of the checkpoint, to use if the rows have them.
-
-    Raises:
-        InputError: too many text columns are given, a text column has the name of a column of predictions, or see
-            [`find_text_columns`].
     """
     text_columns = args.given_columns
     if args.task is not None:
@@ -174,9 +170,6 @@ def find_text_columns(
 
     Returns:
         The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
-
-    Raises:
-        InputError: there is no row, or no text column.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
@@ -253,11 +246,6 @@ def read_labeled_texts(
         source: the file or dataset, for messages.
         args: the task, or the columns and label separator of your own data.
         text_columns: from [`choose_text_columns`].
-
-    Raises:
-        InputError: there are no rows, a column is missing, a row has no text, required labels are missing and
-            `on_missing_label` is "error", or single labels and lists of labels are mixed. The message names source and
-            row.
     """
     task, labeled, skips = args.task, name.startswith(("train", "validation")), args.on_missing_label == "skip"
     label_column = "" if name == "unlabeled" else args.label_column_name or "label"
@@ -318,9 +306,6 @@ def report_missing_labels(
         missing: the rows without a label.
         number: the number of all rows.
         on_missing_label: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
-
-    Raises:
-        InputError: labels are missing and `on_missing_label` is "error", or no row has a label that is needed.
     """
     all_missing, needed = len(missing) == number, on_missing_label is not None
     if not missing or (all_missing and not needed):
@@ -419,9 +404,6 @@ def _read_list(text: str, where: str) -> list[Any] | None:
 
     Returns:
         The elements. None: the text is a name.
-
-    Raises:
-        InputError: the text is in square brackets but not such a list, or is another Python value.
     """
     in_brackets = text[:1] + text[-1:] == "[]"
     if in_brackets:
@@ -445,9 +427,6 @@ def convert_vectors(splits: Iterable[TextSplit]) -> None:
 
     The first split with lists of labels decides. The lists are vectors if all elements are 0 or 1, and at least one
     list has several elements. The first list that is not empty sets the size. Ids of known classes are not vectors.
-
-    Raises:
-        InputError: a list is not a vector of this size, or a list of names has numbers that cannot be names.
     """
     size: int | None = None  # not known yet
     for split in splits:

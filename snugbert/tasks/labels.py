@@ -40,11 +40,6 @@ def choose_labels(
         regression: True for a regression, False for a classification. None: inferred from the labels.
         distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The labels
             in the data keep the data's spelling.
-
-    Raises:
-        InputError: the training examples have fewer than two labels (or no label, if a teacher has two or more); a
-            regression has lists of labels; or the labels seem to be numbers, but some have a decimal comma or are not
-            numbers.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -194,10 +189,6 @@ def encode_labels(
     Returns:
         The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
         regression: the number.
-
-    Raises:
-        InputError: a label is not in `labels`, or is not a finite number in a regression. The message names
-            source and row.
     """
     values, multi_label = split.labels, split.multi_label
     if multi_label and not labels:
@@ -263,9 +254,6 @@ def choose_problem(
         splits: the splits from [`TextClassification.read_splits`].
         labels: from [`choose_labels`].
         checkpoint_problem: the `problem_type` in the checkpoint's configuration, used if no split is labeled.
-
-    Raises:
-        InputError: examples have one label in one split and lists of labels in another.
     """
     if labels is None:
         return "regression"

@@ -306,11 +306,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
 
 def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the columns that hold the text and the choices.
-
-    Raises:
-        InputError: columns are missing. The message does not name the row.
-    """
+    """Returns the names of the columns that hold the text and the choices."""
     for columns in MultipleChoice.default_columns:
         if all(column in values for column in columns):
             return columns
@@ -318,11 +314,7 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:
-    """Returns the label of a row that has `number` choices. None if the label is missing.
-
-    Raises:
-        InputError: the label is not the number of a choice. The message does not name the row.
-    """
+    """Returns the label of a row that has `number` choices. None if the label is missing."""
     label = clean_label(str(values.get("label")))
     if label in NO_LABEL:
         return None

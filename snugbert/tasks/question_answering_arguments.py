@@ -14,9 +14,6 @@ class SquadDataArguments(DataArguments):
 
     The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come
     from the original release's `run_squad.py`.
-
-    Raises:
-        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
     """
 
     dataset_name: str | None = field(

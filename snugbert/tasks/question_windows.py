@@ -73,9 +73,6 @@ def make_question_windows(
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
         training: add start_positions and end_positions, the first and last token of the question's first answer. In a
             window without the whole answer both are 0, the position of [CLS].
-
-    Raises:
-        InputError: next to the longest question, a window has room for at most `doc_stride` tokens of context.
     """
     queries = _tokenize([question.question for question in questions], tokenizer)
     long = [question for question, query in zip(questions, queries, strict=True) if len(query.ids) > max_query_length]
@@ -186,9 +183,6 @@ def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stri
 
     Returns:
         The maximum tokens of a question.
-
-    Raises:
-        InputError: a window has room for at most `doc_stride` tokens of context.
     """
     special = sum(map(len, _find_special_tokens(tokenizer)))
     left = max(max_seq_length - special - question, 0)

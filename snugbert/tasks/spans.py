@@ -128,9 +128,6 @@ def best_answers(
     Returns:
         One answer per question. If the context has no tokens, the answer is "", and with `version_2` the odds of
         "no answer" are [`SURELY_NULL`].
-
-    Raises:
-        ValueError: a logit is NaN or infinite. The logit of a context token can be minus infinity.
     """
     spans: list[list[Candidate]] = [[] for _ in questions]
     counts = np.bincount(windows.question_indices)

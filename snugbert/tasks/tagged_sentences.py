@@ -108,10 +108,6 @@ def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: Ne
         name: name of the split.
         source: the file or dataset, for messages.
         args: the columns, and limits on the number of sentences.
-
-    Raises:
-        InputError: there are no sentences, `document_context` is set but the source does not mark documents, or see
-            [`read_conll`] and [`read_records`].
     """
     file_name = uncompressed_name(data) if isinstance(data, Path) else "dataset.jsonl"
     one_word_per_line = not file_name.endswith((".json", ".jsonl"))
@@ -187,10 +183,6 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
 
     Returns:
         The scheme, such as "bio" or "bio without types". None: the tags mark no entities.
-
-    Raises:
-        InputError: a tag is empty, is not an entity tag although most are, or is invalid and `on_bad_tag` is "stop".
-            The message names the first such tag.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     decisive = [tags for split, _, tags in labeled if split.name == "train"] or [tags for _, _, tags in labeled]
@@ -258,9 +250,6 @@ def check_types(split: TagSplit, types: set[str], origin: str) -> None:
         split: the sentences.
         types: the types that the split may have. If the tags mark no entities, the tags.
         origin: where the types come from, for the message.
-
-    Raises:
-        InputError: an entity tag has a type that is not in `types`, or most tags are not in `types`.
     """
     if not split.has_entities:
         unknown = [tag for sentence in split.sentences for tag in sentence.tags or () if tag not in types]

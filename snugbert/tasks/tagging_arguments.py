@@ -14,9 +14,6 @@ class NerDataArguments(DataArguments):
     """Which data to use and how to read them.
 
     The names come from transformers' `run_ner.py`. The last four are new.
-
-    Raises:
-        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
     """
 
     task_name: str = field(
