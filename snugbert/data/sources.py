@@ -21,16 +21,21 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class DataArguments:
-    """Arguments of every task: limits on the number of examples, and the files that subclasses name."""
+    """Arguments of every task: its data, and limits on the number of examples. Names as in transformers' scripts."""
 
-    if TYPE_CHECKING:  # subclasses define these fields, and their order in `--help`
-        dataset_name: str | None = None
-        dataset_config_name: str | None = None
-        train_file: str | list[str] | None = None
-        unlabeled_file: str | None = None
-        validation_file: str | None = None
-        test_file: str | None = None
-
+    train_file: Any = None  # one or more paths. Subclasses give it a type and a help text
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
     )
@@ -40,6 +45,10 @@ class DataArguments:
     max_predict_samples: int | None = field(
         default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
     )
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -59,26 +68,11 @@ class DataArguments:
 
 @dataclass
 class ExampleArguments(DataArguments):
-    """Arguments that choose the examples, for a task that needs no other data arguments.
+    """Arguments that choose the examples, for a task that needs no other data arguments."""
 
-    The names come from transformers' `run_swag.py`. `unlabeled_file` and `test_file` are new.
-    """
-
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
-    )
-    dataset_config_name: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
-    )
     train_file: str | None = field(
         default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
     )
-    unlabeled_file: str | None = field(
-        default=None,
-        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
-    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     on_missing_label: Literal["error", "skip"] = field(
         default="error",
         metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
@@ -87,16 +81,10 @@ class ExampleArguments(DataArguments):
     max_seq_length: int = field(
         default=512, metadata={"help": "Maximum tokens of a text or pair. Longer texts are truncated."}
     )
-    overwrite_cache: bool = field(
-        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
-    )
 
     def __post_init__(self):
+        super().__post_init__()
         check_ranges(self, max_seq_length=Range(3))  # the special tokens of a pair
-        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
 
 def check_sources(

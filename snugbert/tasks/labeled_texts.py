@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, List
@@ -23,7 +23,9 @@ from snugbert.data.glue import TASKS
 from snugbert.data.tables import clean_label, read_rows
 from snugbert.errors import InputError, format_count, list_columns, shorten
 from snugbert.files import check_unicode, parse_json
-from snugbert.tasks.classification_arguments import GlueDataArguments
+
+if TYPE_CHECKING:
+    from snugbert.tasks.classification import GlueDataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +117,7 @@ class TextSplit:
 
 
 def choose_text_columns(
-    args: GlueDataArguments, data: Path | Dataset, source: str, trained_columns: Sequence[str] = ()
+    args: "GlueDataArguments", data: Path | Dataset, source: str, trained_columns: Sequence[str] = ()
 ) -> tuple[str, ...]:
     """Returns the column of sentences, or the two columns of pairs.
 
@@ -236,7 +238,7 @@ def _is_code(cell: str) -> bool:
 
 
 def read_labeled_texts(
-    data: Path | Dataset, name: str, source: str, args: GlueDataArguments, text_columns: tuple[str, ...]
+    data: Path | Dataset, name: str, source: str, args: "GlueDataArguments", text_columns: tuple[str, ...]
 ) -> TextSplit:
     """Reads the examples of a split. Warns about empty texts.
 
@@ -328,7 +330,7 @@ def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
 
 
-def _read_renamed_rows(data: Path | Dataset, args: GlueDataArguments) -> Iterator[Row]:
+def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[Row]:
     """Yields rows. Columns of GLUE's files get their names in the datasets library."""
     if args.task is None:
         yield from read_rows(data)
@@ -367,7 +369,7 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
 
 
 def _read_label(
-    value: object, args: GlueDataArguments, class_names: Mapping[str, str], where: str
+    value: object, args: "GlueDataArguments", class_names: Mapping[str, str], where: str
 ) -> str | list[str] | None:
     """Converts a cell to a label, or to a list of labels if examples can have several. None: not labeled.
 

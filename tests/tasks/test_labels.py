@@ -11,8 +11,7 @@ from tables import write_csv
 
 from snugbert import SnugBertConfig
 from snugbert.errors import InputError
-from snugbert.tasks.classification import TextClassification
-from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification import GlueDataArguments, TextClassification
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
 
 

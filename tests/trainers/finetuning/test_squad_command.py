@@ -15,8 +15,7 @@ import snugbert_cli
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
 from snugbert.errors import InputError
-from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit, SquadDataArguments
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")
