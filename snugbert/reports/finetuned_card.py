@@ -19,7 +19,7 @@ from snugbert.reports.cards import eval_result, save_model_card, table
 from snugbert.reports.label_tables import decision_section, label_table
 from snugbert.reports.results import RunResults, TaskFacts
 from snugbert.reports.score_plots import describe_plot, list_plots
-from snugbert.reports.score_tables import comparison_table, data_table, results_tables
+from snugbert.reports.score_tables import data_table, results_tables
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {
@@ -104,8 +104,6 @@ def write_finetuning_card(
     sections += results.get("copies", [])
     if scored:
         sections += _list_score_sections(results)
-    if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
-        sections.append(f"## Teacher and student\n\n{comparison}")
     if sweep_tables is not None:
         sections.append(f"## All runs\n\n{sweep_tables}")
     sections += [f"![{describe_plot(plot)}]({plot.name})" for plot in list_plots(output_dir)]

@@ -22,7 +22,6 @@ from snugbert.reports.label_tables import (
 from snugbert.reports.score_plots import list_plots
 from snugbert.reports.score_tables import (
     UNDEFINED,
-    comparison_table,
     data_table,
     format_interval,
     format_metric,
@@ -70,7 +69,6 @@ class RunResults(TypedDict):
         versions: versions of the packages.
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
-        comparison: teacher and student, see [`measure_models`].
         labels: evaluation set -> scores of each label, if labels are uneven, or a label is never predicted.
         decisions: thresholds and temperature, if the run chose any. `metrics` has the scores with thresholds.
     """
@@ -90,7 +88,6 @@ class RunResults(TypedDict):
     versions: dict[str, str]
     shortfalls: NotRequired[list[str]]
     sweep: NotRequired[dict[str, Any]]
-    comparison: NotRequired[list[dict[str, Any]]]
     labels: NotRequired[dict[str, LabelScores]]
     decisions: NotRequired[DecisionFacts]
 
@@ -131,11 +128,10 @@ def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
         results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
     )
     shortfalls = escape(" ".join(results.get("shortfalls", [])))
-    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     labels = label_table(results.get("labels", {}))
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
     parts = [f"# {escape(results['task'])}", data, *results.get("copies", [])]
-    parts += [scores, labels, decisions, shortfalls, sweep_tables or "", comparison]
+    parts += [scores, labels, decisions, shortfalls, sweep_tables or ""]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -196,8 +192,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    comparison = comparison_table(results.get("comparison", []), perfect_score)
-    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
+    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", []))]
     return "\n\n".join(part for part in parts if part)
 
 

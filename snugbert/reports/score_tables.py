@@ -208,43 +208,6 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
     )
 
 
-def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> str:
-    """Returns a Markdown table of teacher and student, empty without rows.
-
-    Args:
-        rows: from [`measure_models`]. The first row is the teacher.
-        perfect_score: the value of a perfect score in the metrics: 1 or 100.
-    """
-    if not rows:
-        return ""
-    metric, teacher = rows[0]["metric"], rows[0]["mean"] or math.nan
-    cells = [
-        (
-            row["model"],
-            format_mean(metric, row, perfect_score),
-            _format_share(row["mean"], teacher) if is_score(metric) else UNDEFINED,
-            f"{row['parameters'] / 1e6:,.1f}",
-            f"{row['bytes'] / 1e6:,.0f}",
-            f"{row['examples_per_second']:,.0f}",
-        )
-        for row in rows
-    ]
-    columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
-    seeds = max(row["seeds"] for row in rows)
-    start = " Both students start from the same weights." if len(rows) > 2 else ""
-    students = f"Students: mean ± standard deviation of {seeds} seeds. " if seeds > 1 else ""
-    return (
-        f"{table(columns, cells)}\n\nScored on the validation examples. {students}In parentheses: "
-        f"{METHOD_FOR_MEANS if seeds > 1 else METHOD} Examples per second: measured in this run, on the first "
-        f"validation examples.{start}"
-    )
-
-
-def _format_share(value: float | None, whole: float) -> str:
-    share = math.nan if value is None else 100 * value / whole
-    return UNDEFINED if math.isnan(share) else f"{share:.1f}"
-
-
 def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
     """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)".
 

@@ -22,7 +22,6 @@ from snugbert.data.sources import DataArguments, DataSource, describe_source
 from snugbert.data.squad import Question, can_be_scored, check_answers, read_questions
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
-from snugbert.reports.score_plots import draw_f1_by_answer_length, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_windows import ContextWindows, check_room, choose_stride, make_question_windows
@@ -324,9 +323,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     def write(self, split: QuestionSplit, answers: list[Answer], folder: Path) -> None:
         """Writes the answers by question id, in the format of the original BERT release.
 
-        Files: predictions.json, nbest_predictions.json, and null_odds.json for SQuAD v2.0. If the questions have
-        correct answers, also f1_by_answer_length.png. Files of sets other than "eval" have the name of the set as
-        prefix.
+        Files: predictions.json, nbest_predictions.json, and null_odds.json for SQuAD v2.0. Files of sets other
+        than "eval" have the name of the set as prefix.
         """
         ids = [question.id for question in split.questions]
         contents: dict[str, list[Any]] = {
@@ -338,15 +336,6 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         for name, values in contents.items():
             text = json.dumps(dict(zip(ids, values, strict=True)), indent=4, ensure_ascii=False)
             (folder / f"{self._prefix(split)}{name}.json").write_text(text + "\n", encoding="utf-8")
-        if split.labeled:
-            self._draw(split, self.measure(split, answers), folder)
-
-    def _draw(self, split: QuestionSplit, rows: np.ndarray, folder: Path) -> None:
-        """Draws the plot of answers. `rows` are from `measure`."""
-        name = self.set_names[split.name]
-        lengths = np.array([len(correct[0].split()) if correct else 0 for correct in split.golds])
-        f1 = 100 * rows[:, 3 if self.version_2 else 1]
-        draw_f1_by_answer_length(lengths, f1, plot_file(folder, name, "f1_by_answer_length.png"))
 
     # --- prediction ---------------------------------------------------------------------------------------------
 
