@@ -141,12 +141,7 @@ def split_cells(line: str) -> list[str]:
 
 
 def find_tag_cell(columns: int, tag_column: int | None) -> int | None:
-    """Returns the index of the tag among the cells of a word. None if words have no tags.
-
-    Args:
-        columns: the number of cells.
-        tag_column: number of the tag column, counted from 1. None: the last column, unless there is only one.
-    """
+    """Returns the index of the tag among the cells of a word. None if words have no tags."""
     column = tag_column or columns
     return column - 1 if columns > 1 and column <= columns else None
 

@@ -18,11 +18,7 @@ CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
 
 
 def complete_lists(arguments: Any) -> None:
-    """Converts one path, or another iterable of paths, to a list of strings in each argument that takes a list.
-
-    Args:
-        arguments: a dataclass of arguments.
-    """
+    """Converts one path, or another iterable of paths, to a list of strings in each argument that takes a list."""
     for each in fields(arguments):
         value = getattr(arguments, each.name)
         if "list[str]" in str(each.type) and value is not None:

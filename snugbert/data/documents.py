@@ -229,13 +229,7 @@ def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Ite
 
 
 def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:
-    """Splits a document into sentences. The end of a line ends a sentence.
-
-    Args:
-        document: the lines of the document, as [`read_documents`] yields them.
-        language: ISO 639-1 code of the language whose rules the sentencex library applies.
-        keep_spaces: whether a sentence that follows a space in its line begins with that space.
-    """
+    """Splits a document into sentences. The end of a line ends a sentence."""
     sentences = []
     for line in document:
         space = ""

@@ -10,12 +10,7 @@ from snugbert.errors import InputError
 
 
 def load_rows(data: Any, name: str) -> Dataset:
-    """Returns rows as a dataset.
-
-    Args:
-        data: a dataset, whose format is ignored, a DataFrame, or an iterable of dicts. It is read to its end.
-        name: the argument, for messages.
-    """
+    """Returns rows as a dataset."""
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
     features = None

@@ -85,12 +85,6 @@ def stored_in_model(
     """Returns the languages of a checkpoint and of a tokenizer.
 
     A language stored in the checkpoint replaces the language of its own tokenizer.
-
-    Args:
-        config: configuration of the checkpoint.
-        tokenizer: the tokenizer.
-        name: folder or Hub name of the checkpoint. None: the weights are random and have no language.
-        tokenizer_name: folder or Hub name of the tokenizer. None: the checkpoint's own.
     """
     in_tokenizer = stored_in_tokenizer(tokenizer, tokenizer_name or name)
     if name is None:

@@ -90,13 +90,7 @@ class ExampleArguments(DataArguments):
 def check_sources(
     files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
 ) -> None:
-    """Checks that files exist, and that the user did not give both files and a dataset.
-
-    Args:
-        files: the files of each split.
-        dataset_name: Hub name or folder of the dataset.
-        unlabeled_file: more training examples, in addition to files or a dataset.
-    """
+    """Checks that files exist, and that the user did not give both files and a dataset."""
     for split, split_files in files.items():
         for file in split_files:
             if not file.is_file():
@@ -108,13 +102,7 @@ def check_sources(
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":
-    """Loads the splits of a dataset.
-
-    Args:
-        name: Hub name, or a folder that the datasets library reads.
-        config_name: the configuration of the dataset. None if it has only one.
-        download: passed on to `datasets.load_dataset`.
-    """
+    """Loads the splits of a dataset."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -181,14 +169,7 @@ class DataSource(NamedTuple):
 
 
 def describe_source(source: Path | str, config_name: str | None, split: str, num_examples: int) -> DataSource:
-    """Names the examples of a split.
-
-    Args:
-        source: a file, or the Hub name or folder of a dataset.
-        config_name: the configuration of the dataset.
-        split: the split of the dataset, or the use of the file.
-        num_examples: number of examples used.
-    """
+    """Names the examples of a split."""
     if isinstance(source, Path):
         name = describe_file(source)  # the folder's name, if the file's name is generic
         return DataSource(

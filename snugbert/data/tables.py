@@ -198,12 +198,7 @@ def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tupl
 
 
 def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole.
-
-    Args:
-        file: the file.
-        log: counts what was read, and handles bad rows. By default, bad rows raise an error.
-    """
+    """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole."""
     log = log or ReadingLog()
     for row, value in _read_json_values(file, log):
         if not isinstance(value, dict):

@@ -72,7 +72,7 @@ def measure_file(file: TextFile) -> int:
 class ReadingLog:
     """Records how much of a corpus was read, and handles bad text.
 
-    Bad text is a line that is not UTF-8 or has NUL bytes, a row that is not JSON, or a row without text.
+    Bad text is a line that is not UTF-8, a row that is not JSON, or a row without text.
 
     Args:
         on_bad_text: "error" raises an [`InputError`], "skip" leaves out the line or row, and "replace" puts U+FFFD in
@@ -109,31 +109,22 @@ class ReadingLog:
         self._read_before += amount
 
     def leave_out(self, source: TextFile | str, place: str, problem: str) -> None:
-        """Counts a line or row that is left out.
-
-        Args:
-            source: the file, or the name of a dataset.
-            place: the line or row.
-            problem: what is wrong, as sentences.
-        """
+        """Counts a line or row that is left out."""
         self._record_or_raise(source, place, problem, "skip")
         self.left_out += 1
 
     def decode(self, file: TextFile, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
         """Decodes a line or the text of a row. Returns None if it is left out."""
         try:
-            if b"\0" not in text:
-                return text.decode(encoding)
-            reason, likely = "contains NUL bytes, perhaps UTF-16", "UTF-16"
+            return text.decode(encoding)
         except UnicodeDecodeError as error:
-            reason, likely = error.reason, "WINDOWS-1252"
-        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8, for example with iconv -f {likely} -t UTF-8."
+            problem = f"not UTF-8 ({error.reason}). Convert the file to UTF-8, for example with iconv."
         self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1
             return None
         self.repaired += 1
-        return text.decode(encoding, errors="replace").replace("\0", "\ufffd")
+        return text.decode(encoding, errors="replace")
 
     def _record_or_raise(self, source: TextFile | str, place: str, problem: str, choices: str) -> None:
         if self.on_bad_text in (None, "error"):
@@ -171,11 +162,6 @@ def read_numbered_lines(
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
     Lines end with \n, \r\n, \r or \r\r\n, and nothing else. \r\r\n comes from replacing \n by \r\n twice.
-
-    Args:
-        file: plain text, .gz or .zst.
-        longest: the longest line allowed, in bytes.
-        log: counts what was read, and handles lines that are not UTF-8. By default, they raise an error.
     """
     log = log or ReadingLog()
     number = 0

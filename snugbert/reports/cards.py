@@ -18,11 +18,6 @@ def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]
     """Writes `README.md` into the folder of a model, with the package versions as its last section.
 
     Does not replace a card that the user wrote. Cards written by SnugBERT or Trainer start with a comment.
-
-    Args:
-        output_dir: folder of model and tokenizer.
-        header: metadata for the Hub.
-        sections: Markdown, the title first.
     """
     file = output_dir / "README.md"
     if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):

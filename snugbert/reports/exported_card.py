@@ -121,18 +121,7 @@ def write_card(
     is_regression: bool,
     wrapper: Wrapper | None,
 ) -> None:
-    """Writes README.md, with language and license of the original card. A card that the user wrote is not replaced.
-
-    Args:
-        output_dir: folder of the exported model.
-        source: folder of the original model.
-        source_name: folder or Hub name of the original model.
-        model: the original model.
-        to: the target.
-        done: the export.
-        is_regression: whether the head predicts numbers.
-        wrapper: the class of sentence-transformers that opens the folder. None: no class opens it.
-    """
+    """Writes README.md, with language and license of the original card. A card that the user wrote is not replaced."""
     head = type(model).__name__.removeprefix("SnugBert")
     text = EMBEDS if wrapper == "SentenceTransformer" else HEADS[head]
     reads_pairs = head == "ForSequenceClassification" and _reads_pairs(source)

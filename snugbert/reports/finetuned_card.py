@@ -51,14 +51,6 @@ def write_finetuning_card(
     The card shows the plots in the folder. Its header lists the training data as `training_data`, the training data
     on the Hub as `datasets`, and the metrics that the Hub has an id for, see `HUB_METRICS`. Each metric names its
     data.
-
-    Args:
-        output_dir: folder of model, tokenizer and plots.
-        task: the task that the model was fine-tuned on.
-        results: results of the run that trained the model.
-        base_model: the checkpoint that training started from, a folder or a name on the Hub. None: random weights.
-        name: repository on the Hub. None: the name of the folder.
-        sweep_tables: Markdown tables of the sweep that selected the model.
     """
     name = name or output_dir.resolve().name
     base_id, base_name = find_base_model(base_model)

@@ -152,12 +152,7 @@ def format_results(
 
 
 def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], pair_task: str | None) -> str:
-    """Formats a table of the metrics on the validation text next to the baselines, for the terminal.
-
-    Args:
-        metrics, baselines: as in [`format_results`].
-        pair_task: name of the task on sentence pairs. None if there are no pairs.
-    """
+    """Formats a table of the metrics on the validation text next to the baselines, for the terminal."""
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
     for name, description in PRETRAINING_METRICS.items():
         if name in metrics and name != "nsp_loss":  # it has no baseline

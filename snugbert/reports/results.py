@@ -93,13 +93,7 @@ class RunResults(TypedDict):
 
 
 def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
-    """Writes `results.md`, then `results.json`, which marks the run as complete.
-
-    Args:
-        output_dir: folder of the run.
-        results: NaN is written as null.
-        sweep_tables: Markdown tables of a sweep, added to `results.md`.
-    """
+    """Writes `results.md`, then `results.json`, which marks the run as complete."""
     write_atomically(output_dir / "results.md", _format_tables(results, sweep_tables))
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
@@ -136,13 +130,7 @@ def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
 
 
 def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> str:
-    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are.
-
-    Args:
-        task: the task. Shows its `metrics`, or all metrics of a set without any of them.
-        results: results of the run.
-        output_dir: folder of the run.
-    """
+    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are."""
     training = results["training"]
     title = f"{task.name}: scored"
     if training:

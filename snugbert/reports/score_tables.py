@@ -72,13 +72,7 @@ def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
 
 
 def format_interval(metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
-    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty without an interval.
-
-    Args:
-        metric: name of the metric.
-        interval: low and high.
-        perfect_score: the value of a perfect score: 1 or 100.
-    """
+    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty without an interval."""
     if interval is None:
         return ""
     if is_score(metric):
@@ -101,12 +95,7 @@ def _append_interval(text: str, metric: str, interval: Sequence[float | None] | 
 
 
 def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns a Markdown table of the data of a run, with the number of examples.
-
-    Args:
-        data: "train" or evaluation set -> the fields of each [`DataSource`].
-        metrics: evaluation set -> metric -> value. SQuAD v2.0 counts the questions with and without an answer.
-    """
+    """Returns a Markdown table of the data of a run, with the number of examples."""
     rows = []
     for set_name, sources in data.items():
         title = "training" if set_name == "train" else set_title(set_name)
@@ -166,13 +155,7 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
-    """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1.
-
-    Args:
-        summary: see [`summarize_sweep`].
-        setting_columns: the fields of a setting.
-        perfect_score: the value of a perfect score in the metrics: 1 or 100.
-    """
+    """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1."""
 
     columns = (*setting_columns, "seeds")
     settings = [

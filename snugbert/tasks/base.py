@@ -235,11 +235,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     def check_decisions(self, split: SplitT | None) -> None:
-        """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true.
-
-        Args:
-            split: the validation examples. None if there are no such examples, or nothing is trained.
-        """
+        """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true."""
         return
 
     def describe_sources(self, split: SplitT) -> list[DataSource]:
@@ -336,12 +332,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         """
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
-        """Scores each label if the metrics hide differences between labels. Otherwise returns None.
-
-        Args:
-            split: labeled examples.
-            answers: the answers to all of them.
-        """
+        """Scores each label if the metrics hide differences between labels. Otherwise returns None."""
         return None
 
     @abstractmethod
@@ -366,11 +357,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
-        """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer.
-
-        Args:
-            columns: the columns of the texts.
-        """
+        """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer."""
         return None
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
@@ -379,12 +366,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Any:
-        """Returns the inputs of an example from a row, without its label.
-
-        Args:
-            values: the row.
-            columns: the names of the columns to read.
-        """
+        """Returns the inputs of an example from a row, without its label."""
 
     @abstractmethod
     def make_split(self, examples: list[Any]) -> SplitT:

@@ -89,23 +89,11 @@ qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
 Metrics of other data: accuracy (one label per example), mean squared error (numbers), and micro F1, macro F1 and
 subset accuracy (several labels per example). Subset accuracy is the fraction of examples whose labels are all
 correct.""",
-    "citation": """\
-@inproceedings{wang2019glue,
-  title={{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
-  author={Wang, Alex and Singh, Amanpreet and Michael, Julian and Hill, Felix and Levy, Omer and Bowman, Samuel R.},
-  booktitle={International Conference on Learning Representations},
-  year={2019}
-}""",
+    "citation": "Wang et al. (2019), GLUE: A Multi-Task Benchmark, ICLR",
     "inputs_description": """
-Args:
-    predictions: label id (int) of each example, shape [N]; for numbers a float. For several labels per example, shape
-        [N, labels]: 1 for each label of the example, 0 for other labels.
-    references: the correct values, with the same shape.
-
-Returns:
-    dict of float, depending on the task: accuracy, f1, matthews_correlation, pearson, spearmanr, combined_score (the
-    mean of two metrics), mse, micro_f1, macro_f1, subset_accuracy. A correlation with a constant is undefined and
-    returned as NaN, as in SciPy. The F1 of a label without references and predictions is 0.""",
+Predictions and references are label ids (int), or floats for numbers. For several labels per example, each is a list
+with 1 for each label of the example and 0 for other labels. A correlation with a constant is NaN, as in SciPy. The F1
+of a label without references and predictions is 0.""",
     "reference_urls": ["https://gluebenchmark.com"],
 }
 

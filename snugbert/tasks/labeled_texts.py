@@ -119,14 +119,7 @@ class TextSplit:
 def choose_text_columns(
     args: "GlueDataArguments", data: Path | Dataset, source: str, trained_columns: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Returns the column of sentences, or the two columns of pairs.
-
-    Args:
-        args: the task, or the column names of your own data.
-        data: the file or dataset. Its first rows are inspected if the columns were not given.
-        source: the file or dataset, for messages.
-        trained_columns: the text columns of the checkpoint, to use if the rows have them.
-    """
+    """Returns the column of sentences, or the two columns of pairs."""
     text_columns = args.given_columns
     if args.task is not None:
         return text_columns
@@ -163,12 +156,6 @@ def find_text_columns(
     These are `trained_columns`, or a pair in `PAIRS`, if the rows have them. Otherwise it is one column: the first of
     `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
     numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
-
-    Args:
-        first_rows: values of the first rows.
-        label_column: the column of the label.
-        source: the file or dataset, for messages.
-        trained_columns: the text columns that a checkpoint was trained on.
 
     Returns:
         The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
@@ -240,15 +227,7 @@ def _is_code(cell: str) -> bool:
 def read_labeled_texts(
     data: Path | Dataset, name: str, source: str, args: "GlueDataArguments", text_columns: tuple[str, ...]
 ) -> TextSplit:
-    """Reads the examples of a split. Warns about empty texts.
-
-    Args:
-        data: a file or a dataset.
-        name: name of the split. Labels of "unlabeled" are not read. Training and validation examples need labels.
-        source: the file or dataset, for messages.
-        args: the task, or the columns and label separator of your own data.
-        text_columns: from [`choose_text_columns`].
-    """
+    """Reads the examples of a split. Warns about empty texts."""
     task, labeled, skips = args.task, name.startswith(("train", "validation")), args.on_missing_label == "skip"
     label_column = "" if name == "unlabeled" else args.label_column_name or "label"
     split = TextSplit(

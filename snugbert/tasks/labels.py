@@ -248,13 +248,7 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
 def choose_problem(
     splits: Mapping[str, TextSplit], labels: list[str] | None, checkpoint_problem: str | None
 ) -> Problem:
-    """Chooses between regression and classification with one or with several labels per example.
-
-    Args:
-        splits: the splits from [`TextClassification.read_splits`].
-        labels: from [`choose_labels`].
-        checkpoint_problem: the `problem_type` in the checkpoint's configuration, used if no split is labeled.
-    """
+    """Chooses between regression and classification with one or with several labels per example."""
     if labels is None:
         return "regression"
     sources = {split.multi_label: split.source for split in splits.values() if split.labeled}

@@ -33,20 +33,8 @@ NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
 
 METRIC_INFO = {
     "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
-    "citation": """\
-@inproceedings{zellers2018swag,
-  title={{SWAG}: A Large-Scale Adversarial Dataset for Grounded Commonsense Inference},
-  author={Zellers, Rowan and Bisk, Yonatan and Schwartz, Roy and Choi, Yejin},
-  booktitle={Proceedings of the 2018 Conference on Empirical Methods in Natural Language Processing},
-  year={2018}
-}""",
-    "inputs_description": """
-Args:
-    predictions: the predicted choice (int) of each example, counted from 0.
-    references: the correct choices.
-
-Returns:
-    dict with `accuracy`, a float.""",
+    "citation": "Zellers et al. (2018), SWAG: A Large-Scale Adversarial Dataset, EMNLP",
+    "inputs_description": "Predictions and references are choices (int), counted from 0.",
     "reference_urls": ["https://rowanzellers.com/swag/"],
 }
 

@@ -42,29 +42,13 @@ METRIC_INFO = {
     "description": """\
 Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
 and, with version_2_with_negative, of v2.0, where a question may have no answer.""",
-    "citation": """\
-@inproceedings{rajpurkar2018know,
-  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
-  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
-  booktitle={Annual Meeting of the Association for Computational Linguistics},
-  year={2018}
-}""",
+    "citation": "Rajpurkar et al. (2018), Know What You Don't Know: Unanswerable Questions for SQuAD, ACL",
     "inputs_description": """
-Args:
-    predictions: a dict for each question with id and prediction_text; for v2.0 also no_answer_probability (float).
-    references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
-
-Returns:
-    dict of float. v1.1: exact_match, f1. v2.0: exact, f1, total; the same for questions with an answer (HasAns_exact,
-    ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values
-    if questions whose no_answer_probability is above a threshold are answered with "".
-
-Example:
-    >>> predictions = [{"id": "1", "prediction_text": "in 1976"}]
-    >>> references = [{"id": "1", "answers": {"text": ["1976", "the year 1976"], "answer_start": [97, 88]}}]
-    >>> TaskMetric(QuestionAnswering()).compute(predictions=predictions, references=references)
-    {'exact_match': 0.0, 'f1': 66.66666666666666}
-""",
+A prediction is a dict with id and prediction_text; for v2.0 also no_answer_probability (float). A reference is a dict
+with id and answers, a dict of the lists text and answer_start (ignored). Results of v1.1: exact_match, f1. Of v2.0:
+exact, f1, total; the same for questions with an answer (HasAns_exact, ...) and without one (NoAns_exact, ...);
+best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values if questions whose no_answer_probability is
+above a threshold are answered with "".""",
     "reference_urls": ["https://rajpurkar.github.io/SQuAD-explorer/"],
 }
 

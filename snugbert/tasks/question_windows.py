@@ -175,12 +175,6 @@ def choose_stride(max_seq_length: int) -> int:
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
     """Checks that a window has room for more context than it shares with its neighbor.
 
-    Args:
-        tokenizer: the tokenizer of the windows.
-        max_seq_length: maximum tokens of a window.
-        doc_stride: tokens that neighboring windows share.
-        question: tokens of the question.
-
     Returns:
         The maximum tokens of a question.
     """

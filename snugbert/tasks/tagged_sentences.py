@@ -109,14 +109,7 @@ class TagSplit:
 
 
 def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "NerDataArguments") -> TagSplit:
-    """Reads the sentences of a split, with their original tags.
-
-    Args:
-        data: a CoNLL file, a .json or .jsonl file, or a dataset.
-        name: name of the split.
-        source: the file or dataset, for messages.
-        args: the columns, and limits on the number of sentences.
-    """
+    """Reads the sentences of a split, with their original tags."""
     file_name = uncompressed_name(data) if isinstance(data, Path) else "dataset.jsonl"
     one_word_per_line = not file_name.endswith((".json", ".jsonl"))
     labeled, is_written = name not in ("unlabeled", "test"), name in ("validation", "test")
@@ -252,13 +245,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
 
 
 def check_types(split: TagSplit, types: set[str], origin: str) -> None:
-    """Checks the entity types of a split. If the tags mark no entities, rare unknown tags only get a warning.
-
-    Args:
-        split: the sentences.
-        types: the types that the split may have. If the tags mark no entities, the tags.
-        origin: where the types come from, for the message.
-    """
+    """Checks the entity types of a split. If the tags mark no entities, rare unknown tags only get a warning."""
     if not split.has_entities:
         unknown = [tag for sentence in split.sentences for tag in sentence.tags or () if tag not in types]
         if unknown:
@@ -311,13 +298,7 @@ def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme: str) -> list[str]:
-    """Returns the tags of a sentence. It reverses [`decode_tags`].
-
-    Args:
-        entities: (type, first word, last word), from left to right.
-        num_words: number of words in the sentence.
-        scheme: one of [`SCHEMES`], or its name and [`BARE`].
-    """
+    """Returns the tags of a sentence. It reverses [`decode_tags`]."""
     tags = ["O"] * num_words
     scheme, bare, _ = scheme.partition(BARE)
     for kind, first, last in entities:

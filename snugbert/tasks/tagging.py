@@ -50,27 +50,11 @@ Precision, recall and F1 of entities, as fractions. An entity is correct if its 
 correct. Tags may be in BIO, IOB1, IOBES, BILOU or BMES. Invalid tags are read as in conlleval, the script of CoNLL's
 shared tasks: an I- that does not continue an entity begins one. Tags that mark no entities, such as parts of speech,
 have only the metric accuracy.""",
-    "citation": """\
-@inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
-  title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
-  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
-  booktitle={Proceedings of the Seventh Conference on Natural Language Learning at HLT-NAACL 2003},
-  year={2003}
-}""",
+    "citation": "Tjong Kim Sang and De Meulder (2003), Introduction to the CoNLL-2003 Shared Task, CoNLL",
     "inputs_description": """
-Args:
-    predictions: a list of tags (str) for each sentence.
-    references: the correct tags.
-
-Returns:
-    dict of float: precision, recall and f1 of all entities (micro average), and accuracy, the share of equal tags. For
-    each entity type, such as PER: PER_precision, PER_recall, PER_f1, and PER_number, the number of entities in the
-    references. A fraction with denominator 0 is 0.
-
-Example:
-    >>> TaskMetric(Tagging()).compute(predictions=[["B-PER", "O"]], references=[["B-PER", "B-LOC"]])["f1"]
-    0.6666666666666666
-""",
+Predictions and references are a list of tags (str) for each sentence. Results are precision, recall and f1 of all
+entities (micro average), and accuracy, the share of equal tags. For each entity type, such as PER: PER_precision,
+PER_recall, PER_f1, and PER_number, the number of entities in the references. A fraction with denominator 0 is 0.""",
     "reference_urls": ["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
 }
 
