@@ -240,13 +240,6 @@ def tag_lines(
     """Returns the text of a CoNLL file with other tags.
 
     The tags replace the tags of the source. A source without tags gets a last column, also in -DOCSTART- lines.
-
-    Args:
-        lines: the lines of the source.
-        sentences: the sentences that were read from them.
-        tags: the tags of each sentence.
-        tag_column: number of the tag column in the source, counted from 1. None: the last column.
-        limited: leave out the lines after the last sentence.
     """
     changed = [*lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
@@ -281,15 +274,7 @@ def _tag_line(line: str, tag: str, tag_column: int | None) -> str:
 def tag_records(
     lines: Sequence[str], sentences: Sequence[Sentence], tags: Tags, tag_columns: Sequence[str], limited: bool = False
 ) -> str:
-    """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object.
-
-    Args:
-        lines: the lines of the source: JSON lines, or a JSON list of objects.
-        sentences: the sentences that were read from them.
-        tags: the tags of each sentence.
-        tag_columns: see [`read_records`].
-        limited: leave out the rows after the last sentence.
-    """
+    """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object."""
     text = "".join(lines)
     if text.lstrip().startswith("["):
         rows = [(start, end) for _, start, end in locate_values(text, text.index("["))]

@@ -90,11 +90,6 @@ def read_documents(
 ) -> Iterator[list[str]]:
     """Reads the documents of text files, in order. The end of a file ends a document.
 
-    Args:
-        files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
-        text_column: the column of .jsonl and .parquet rows that holds the text.
-        log: counts what was read, and handles bad text. By default, bad text raises an error.
-
     Yields:
         The stripped lines of a document. Empty lines and empty documents are left out.
     """

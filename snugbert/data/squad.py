@@ -141,7 +141,7 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
         answer_starts=tuple(start for _, start in answers),
         source=source,
         row=where,
-        is_impossible=is_impossible,
+        is_impossible=bool(is_impossible),
     )
     for name in ("id", "question", "context", "answers"):
         check_unicode("".join(getattr(question, name)), f"{where}: {name!r}")

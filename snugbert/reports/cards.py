@@ -27,14 +27,7 @@ def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]
 
 
 def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
-    """Returns a metric in the Hub's format, rounded to six significant digits.
-
-    Args:
-        value: value of the metric.
-        dataset_name: display name of the dataset.
-        dataset_id: id of the dataset on the Hub. None: made from the name, because the Hub requires an id.
-        fields: other fields of `EvalResult`.
-    """
+    """Returns a metric in the Hub's format, rounded to six significant digits."""
     return EvalResult(
         dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
         dataset_name=dataset_name,

@@ -45,13 +45,7 @@ def draw_log(output_dir: Path, baselines: Mapping[str, float] | None = None) -> 
 
 
 def draw_training(metrics_file: Path, image_file: Path, baselines: Mapping[str, float] | None = None) -> None:
-    """Draws losses, accuracies, the learning rate, the gradient norm and the speed over the tokens seen.
-
-    Args:
-        metrics_file: the log. Incomplete lines, which a killed run may leave, are skipped.
-        image_file: the PNG to write. If the log has no metrics, an old image is removed.
-        baselines: metrics of trivial predictions by name, such as `mlm_loss`, drawn as dotted lines.
-    """
+    """Draws losses, accuracies, the learning rate, the gradient norm and the speed over the tokens seen."""
     from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
     lines = _read_metrics(metrics_file)

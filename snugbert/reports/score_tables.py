@@ -57,13 +57,7 @@ def is_perfect(metric: str, value: float, perfect_score: int) -> bool:
 
 
 def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
-    """Formats a metric for people: scores on a scale up to 100, other values as they are.
-
-    Args:
-        metric: name of the metric.
-        value: its value. NaN (the correlation of a constant) and None (NaN read from a file) become `UNDEFINED`.
-        perfect_score: the value of a perfect score: 1 or 100.
-    """
+    """Formats a metric for people: scores on a scale up to 100, other values as they are."""
     if value is None or math.isnan(value):
         return UNDEFINED
     if is_score(metric):
@@ -114,14 +108,7 @@ def results_tables(
     perfect_score: int,
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
 ) -> str:
-    """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types.
-
-    Args:
-        metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
-        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
-        perfect_score: the value of a perfect score in the metrics: 1 or 100.
-        intervals: evaluation set -> metric -> low and high, see [`bootstrap`].
-    """
+    """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types."""
     intervals = intervals or {}
     rows: dict[bool, list[Any]] = {True: [], False: []}
     type_rows = []
@@ -192,13 +179,7 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
 
 
 def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
-    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)".
-
-    Args:
-        metric: name of the metric.
-        row: `mean`, `std` and `interval`; undefined values are left out.
-        perfect_score: the value of a perfect score: 1 or 100.
-    """
+    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)"."""
     value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
     text = value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
     return _append_interval(text, metric, row.get("interval"), perfect_score)

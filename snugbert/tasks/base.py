@@ -323,10 +323,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def baseline(self, split: SplitT, train: SplitT | None) -> Baseline | None:
         """Scores a simple answer to every example.
 
-        Args:
-            split: labeled examples.
-            train: training examples, to derive the answer from. None if there are no training examples.
-
         Returns:
             The metrics to compare with. None: there is no baseline.
         """

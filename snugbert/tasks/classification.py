@@ -341,11 +341,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         store_labels(config, self.labels or ["LABEL_0"])
 
     def _remove_hidden_labels(self, splits: Mapping[str, TextSplit], checkpoint_labels: list[str]) -> None:
-        """Removes the labels of splits in which every label is -1, unless -1 is a label to learn or to predict.
-
-        Raises:
-            InputError: the labels of a validation split are hidden.
-        """
+        """Removes the labels of splits in which every label is -1, unless -1 is a label to learn or to predict."""
         known = splits["train"].labels if "train" in splits else checkpoint_labels
         if any(label in UNLABELED_ID for label in known):
             return
@@ -535,11 +531,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return choose_decisions(scores, references, self.args.calibrate, self.args.tune_thresholds, positive)
 
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
-        """Uses the thresholds that a fine-tuned model stores.
-
-        Raises:
-            InputError: the thresholds do not match the labels, or `abstain_below` does not apply.
-        """
+        """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
         labels = list_labels(config)
         fitting = len(labels) if self.problem == "multi_label_classification" else 1

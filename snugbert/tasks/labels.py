@@ -59,7 +59,7 @@ def choose_labels(
         labels = list(dict.fromkeys(train.class_names))
     elif train.vector_size:
         has_names = len(checkpoint_labels) == train.vector_size
-        return list(checkpoint_labels) if has_names else _name_elements(train)
+        return list(checkpoint_labels) if has_names else _default_names(train)
     elif regression is None and _are_numbers(train):
         return None
     else:
@@ -101,19 +101,6 @@ def _are_default(labels: Sequence[str]) -> bool:
 def _default_names(split: TextSplit) -> list[str]:
     """Returns transformers' default names for the elements of label vectors."""
     return [f"LABEL_{i}" for i in range(split.vector_size)]
-
-
-def _name_elements(train: TextSplit) -> list[str]:
-    """Returns the default names, and reports them."""
-    names = _default_names(train)
-    logger.warning(
-        "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
-        'lists of names, such as ["joy", "love"].',
-        train.source,
-        names[0],
-        names[-1],
-    )
-    return names
 
 
 def _list_labels(train: TextSplit, fewest: int) -> list[str]:
@@ -235,12 +222,6 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
         raise InputError(
             f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
             "labels. Choose the model that was trained on these labels."
-        )
-    if labels != _default_names(split):
-        logger.warning(
-            "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
-            split.source,
-            ", ".join(labels),
         )
     return [[float(bit) for bit in vector] for vector in split.labels]
 

@@ -120,11 +120,6 @@ def make_question_windows(
 def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
     """Splits a text of `num_tokens` tokens into overlapping spans, one per window.
 
-    Args:
-        num_tokens: tokens of the text.
-        size: maximum tokens of a span.
-        overlap: tokens that neighboring spans share; less than `size`.
-
     Returns:
         First token and end (exclusive) of each span. An empty text has one empty span.
     """
