@@ -4,7 +4,6 @@ Errors name the file and the line or row.
 """
 
 import csv
-import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,8 +24,6 @@ from snugbert.data.text_lines import (
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import check_unicode, parse_json
 
-logger = logging.getLogger(__name__)
-
 # Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 NO_SEPARATOR = "\0"  # text does not contain this character
@@ -43,7 +40,6 @@ INVISIBLE = "".join([char for char in map(chr, range(0x3001)) if char.isspace()]
 def read_rows(
     source: Path | Dataset,
     headerless_columns: Sequence[str] = (),
-    skip_torn_rows: bool = False,
     log: ReadingLog | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
@@ -56,7 +52,6 @@ def read_rows(
         source: the dataset, or an existing file.
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
-        skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
         log: counts what was read, and handles bad rows. By default, bad rows raise an error. In TSV and CSV files,
             bytes that are not UTF-8 raise an error unless `on_bad_text` is "replace". Broken CSV always raises an
             error.
@@ -74,12 +69,12 @@ def read_rows(
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix == "tsv":
         advice = "Tabs separate columns, and carriage returns end lines."
-        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
+        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, log)
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
         advice = f"The separator is {SEPARATORS.get(separator)}. Quote cells and names that contain it."
         rows = _read_csv_rows(file, separator, lines_log)
-        return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
+        return _name_cells(file, rows, advice, headerless_columns, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
@@ -129,11 +124,9 @@ def _name_cells(
     table: Iterable[tuple[int, list[str]]],
     advice: str,
     headerless_columns: Sequence[str],
-    skip_torn_rows: bool,
     log: ReadingLog,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
-    torn = []
     for row, cells in table:
         if not header and (not headerless_columns or headerless_columns[-1] in cells):
             header = cells
@@ -142,14 +135,9 @@ def _name_cells(
         header = header or list(headerless_columns)
         if len(cells) == len(header):
             yield row, dict(zip(header, cells, strict=True))
-        elif skip_torn_rows:
-            torn.append(row)
         else:
             columns = format_count(len(header), "column")
             log.leave_out(file, f"row {row}", f"expected {columns}, found {len(cells)}. {advice}")
-    if torn:
-        skipped = format_count(len(torn), "row")
-        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
 
 
 def check_header(source: Path | str, header: Sequence[str]) -> None:

@@ -163,7 +163,7 @@ def choose_decisions(
         ids = list(range(logits.shape[1])) if several else [positive]
         correct = references[examples] == 1 if several else (references[examples] == positive)[:, None]
         columns = zip(ids, probabilities[:, ids].T, correct.T, strict=True)
-        return Rule(temperature, {label: choose_threshold(*column, metric) for label, *column in columns})
+        return Rule(temperature, {label: choose_threshold(column, gold, metric) for label, column, gold in columns})
 
     logits = logits.astype(np.float64)
     plain = decide(logits, several, {})

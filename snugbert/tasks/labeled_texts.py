@@ -21,6 +21,7 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.glue import TASKS
 from snugbert.data.tables import clean_label, read_rows
+from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count, list_columns, shorten
 from snugbert.files import check_unicode, parse_json
 
@@ -315,7 +316,8 @@ def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Itera
         yield from read_rows(data)
         return
     new_names = args.task.renamed_columns
-    for row, values in read_rows(data, args.task.headerless_columns, args.task.skips_torn_rows):
+    log = ReadingLog("skip", logger.warning) if args.task.skips_torn_rows else None
+    for row, values in read_rows(data, args.task.headerless_columns, log):
         yield row, {new_names.get(name, name): value for name, value in values.items()}
 
 
