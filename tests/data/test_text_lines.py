@@ -79,6 +79,21 @@ def test_lines_that_are_not_utf_8(tmp_path):
     assert ReadingLog("skip").summarize() == ""
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_every_line_of_utf_16_is_bad_text(tmp_path, encoding):
+    file = tmp_path / "text.txt"
+    file.write_bytes("A text.\n\nZürich, 東京.\n".encode(encoding))
+    message = r"text.txt, line 1: not UTF-8 \(NUL bytes\)"
+    for log in (ReadingLog(), ReadingLog("error")):
+        with pytest.raises(InputError, match=message):
+            list(read_numbered_lines(file, log=log))
+    log = ReadingLog("skip")
+    assert not [line for _, line in read_numbered_lines(file, log=log)]
+    log = ReadingLog("replace")
+    lines = [line for _, line in read_numbered_lines(file, log=log)]
+    assert log.repaired == len(lines) > 2 and "\0" not in "".join(lines)
+
+
 def read_and_print_peak(files):
     """Prints the error of each file, then the growth of the peak memory in megabytes."""
 
