@@ -49,11 +49,7 @@ class Sentence(NamedTuple):
 
 
 def parse_column_number(flag: str, value: str | None) -> int | None:
-    """Returns a column number of a CoNLL file, counted from 1. None if `value` is None.
-
-    Raises:
-        InputError: `value` is not a number. The message names the flag, such as "text_column_name".
-    """
+    """Returns a column number of a CoNLL file, counted from 1. None if `value` is None."""
     if value is not None and (not value.isdecimal() or int(value) == 0):
         raise InputError(f"--{flag} {value}: columns of a CoNLL file have no names. Use a number, counted from 1.")
     return None if value is None else int(value)
@@ -80,9 +76,6 @@ def read_conll(
         tag_column: number of the tag column, counted from 1. None: the last column.
         labeled: whether every sentence must have tags.
         reports: whether to log the number of comments.
-
-    Raises:
-        InputError: the number of columns changes, or a column is missing. The message names the line.
     """
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
@@ -148,12 +141,7 @@ def split_cells(line: str) -> list[str]:
 
 
 def find_tag_cell(columns: int, tag_column: int | None) -> int | None:
-    """Returns the index of the tag among the cells of a word. None if words have no tags.
-
-    Args:
-        columns: the number of cells.
-        tag_column: number of the tag column, counted from 1. None: the last column, unless there is only one.
-    """
+    """Returns the index of the tag among the cells of a word. None if words have no tags."""
     column = tag_column or columns
     return column - 1 if columns > 1 and column <= columns else None
 
@@ -180,10 +168,6 @@ def read_records(
         document_columns: the possible columns of document ids. Each row uses the first that it contains.
         labeled: whether every sentence must have tags.
         in_documents: whether every sentence must have a document id.
-
-    Raises:
-        InputError: a row lacks a column, a column has values of another type, the numbers of words and tags differ,
-            or tags are numbers without class names.
     """
     for row, values in read_rows(data):
         where = f"{source}, row {row}"
@@ -256,13 +240,6 @@ def tag_lines(
     """Returns the text of a CoNLL file with other tags.
 
     The tags replace the tags of the source. A source without tags gets a last column, also in -DOCSTART- lines.
-
-    Args:
-        lines: the lines of the source.
-        sentences: the sentences that were read from them.
-        tags: the tags of each sentence.
-        tag_column: number of the tag column in the source, counted from 1. None: the last column.
-        limited: leave out the lines after the last sentence.
     """
     changed = [*lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
@@ -297,15 +274,7 @@ def _tag_line(line: str, tag: str, tag_column: int | None) -> str:
 def tag_records(
     lines: Sequence[str], sentences: Sequence[Sentence], tags: Tags, tag_columns: Sequence[str], limited: bool = False
 ) -> str:
-    """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object.
-
-    Args:
-        lines: the lines of the source: JSON lines, or a JSON list of objects.
-        sentences: the sentences that were read from them.
-        tags: the tags of each sentence.
-        tag_columns: see [`read_records`].
-        limited: leave out the rows after the last sentence.
-    """
+    """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object."""
     text = "".join(lines)
     if text.lstrip().startswith("["):
         rows = [(start, end) for _, start, end in locate_values(text, text.index("["))]

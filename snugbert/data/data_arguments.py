@@ -18,11 +18,7 @@ CACHE_GB = 20.0  # size of the local cache for blocks of a corpus in a bucket
 
 
 def complete_lists(arguments: Any) -> None:
-    """Converts one path, or another iterable of paths, to a list of strings in each argument that takes a list.
-
-    Args:
-        arguments: a dataclass of arguments.
-    """
+    """Converts one path, or another iterable of paths, to a list of strings in each argument that takes a list."""
     for each in fields(arguments):
         value = getattr(arguments, each.name)
         if "list[str]" in str(each.type) and value is not None:
@@ -32,11 +28,7 @@ def complete_lists(arguments: Any) -> None:
 
 @dataclass(kw_only=True)
 class TextArguments:
-    """Where a command finds its text: in files, or in a dataset.
-
-    Raises:
-        InputError: both files and a dataset are given.
-    """
+    """Where a command finds its text: in files, or in a dataset."""
 
     train_file: list[str] = field(
         default_factory=list,
@@ -64,9 +56,6 @@ class TextArguments:
 @dataclass(kw_only=True)
 class PreparationArguments(TextArguments):
     """The text, and how to split it into sentences.
-
-    Raises:
-        InputError: a value is out of range, or the language is not a code.
 
     Attributes:
         language: the code. None: the command takes it from the tokenizer, the corpus or the checkpoint, or uses "en".
@@ -101,9 +90,6 @@ class PreparationArguments(TextArguments):
 class OutputArguments:
     """Where to write the corpus, and which shard of it to prepare.
 
-    Raises:
-        InputError: `shard` is not `i/n` with `i` from 1 to `n`.
-
     Attributes:
         shard_number, num_shards: `i` and `n` of `shard`.
     """
@@ -130,11 +116,7 @@ class OutputArguments:
 
 
 def parse_shard(shard: str) -> tuple[int, int]:
-    """Returns `i` and `n` of a shard "i/n".
-
-    Raises:
-        InputError: `shard` is not in this form, or `i` is not from 1 to `n`.
-    """
+    """Returns `i` and `n` of a shard "i/n"."""
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InputError(f"--shard {shard!r} must be i/n with i from 1 to n, such as 1/4.")

@@ -28,11 +28,7 @@ TEXT_SUFFIXES = (*LINE_SUFFIXES, ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 
 
 def find_files(patterns: Sequence[str]) -> list[TextFile]:
-    """Finds the text files that match paths, URLs and glob patterns. See [`match_files`].
-
-    Raises:
-        InputError: a pattern matches no file, or the suffix of a file is not in [`TEXT_SUFFIXES`].
-    """
+    """Finds the text files that match paths, URLs and glob patterns. See [`match_files`]."""
     files: dict[TextFile, None] = {}
     for pattern in patterns:
         files |= dict.fromkeys(_find_remote(pattern) if is_url(pattern) else match_files([pattern]))
@@ -50,11 +46,7 @@ def _find_remote(pattern: str) -> list[TextFile]:
 
 
 def match_files(patterns: Sequence[str]) -> list[Path]:
-    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once.
-
-    Raises:
-        InputError: a pattern matches no file.
-    """
+    """Finds the files that match paths and glob patterns. Sorts the matches of a pattern, and lists a file once."""
     files: dict[Path, None] = {}
     for pattern in patterns:
         matches = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
@@ -97,17 +89,8 @@ def read_documents(
 ) -> Iterator[list[str]]:
     """Reads the documents of text files, in order. The end of a file ends a document.
 
-    Args:
-        files: .txt and .jsonl files (both also .gz and .zst) and .parquet files, see [`find_files`].
-        text_column: the column of .jsonl and .parquet rows that holds the text.
-        log: counts what was read, and handles bad text. By default, bad text raises an error.
-
     Yields:
         The stripped lines of a document. Empty lines and empty documents are left out.
-
-    Raises:
-        InputError: bytes are not UTF-8, or a row is not a JSON object or has no text column. The message names the
-            file and the line or row.
     """
     log = log or ReadingLog()
     for file in files:
@@ -129,9 +112,6 @@ def read_dataset_documents(
         log: counts what was read, and handles rows without text. By default, such rows raise an error.
         shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
             no other shard reads. None: all files.
-
-    Raises:
-        InputError: the dataset, the configuration, the split or the column does not exist, or a row cannot be read.
     """
     log = log or ReadingLog()
     rows = _load_builder(text).as_streaming_dataset(text.dataset_split)
@@ -157,31 +137,19 @@ def read_dataset_documents(
 
 
 def dataset_version(text: TextArguments) -> str:
-    """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files.
-
-    Raises:
-        InputError: see [`read_dataset_documents`].
-    """
+    """Returns a string that changes with the dataset's commit on the Hub, or with the times of its local files."""
     # The path of the dataset in the cache: name, configuration, version and hash.
     return "/".join(Path(_load_builder(text).cache_dir).parts[-4:])
 
 
 def count_dataset_rows(text: TextArguments) -> int | None:
-    """Returns the number of rows of the split, or None if the dataset does not state it.
-
-    Raises:
-        InputError: see [`read_dataset_documents`].
-    """
+    """Returns the number of rows of the split, or None if the dataset does not state it."""
     split = (_load_builder(text).info.splits or {}).get(text.dataset_split)
     return (split and split.num_examples) or None
 
 
 def count_dataset_files(text: TextArguments) -> int:
-    """Returns the number of files of the split, or of other units that can be read separately.
-
-    Raises:
-        InputError: see [`read_dataset_documents`].
-    """
+    """Returns the number of files of the split, or of other units that can be read separately."""
     return _load_builder(text).as_streaming_dataset(text.dataset_split).num_shards
 
 
@@ -255,13 +223,7 @@ def _read_parquet_rows(file: TextFile, text_column: str, log: ReadingLog) -> Ite
 
 
 def split_sentences(document: Sequence[str], language: str, keep_spaces: bool = False) -> list[str]:
-    """Splits a document into sentences. The end of a line ends a sentence.
-
-    Args:
-        document: the lines of the document, as [`read_documents`] yields them.
-        language: ISO 639-1 code of the language whose rules the sentencex library applies.
-        keep_spaces: whether a sentence that follows a space in its line begins with that space.
-    """
+    """Splits a document into sentences. The end of a line ends a sentence."""
     sentences = []
     for line in document:
         space = ""

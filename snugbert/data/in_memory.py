@@ -10,15 +10,7 @@ from snugbert.errors import InputError
 
 
 def load_rows(data: Any, name: str) -> Dataset:
-    """Returns rows as a dataset.
-
-    Args:
-        data: a dataset, whose format is ignored, a DataFrame, or an iterable of dicts. It is read to its end.
-        name: the argument, for messages.
-
-    Raises:
-        InputError: `data` is of another type, a row is not a dict, or the values of a column have different types.
-    """
+    """Returns rows as a dataset."""
     if isinstance(data, Dataset):
         return data if data.format["type"] == "custom" else data.with_format(None)  # a transform makes the columns
     features = None
@@ -49,9 +41,6 @@ def number_rows(data: Any, text_column: str | None, expected: str) -> Iterator[t
         data: as in [`load_rows`], a single row, a text, or an iterable of texts.
         text_column: the column that a text without a column belongs to. None: texts are refused.
         expected: what a row may be, for messages.
-
-    Raises:
-        InputError: a row is neither a dict nor a text that may be predicted. The message names the row.
     """
     if isinstance(data, Dataset | IterableDataset) or _is_data_frame(data):
         return read_rows(load_rows(data, "rows"))

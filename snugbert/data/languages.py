@@ -101,12 +101,6 @@ def stored_in_model(
     """Returns the languages of a checkpoint and of a tokenizer.
 
     A language stored in the checkpoint replaces the language of its own tokenizer.
-
-    Args:
-        config: configuration of the checkpoint.
-        tokenizer: the tokenizer.
-        name: folder or Hub name of the checkpoint. None: the weights are random and have no language.
-        tokenizer_name: folder or Hub name of the tokenizer. None: the checkpoint's own.
     """
     in_tokenizer = stored_in_tokenizer(tokenizer, tokenizer_name or name)
     if name is None:
@@ -127,9 +121,6 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     Args:
         given: `--language`, or None.
         stored: languages of the files, the most specific first.
-
-    Raises:
-        InputError: two of these languages differ.
     """
     known = [each for each in stored if each.language is not None]
     single = [each for each in known if each.language != SEVERAL]

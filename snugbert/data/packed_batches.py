@@ -33,9 +33,6 @@ def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
         The columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
         int32, the start of each sequence, then T; `max_length_q`, the length of the longest sequence; and
         `label_indices` (M,), the index of each labeled token, if there is a column `labels`.
-
-    Raises:
-        ValueError: a sequence has no tokens.
     """
     lengths = np.array([len(ids) for ids in token_columns["input_ids"]])
     if not lengths.all():

@@ -21,16 +21,21 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass
 class DataArguments:
-    """Arguments of every task: limits on the number of examples, and the files that subclasses name."""
+    """Arguments of every task: its data, and limits on the number of examples. Names as in transformers' scripts."""
 
-    if TYPE_CHECKING:  # subclasses define these fields, and their order in `--help`
-        dataset_name: str | None = None
-        dataset_config_name: str | None = None
-        train_file: str | list[str] | None = None
-        unlabeled_file: str | None = None
-        validation_file: str | None = None
-        test_file: str | None = None
-
+    train_file: Any = None  # one or more paths. Subclasses give it a type and a help text
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
+    )
+    dataset_config_name: str | None = field(
+        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
+    )
+    unlabeled_file: str | None = field(
+        default=None,
+        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
+    )
+    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on at most this many labeled examples. Default: all."}
     )
@@ -40,6 +45,10 @@ class DataArguments:
     max_predict_samples: int | None = field(
         default=None, metadata={"help": "Predict on at most this many examples. Default: all."}
     )
+
+    def __post_init__(self):
+        check_ranges(self)
+        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
     @property
     def max_samples(self) -> dict[str, int | None]:
@@ -59,29 +68,11 @@ class DataArguments:
 
 @dataclass
 class ExampleArguments(DataArguments):
-    """Arguments that choose the examples, for a task that needs no other data arguments.
+    """Arguments that choose the examples, for a task that needs no other data arguments."""
 
-    The names come from transformers' `run_swag.py`. `unlabeled_file` and `test_file` are new.
-
-    Raises:
-        InputError: a value is out of range, a file does not exist, or both files and a dataset are given.
-    """
-
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset on the Hub, or a folder that the datasets library can load."}
-    )
-    dataset_config_name: str | None = field(
-        default=None, metadata={"advanced": True, "help": "Configuration of the dataset."}
-    )
     train_file: str | None = field(
         default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
     )
-    unlabeled_file: str | None = field(
-        default=None,
-        metadata={"help": "Training examples for --teacher_name_or_path to label. Labels in the file are ignored."},
-    )
-    validation_file: str | None = field(default=None, metadata={"help": "Examples to evaluate on."})
-    test_file: str | None = field(default=None, metadata={"help": "Examples to predict, with or without labels."})
     on_missing_label: Literal["error", "skip"] = field(
         default="error",
         metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
@@ -90,31 +81,16 @@ class ExampleArguments(DataArguments):
     max_seq_length: int = field(
         default=512, metadata={"help": "Maximum tokens of a text or pair. Longer texts are truncated."}
     )
-    overwrite_cache: bool = field(
-        default=False, metadata={"advanced": True, "help": "Accepted and ignored: nothing is cached."}
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"advanced": True, "help": "Accepted and ignored: the tokenizer uses all cores."}
-    )
 
     def __post_init__(self):
+        super().__post_init__()
         check_ranges(self, max_seq_length=Range(3))  # the special tokens of a pair
-        check_sources(self.files, self.dataset_name, self.unlabeled_file)
 
 
 def check_sources(
     files: Mapping[str, Iterable[Path]], dataset_name: str | None, unlabeled_file: str | None = None
 ) -> None:
-    """Checks that files exist, and that the user did not give both files and a dataset.
-
-    Args:
-        files: the files of each split.
-        dataset_name: Hub name or folder of the dataset.
-        unlabeled_file: more training examples, in addition to files or a dataset.
-
-    Raises:
-        InputError: a file does not exist, or both files and a dataset were given.
-    """
+    """Checks that files exist, and that the user did not give both files and a dataset."""
     for split, split_files in files.items():
         for file in split_files:
             if not file.is_file():
@@ -126,16 +102,7 @@ def check_sources(
 
 
 def load_dataset_splits(name: str, config_name: str | None, **download: Any) -> "DatasetDict":
-    """Loads the splits of a dataset.
-
-    Args:
-        name: Hub name, or a folder that the datasets library reads.
-        config_name: the configuration of the dataset. None if it has only one.
-        download: passed on to `datasets.load_dataset`.
-
-    Raises:
-        InputError: the dataset cannot be loaded.
-    """
+    """Loads the splits of a dataset."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -166,9 +133,6 @@ def choose_splits(
     Returns:
         The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
         missing "train".
-
-    Raises:
-        InputError: a requested split is not available, or there are no splits.
     """
     if requested is None:
         requested = tuple(split for split in SPLITS if split in available and (split != "test" or from_files))
@@ -205,14 +169,7 @@ class DataSource(NamedTuple):
 
 
 def describe_source(source: Path | str, config_name: str | None, split: str, num_examples: int) -> DataSource:
-    """Names the examples of a split.
-
-    Args:
-        source: a file, or the Hub name or folder of a dataset.
-        config_name: the configuration of the dataset.
-        split: the split of the dataset, or the use of the file.
-        num_examples: number of examples used.
-    """
+    """Names the examples of a split."""
     if isinstance(source, Path):
         name = describe_file(source)  # the folder's name, if the file's name is generic
         return DataSource(

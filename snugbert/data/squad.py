@@ -19,10 +19,6 @@ from snugbert.files import check_unicode, parse_json
 
 logger = logging.getLogger(__name__)
 
-# The words that transformers accepts for flags, and the values that databases write.
-BOOLEANS = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), True)
-BOOLEANS |= dict.fromkeys(("false", "f", "no", "n", "0", "0.0", ""), False)
-
 
 class Question(NamedTuple):
     """A question about a context.
@@ -65,15 +61,6 @@ def read_questions(source: Path | Dataset, name: str, answered: bool = True) -> 
          "answers": {"text": [...], "answer_start": [...]}}
 
     Blank answers are dropped. A question without an id gets its position, counted from 1.
-
-    Args:
-        source: a file, also .gz or .zst, or a dataset with the columns of the flat form.
-        name: the source, for messages.
-        answered: whether to read answers.
-
-    Raises:
-        InputError: the source is not JSON, has a different structure, or has no questions. The message names source
-            and row.
     """
     rows = enumerate(_read_rows(source, name), start=1)
     dropped = {} if answered else {"answers": None, "is_impossible": False}
@@ -139,7 +126,9 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
                 f"{where}: {name!r} must be text. Expected id, question, context, answers. Found: {found}."
             )
     answers = [(text, start) for text, start in _read_answers(values.get("answers"), where) if text.strip()]
-    is_impossible = _read_boolean(values, "is_impossible", where)
+    is_impossible = values.get("is_impossible") or False
+    if is_impossible not in (True, False):  # the text "false" would be true
+        raise InputError(f"{where}: 'is_impossible' must be true or false, not {is_impossible!r:.60}.")
     if answers and is_impossible:
         raise InputError(
             f"{where}: 'is_impossible' is true, but 'answers' contains {answers[0][0]!r}. Fix one of these values."
@@ -152,20 +141,11 @@ def _make_question(values: Mapping[str, Any], source: str, where: str, number: i
         answer_starts=tuple(start for _, start in answers),
         source=source,
         row=where,
-        is_impossible=is_impossible,
+        is_impossible=bool(is_impossible),
     )
     for name in ("id", "question", "context", "answers"):
         check_unicode("".join(getattr(question, name)), f"{where}: {name!r}")
     return question
-
-
-def _read_boolean(values: Mapping[str, Any], name: str, where: str) -> bool:
-    """Reads true or false, written as a boolean, number or text. None, a missing value and empty text mean false."""
-    value = values.get(name)
-    text = "" if value is None else str(value).strip().lower()
-    if text not in BOOLEANS:
-        raise InputError(f"{where}: {name!r} must be true or false, not {value!r:.60}.")
-    return BOOLEANS[text]
 
 
 def _read_answers(value: Any, where: str) -> list[tuple[str, int]]:
@@ -204,10 +184,6 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
 
     Returns:
         The questions, with each answer written as in the context, without surrounding white space.
-
-    Raises:
-        InputError: required answers are missing, an answer is not at its position, or two questions to predict have
-            the same id.
     """
     unanswered = [question for question in questions if not question.answers]
     logger.info("%s: %d questions, %d without an answer", name, len(questions), len(unanswered))

@@ -4,7 +4,6 @@ Errors name the file and the line or row.
 """
 
 import csv
-import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,8 +24,6 @@ from snugbert.data.text_lines import (
 from snugbert.errors import InputError, format_count, list_columns
 from snugbert.files import check_unicode, parse_json
 
-logger = logging.getLogger(__name__)
-
 # Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
 NO_SEPARATOR = "\0"  # lines with this character are refused
@@ -43,7 +40,6 @@ INVISIBLE = "".join([char for char in map(chr, range(0x3001)) if char.isspace()]
 def read_rows(
     source: Path | Dataset,
     headerless_columns: Sequence[str] = (),
-    skip_torn_rows: bool = False,
     log: ReadingLog | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Reads the rows of a dataset, or of a .tsv, .csv, .json or .jsonl file, also .gz or .zst.
@@ -56,7 +52,6 @@ def read_rows(
         source: the dataset, or an existing file.
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
-        skip_torn_rows: skip rows of a TSV or CSV file that have too few or too many columns, and log how many.
         log: counts what was read, and handles bad rows. By default, bad rows raise an error. In TSV and CSV files,
             bytes that are not UTF-8 raise an error unless `on_bad_text` is "replace". Broken CSV always raises an
             error.
@@ -65,10 +60,6 @@ def read_rows(
         The number of the row and its values by column. Rows are counted from 1, including the header and empty lines.
         TSV and CSV values are strings. Class labels of a dataset become their names, or None if the label
         is missing.
-
-    Raises:
-        InputError: the suffix is unknown, bytes are not UTF-8, two columns have the same name, or a row is broken or
-            has too few or too many columns. The message names the file and the row.
     """
     if isinstance(source, Dataset):
         return _read_dataset_rows(source)
@@ -78,23 +69,19 @@ def read_rows(
     lines_log = log if log.on_bad_text == "replace" else ReadingLog()
     if suffix == "tsv":
         advice = "Tabs separate columns, and carriage returns end lines."
-        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, skip_torn_rows, log)
+        return _name_cells(file, _read_tsv_rows(file, lines_log), advice, headerless_columns, log)
     if suffix == "csv":
         separator = find_separator(file, lines_log.on_bad_text)
         advice = f"The separator is {SEPARATORS.get(separator)}. Quote cells and names that contain it."
         rows = _read_csv_rows(file, separator, lines_log)
-        return _name_cells(file, rows, advice, headerless_columns, skip_torn_rows, log)
+        return _name_cells(file, rows, advice, headerless_columns, log)
     if suffix in ("json", "jsonl"):
         return read_json_rows(file, log)
     raise InputError(f"{file}: unknown suffix. Use .tsv, .csv, .json or .jsonl, optionally with .gz or .zst.")
 
 
 def read_text(values: Mapping[str, Any], column: str) -> str:
-    """Returns the text in a column of a row.
-
-    Raises:
-        InputError: the column is missing, or has no text. The message does not name the row.
-    """
+    """Returns the text in a column of a row."""
     if column not in values:
         raise InputError(f"no column {column!r}. {list_columns(values)}")
     value = values[column]
@@ -104,11 +91,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
 
 
 def read_texts(values: Mapping[str, Any], column: str) -> list[str]:
-    """Returns the list of texts in a column of a row.
-
-    Raises:
-        InputError: the column has no list of texts. The message does not name the row.
-    """
+    """Returns the list of texts in a column of a row."""
     texts = values.get(column)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"no list of texts in column {column!r}. Fix or remove the row.")
@@ -141,11 +124,9 @@ def _name_cells(
     table: Iterable[tuple[int, list[str]]],
     advice: str,
     headerless_columns: Sequence[str],
-    skip_torn_rows: bool,
     log: ReadingLog,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     header: list[str] = []
-    torn = []
     for row, cells in table:
         if not header and (not headerless_columns or headerless_columns[-1] in cells):
             header = cells
@@ -154,22 +135,13 @@ def _name_cells(
         header = header or list(headerless_columns)
         if len(cells) == len(header):
             yield row, dict(zip(header, cells, strict=True))
-        elif skip_torn_rows:
-            torn.append(row)
         else:
             columns = format_count(len(header), "column")
             log.leave_out(file, f"row {row}", f"expected {columns}, found {len(cells)}. {advice}")
-    if torn:
-        skipped = format_count(len(torn), "row")
-        logger.warning("%s: skipped %s with too few or too many columns. The first is row %d.", file, skipped, torn[0])
 
 
 def check_header(source: Path | str, header: Sequence[str]) -> None:
-    """Checks that all columns have different names. Otherwise the last column of a name would replace the others.
-
-    Raises:
-        InputError: two columns of `source` have the same name.
-    """
+    """Checks that all columns have different names. Otherwise the last column of a name would replace the others."""
     for position, name in enumerate(header, start=1):
         first = header.index(name) + 1
         if first < position:
@@ -214,16 +186,7 @@ def _read_csv_rows(file: Path, separator: str, log: ReadingLog) -> Iterator[tupl
 
 
 def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole.
-
-    Args:
-        file: the file.
-        log: counts what was read, and handles bad rows. By default, bad rows raise an error.
-
-    Raises:
-        InputError: bytes are not UTF-8, or a line is not JSON or not an object. The message names the file and the
-            row.
-    """
+    """Reads the rows of a JSON file, also compressed. JSON lines are streamed. A single list is read as a whole."""
     log = log or ReadingLog()
     for row, value in _read_json_values(file, log):
         if not isinstance(value, dict):

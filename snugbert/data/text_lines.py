@@ -54,11 +54,7 @@ class RemoteText:
         return PurePosixPath(self.name).suffix
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """Opens the file for reading bytes, whatever `mode` is.
-
-        Raises:
-            InputError: the file was removed, or cannot be read.
-        """
+        """Opens the file for reading bytes, whatever `mode` is."""
         try:
             return open_file(self.url)
         except FileNotFoundError as error:
@@ -113,32 +109,19 @@ class ReadingLog:
         self._read_before += amount
 
     def leave_out(self, source: TextFile | str, place: str, problem: str) -> None:
-        """Counts a line or row that is left out.
-
-        Args:
-            source: the file, or the name of a dataset.
-            place: the line or row.
-            problem: what is wrong, as sentences.
-
-        Raises:
-            InputError: `on_bad_text` is "error" or None.
-        """
+        """Counts a line or row that is left out."""
         self._record_or_raise(source, place, problem, "skip")
         self.left_out += 1
 
     def decode(self, file: TextFile, place: str, text: bytes, encoding: str = "utf-8") -> str | None:
-        """Decodes a line or the text of a row. Returns None if it is left out.
-
-        Raises:
-            InputError: `text` is not UTF-8 or has NUL bytes, and `on_bad_text` is "error" or None.
-        """
+        """Decodes a line or the text of a row. Returns None if it is left out."""
         try:
-            if b"\0" not in text:
+            if b"\0" not in text:  # UTF-16 has them; most of its English lines are valid UTF-8
                 return text.decode(encoding)
-            reason, likely = "contains NUL bytes, perhaps UTF-16", "UTF-16"
+            reason = "NUL bytes"
         except UnicodeDecodeError as error:
-            reason, likely = error.reason, "WINDOWS-1252"
-        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8, for example with iconv -f {likely} -t UTF-8."
+            reason = error.reason
+        problem = f"not UTF-8 ({reason}). Convert the file to UTF-8, for example with iconv."
         self._record_or_raise(file, place, problem, "skip or replace")
         if self.on_bad_text == "skip":
             self.left_out += 1
@@ -182,15 +165,6 @@ def read_numbered_lines(
     r"""Streams the lines of a UTF-8 file, with their line ends and their numbers, counted from 1.
 
     Lines end with \n, \r\n, \r or \r\r\n, and nothing else. \r\r\n comes from replacing \n by \r\n twice.
-
-    Args:
-        file: plain text, .gz or .zst.
-        longest: the longest line allowed, in bytes.
-        log: counts what was read, and handles lines that are not UTF-8. By default, they raise an error.
-
-    Raises:
-        InputError: bytes are not UTF-8, a line is too long, or a compressed file is damaged or incomplete. The message
-            names the file and the line.
     """
     log = log or ReadingLog()
     number = 0

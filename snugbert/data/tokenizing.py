@@ -185,9 +185,6 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
         function: must be picklable where processes are not forked.
         items: read only a little ahead of the results, so they need not fit into memory. No item may be None.
         num_workers: number of processes.
-
-    Raises:
-        BrokenProcessPool: a process was killed.
     """
     first, second = next(items, None), next(items, None)
     if first is None:

@@ -25,7 +25,7 @@ from snugbert.data.tables import NO_SEPARATOR, choose_separator, find_separator,
 from snugbert.data.text_lines import ReadingLog, find_encoding, read_numbered_lines
 from snugbert.files import dump_json
 from snugbert.prediction.prediction_arguments import PredictionArguments
-from snugbert.tasks.entity_tags import BARE, SCHEMES, TAG, add_type, are_bare, convert_tags, find_invalid_tags
+from snugbert.tasks.tagged_sentences import BARE, SCHEMES, TAG, add_type, are_bare, convert_tags, find_invalid_tags
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,6 @@ def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]
     """Writes `README.md` into the folder of a model, with the package versions as its last section.
 
     Does not replace a card that the user wrote. Cards written by SnugBERT or Trainer start with a comment.
-
-    Args:
-        output_dir: folder of model and tokenizer.
-        header: metadata for the Hub.
-        sections: Markdown, the title first.
     """
     file = output_dir / "README.md"
     if file.exists() and not any(mark in file.read_text(encoding="utf-8") for mark in (OWN_CARD, TRAINERS_CARD)):
@@ -32,14 +27,7 @@ def save_model_card(output_dir: Path, header: ModelCardData, sections: list[str]
 
 
 def eval_result(value: float, *, dataset_name: str, dataset_id: str | None = None, **fields: Any) -> EvalResult:
-    """Returns a metric in the Hub's format, rounded to six significant digits.
-
-    Args:
-        value: value of the metric.
-        dataset_name: display name of the dataset.
-        dataset_id: id of the dataset on the Hub. None: made from the name, because the Hub requires an id.
-        fields: other fields of `EvalResult`.
-    """
+    """Returns a metric in the Hub's format, rounded to six significant digits."""
     return EvalResult(
         dataset_type=dataset_id or re.sub(r"\W+", "-", dataset_name.lower()).strip("-"),
         dataset_name=dataset_name,

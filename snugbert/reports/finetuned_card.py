@@ -19,7 +19,7 @@ from snugbert.reports.cards import eval_result, save_model_card, table
 from snugbert.reports.label_tables import decision_section, label_table
 from snugbert.reports.results import RunResults, TaskFacts
 from snugbert.reports.score_plots import describe_plot, list_plots
-from snugbert.reports.score_tables import comparison_table, data_table, results_tables
+from snugbert.reports.score_tables import data_table, results_tables
 
 # Metric -> id in https://huggingface.co/metrics, display name.
 HUB_METRICS = {
@@ -51,14 +51,6 @@ def write_finetuning_card(
     The card shows the plots in the folder. Its header lists the training data as `training_data`, the training data
     on the Hub as `datasets`, and the metrics that the Hub has an id for, see `HUB_METRICS`. Each metric names its
     data.
-
-    Args:
-        output_dir: folder of model, tokenizer and plots.
-        task: the task that the model was fine-tuned on.
-        results: results of the run that trained the model.
-        base_model: the checkpoint that training started from, a folder or a name on the Hub. None: random weights.
-        name: repository on the Hub. None: the name of the folder.
-        sweep_tables: Markdown tables of the sweep that selected the model.
     """
     name = name or output_dir.resolve().name
     base_id, base_name = find_base_model(base_model)
@@ -104,8 +96,6 @@ def write_finetuning_card(
     sections += results.get("copies", [])
     if scored:
         sections += _list_score_sections(results)
-    if comparison := comparison_table(results.get("comparison", []), results["perfect_score"]):
-        sections.append(f"## Teacher and student\n\n{comparison}")
     if sweep_tables is not None:
         sections.append(f"## All runs\n\n{sweep_tables}")
     sections += [f"![{describe_plot(plot)}]({plot.name})" for plot in list_plots(output_dir)]

@@ -50,11 +50,7 @@ class DecisionFacts(TypedDict):
 
 
 def label_table(scores: Mapping[str, LabelScores]) -> str:
-    """Returns a Markdown table of the scores of each label, with sentences about them. Empty without scores.
-
-    Args:
-        scores: evaluation set -> scores of each label.
-    """
+    """Returns a Markdown table of the scores of each label, with sentences about them. Empty without scores."""
     rows: list[Any] = []
     sentences = []
     for set_name, each in scores.items():
@@ -117,12 +113,7 @@ def _format_scores(row: Mapping[str, Any]) -> list[str]:
 
 
 def decision_section(facts: DecisionFacts, metrics: Mapping[str, Mapping[str, float | None]]) -> str:
-    """Returns Markdown about thresholds and temperature: scores without and with them, and how they were chosen.
-
-    Args:
-        facts: what the run chose.
-        metrics: evaluation set -> metric -> value, with the cross-fitted metrics.
-    """
+    """Returns Markdown about thresholds and temperature: scores without and with them, and how they were chosen."""
     parts = [describe_calibration(facts)] if facts["calibration"] is not None else []
     if facts["metric"] is not None:
         scores = metrics[facts["set"]]

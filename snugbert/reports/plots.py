@@ -40,14 +40,7 @@ def save_figure(figure: "Figure", file: Path | IO[bytes]) -> None:
 
 
 def draw_curves(panel: "Axes", training: Curve, validation: Curve, number_format: str) -> None:
-    """Draws a training and a validation curve. A curve without points is left out.
-
-    Args:
-        panel: where to draw.
-        training: the curve of training.
-        validation: the curve of validation.
-        number_format: format of the last values in the legend, such as ".4f".
-    """
+    """Draws a training and a validation curve. A curve without points is left out."""
     for name, (x, y) in {"training": training, "validation": validation}.items():
         if not y:
             continue

@@ -50,21 +50,6 @@ def write_pretraining_card(
     """Writes `README.md` into the folder of the model. A card that a user wrote is kept, see [`save_model_card`].
 
     The card shows the plot if the folder has one, see [`draw_training`].
-
-    Args:
-        output_dir: folder of the model and the tokenizer.
-        name: repository on the Hub, or name of the folder.
-        language: language code of the text, or None. The example is in this language.
-        data: rows of the table of training and validation text.
-        settings: rows of the table of training settings.
-        metrics: metrics on the validation text. Metrics outside [`PRETRAINING_METRICS`] are ignored.
-        baselines: the same metrics for trivial predictions.
-        validation_name: name of the validation text.
-        dataset_name: id of the dataset on the Hub, for the header.
-        base_model: the checkpoint that training started from, a folder or a Hub name. None: random weights.
-        start_is_known: whether `base_model` is known. Otherwise, the card does not say what training started from.
-        head_name: the head, a key of `HEADS`.
-        generator_folder: subfolder of ELECTRA's generator. None for other models.
     """
     head, is_electra = HEADS[head_name], head_name == "ForReplacedTokenDetection"
     base_id, start = find_base_model(base_model)
@@ -123,13 +108,7 @@ def metric_eval_results(metrics: Mapping[str, float], validation_name: str) -> l
 def format_results(
     metrics: Mapping[str, float], baselines: Mapping[str, float], token_frequencies: str = "training text"
 ) -> str:
-    """Returns a Markdown table of the metrics on the validation text next to the baselines, with an explanation.
-
-    Args:
-        metrics: the metrics. Metrics outside [`PRETRAINING_METRICS`] are ignored.
-        baselines: the same metrics for trivial predictions. Empty: leave out the column.
-        token_frequencies: the text that gives the baseline its token frequencies.
-    """
+    """Returns a Markdown table of the metrics on the validation text next to the baselines, with an explanation."""
     by = " (generator)" if "disc_accuracy" in metrics else ""
     rows = [
         (
@@ -152,12 +131,7 @@ def format_results(
 
 
 def format_comparison(metrics: Mapping[str, float], baselines: Mapping[str, float], pair_task: str | None) -> str:
-    """Formats a table of the metrics on the validation text next to the baselines, for the terminal.
-
-    Args:
-        metrics, baselines: as in [`format_results`].
-        pair_task: name of the task on sentence pairs. None if there are no pairs.
-    """
+    """Formats a table of the metrics on the validation text next to the baselines, for the terminal."""
     lines = [f"{'validation':<26}{'this model':>12}{'baseline':>12}"]
     for name, description in PRETRAINING_METRICS.items():
         if name in metrics and name != "nsp_loss":  # it has no baseline

@@ -22,7 +22,6 @@ from snugbert.reports.label_tables import (
 from snugbert.reports.score_plots import list_plots
 from snugbert.reports.score_tables import (
     UNDEFINED,
-    comparison_table,
     data_table,
     format_interval,
     format_metric,
@@ -70,7 +69,6 @@ class RunResults(TypedDict):
         versions: versions of the packages.
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
-        comparison: teacher and student, see [`measure_models`].
         labels: evaluation set -> scores of each label, if labels are uneven, or a label is never predicted.
         decisions: thresholds and temperature, if the run chose any. `metrics` has the scores with thresholds.
     """
@@ -90,30 +88,19 @@ class RunResults(TypedDict):
     versions: dict[str, str]
     shortfalls: NotRequired[list[str]]
     sweep: NotRequired[dict[str, Any]]
-    comparison: NotRequired[list[dict[str, Any]]]
     labels: NotRequired[dict[str, LabelScores]]
     decisions: NotRequired[DecisionFacts]
 
 
 def write_results(output_dir: Path, results: RunResults, sweep_tables: str | None = None) -> None:
-    """Writes `results.md`, then `results.json`, which marks the run as complete.
-
-    Args:
-        output_dir: folder of the run.
-        results: NaN is written as null.
-        sweep_tables: Markdown tables of a sweep, added to `results.md`.
-    """
+    """Writes `results.md`, then `results.json`, which marks the run as complete."""
     write_atomically(output_dir / "results.md", _format_tables(results, sweep_tables))
     finite = json.loads(json.dumps(results), parse_constant=lambda _: None)
     write_atomically(output_dir / RESULTS, json.dumps(finite, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_results(file: Path) -> Any:
-    """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None."""
     results: Any = read_json(file)
     try:
         if "metrics" in results:  # the tables read every field that other code reads
@@ -135,22 +122,15 @@ def _format_tables(results: RunResults, sweep_tables: str | None) -> str:
         results["metrics"], results["baselines"], results["perfect_score"], results.get("intervals")
     )
     shortfalls = escape(" ".join(results.get("shortfalls", [])))
-    comparison = comparison_table(results.get("comparison", []), results["perfect_score"])
     labels = label_table(results.get("labels", {}))
     decisions = decision_section(results["decisions"], results["metrics"]) if "decisions" in results else ""
     parts = [f"# {escape(results['task'])}", data, *results.get("copies", [])]
-    parts += [scores, labels, decisions, shortfalls, sweep_tables or "", comparison]
+    parts += [scores, labels, decisions, shortfalls, sweep_tables or ""]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> str:
-    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are.
-
-    Args:
-        task: the task. Shows its `metrics`, or all metrics of a set without any of them.
-        results: results of the run.
-        output_dir: folder of the run.
-    """
+    """Returns the last lines of a command: training time, metrics next to the baseline, and where the files are."""
     training = results["training"]
     title = f"{task.name}: scored"
     if training:
@@ -200,8 +180,7 @@ def format_summary(task: TaskFacts, results: RunResults, output_dir: Path) -> st
             lines.append((kind, ", ".join(present)))
     width = max(len(left) for left, _ in lines)
     table = [f"  {left:<{width}}  {right}" for left, right in lines]
-    comparison = comparison_table(results.get("comparison", []), perfect_score)
-    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", [])), comparison]
+    parts = ["\n".join([title, *table]), "\n".join(results.get("shortfalls", []))]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -5,7 +5,7 @@ All scores are drawn in percent.
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,25 +13,18 @@ from snugbert.card_snugbert import PLOT
 from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, new_figure, save_figure, tidy
 from snugbert.reports.score_tables import is_score, set_title
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 BLUE, ORANGE = COLORS["training"], COLORS["validation"]
-INK, BARS = "#222222", "#8fb3d9"
+INK = "#222222"
 SMALLEST_RANGE = 1.0  # percentage points; equal scores would get an axis of a tenth of that
-FEW_LABELS = 30  # up to this many labels, the cells of a confusion matrix have room for two lines of text
+FEW_LABELS = 30  # up to this many labels, the cells of a confusion matrix have room for text
 LONGEST_LABEL = 32  # characters
-SMALLEST_TYPE = 4.5  # points; smaller text is left out
-# Groups of answers by their number of words. The last group has no upper limit.
-ANSWER_LENGTHS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 10), (11, 20), (21, math.inf))
+SMALLEST_TYPE = 4.5  # points
 
 # File name -> caption.
 CAPTIONS = {
     "learning_curve.png": "Loss and score over the steps of training",
     "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
-    "f1_by_answer_length.png": "F1 by the length of the correct answer",
     "reliability.png": "Reliability: how often predictions are correct, by their probability",
-    "sweep.png": "Validation score of each run of the sweep by its settings",
 }
 
 
@@ -63,10 +56,10 @@ def remove_plots(output_dir: Path) -> None:
 
 
 def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
-    """Draws a confusion matrix: how often each label was predicted for each true label.
+    """Draws a confusion matrix: the fraction of the examples of each true label that got each predicted label.
 
-    A row is a true label, a column a predicted label. The color shows the fraction of the row. Cells show counts
-    if they fit, and the fraction too if there are at most `FEW_LABELS` labels.
+    A row is a true label with its number of examples, a column is a predicted label. Up to `FEW_LABELS` labels, cells
+    show their fraction.
 
     Args:
         references: ids of the true labels. *Shape:* (N,)
@@ -74,114 +67,38 @@ def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, label
         labels: names, in the order of the ids.
         file: the plot, a PNG. It is not written if there are no examples.
     """
+    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+
     if not len(references):
         return
-    n = len(labels)
-    counts = np.bincount(n * references + predictions, minlength=n * n).reshape(n, n)
+    counts = confusion_matrix(references, predictions, labels=range(len(labels)))
     totals = counts.sum(axis=1)
-    shares = counts / totals.clip(1)[:, None]
-    cell = float(np.clip(9 / n, 0.45, 1.2)) if n <= FEW_LABELS else min(0.22, 20 / n)  # inches
-    type_size = max(SMALLEST_TYPE, min(10, 0.55 * 72 * cell))
-    shown = range(0, n, math.ceil(SMALLEST_TYPE / (0.55 * 72 * cell)))
-    columns = [_shorten(label) for label in labels]
-    rows = [f"{label} ({total:,})" for label, total in zip(columns, totals, strict=True)]
-    upright = max(map(len, columns)) * 0.6 * type_size > 72 * cell
-    letter = 0.6 * type_size / 72  # width of an average letter, in inches
-    figure = new_figure(
-        max(5.0, n * cell + letter * max(map(len, rows)) + (1.9 if n > FEW_LABELS else 0.9)),
-        n * cell + (letter * max(map(len, columns)) if upright else 0.2) + 1.2,
-    )
+    names = [_shorten(label) for label in labels]
+    size = float(np.clip(0.5 * len(labels), 4, 20))  # inches
+    type_size = float(np.clip(0.6 * 72 * size / len(labels), SMALLEST_TYPE, 10))
+    figure = new_figure(size + 3, size + 2)
     panel = figure.subplots()
-    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    panel.set_xticks(shown, [columns[i] for i in shown], rotation=90 if upright else 0, fontsize=type_size)
-    panel.set_yticks(shown, [rows[i] for i in shown], fontsize=type_size)
-    cells = "\n(cells: count and share of the row)" if n <= FEW_LABELS else ""
-    panel.set_xlabel(f"predicted label{cells}")
+    ConfusionMatrixDisplay(counts / totals.clip(1)[:, None]).plot(
+        ax=panel,
+        cmap="Blues",
+        im_kw={"vmin": 0, "vmax": 1},
+        include_values=len(labels) <= FEW_LABELS,
+        values_format=".0%",
+        text_kw={"fontsize": type_size},
+    )
+    shown = range(0, len(labels), math.ceil(SMALLEST_TYPE * len(labels) / (0.8 * 72 * size)))
+    panel.set_xticks(shown, [names[i] for i in shown], rotation=90, fontsize=type_size)
+    panel.set_yticks(shown, [f"{names[i]} ({totals[i]:,})" for i in shown], fontsize=type_size)
+    panel.set_xlabel("predicted label")
     panel.set_ylabel("true label (count)")
-    panel.spines[:].set_visible(False)
-    panel.tick_params(length=0)
     correct, total = int(counts.trace()), int(totals.sum())
     panel.set_title(f"Confusion matrix\n{correct:,} of {total:,} correct ({correct / total:.1%})", **TITLE)
-    if n > FEW_LABELS:
-        from matplotlib.ticker import PercentFormatter
-
-        bar = figure.colorbar(image, label="share of the row", format=PercentFormatter(1), shrink=0.5, aspect=30)
-        bar.outline.set_visible(False)
-    _write_into_cells(panel, counts, shares, cell)
     save_figure(figure, file)
 
 
 def _shorten(label: str) -> str:
     short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
     return short.replace("$", r"\$")  # matplotlib reads text between two dollars as a formula
-
-
-def _write_into_cells(panel: "Axes", counts: np.ndarray, shares: np.ndarray, cell: float) -> None:
-    few = len(counts) <= FEW_LABELS
-    letters = max(len(f"{counts.max():,}"), 4 if few else 2)
-    type_size = min(10, 0.85 * 72 * cell / (0.6 * letters), 72 * cell / (1.3 * (2 if few else 1)))
-    if type_size < SMALLEST_TYPE:
-        return
-    for (row, column), count in np.ndenumerate(counts):
-        share = shares[row, column]
-        if few or share >= 0.01:  # with many labels, leave out the rare cells
-            text = f"{count:,}\n{share:.0%}" if few and count else f"{count:,}"
-            color = "white" if share > 0.5 else INK if count else "#aaaaaa"
-            # Excluded from the layout, which would measure thousands of texts.
-            panel.text(column, row, text, ha="center", va="center", color=color, fontsize=type_size, in_layout=False)
-
-
-def draw_f1_by_answer_length(lengths: np.ndarray, f1: np.ndarray, file: Path) -> None:
-    """Draws the mean F1 by the length of the correct answer, with 95 % confidence intervals.
-
-    Args:
-        lengths: number of words in the correct answer. 0: the question has no answer. *Shape:* (N,)
-        f1: F1 of each question, in percent. *Shape:* (N,)
-        file: the plot, a PNG. It is not written if there are no questions.
-    """
-    if not len(lengths):
-        return
-    groups = {}
-    for low, high in ANSWER_LENGTHS:
-        group = f1[(low <= lengths) & (lengths <= high)]
-        if len(group):
-            words = f"{low}" if low == high else f"{low} or more" if high == math.inf else f"{low}-{high:g}"
-            groups[f"{words if high else 'no answer'}\n({len(group):,})"] = group
-    means = np.array([group.mean() for group in groups.values()])
-    # 1.96 standard errors: 0 if all scores are equal, undefined for a single question. In both cases, no interval is
-    # drawn. Intervals end at 0 and 100.
-    margins = np.array([1.96 * g.std(ddof=1) / math.sqrt(len(g)) if len(g) > 1 else 0 for g in groups.values()])
-    figure = new_figure(max(5.5, 1.5 + 0.85 * len(groups)), 4.6)
-    panel = figure.subplots()
-    panel.bar(range(len(groups)), means, width=0.7, color=BARS)
-    panel.axhline(f1.mean(), color=ORANGE, linestyle=":", label=f"all questions ({len(f1):,}): {f1.mean():.1f}")
-    ends = np.stack([(means - margins).clip(0), (means + margins).clip(max=100)])
-    uncertain = np.flatnonzero(margins)
-    if len(uncertain):
-        panel.errorbar(
-            uncertain,
-            means[uncertain],
-            abs(ends - means)[:, uncertain],
-            fmt="none",
-            ecolor=INK,
-            elinewidth=1,
-            capsize=3,
-            label="95 % confidence interval",
-        )
-    for place, (mean, end) in enumerate(zip(means, ends[1], strict=True)):
-        # The white box keeps the line of all questions away from the number.
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-        panel.text(place, end + 3, f"{mean:.1f}", ha="center", color=INK, bbox=box)
-    panel.set_xticks(range(len(groups)), list(groups))
-    panel.set_xlim(-0.6, max(len(groups), 4) - 0.4)
-    panel.set_ylim(0, 110)
-    panel.set_yticks(range(0, 101, 20))
-    panel.set_ylabel("mean F1 (percent)")
-    panel.set_xlabel("words in the correct answer (number of questions)")
-    panel.set_title("F1 by length of the correct answer", **TITLE)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    tidy(panel, "y")
-    save_figure(figure, file)
 
 
 def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:

@@ -57,13 +57,7 @@ def is_perfect(metric: str, value: float, perfect_score: int) -> bool:
 
 
 def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
-    """Formats a metric for people: scores on a scale up to 100, other values as they are.
-
-    Args:
-        metric: name of the metric.
-        value: its value. NaN (the correlation of a constant) and None (NaN read from a file) become `UNDEFINED`.
-        perfect_score: the value of a perfect score: 1 or 100.
-    """
+    """Formats a metric for people: scores on a scale up to 100, other values as they are."""
     if value is None or math.isnan(value):
         return UNDEFINED
     if is_score(metric):
@@ -72,13 +66,7 @@ def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
 
 
 def format_interval(metric: str, interval: Sequence[float | None] | None, perfect_score: int) -> str:
-    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty without an interval.
-
-    Args:
-        metric: name of the metric.
-        interval: low and high.
-        perfect_score: the value of a perfect score: 1 or 100.
-    """
+    """Formats an interval: "83.9 to 88.5" for scores, on a scale up to 100. Empty without an interval."""
     if interval is None:
         return ""
     if is_score(metric):
@@ -101,12 +89,7 @@ def _append_interval(text: str, metric: str, interval: Sequence[float | None] | 
 
 
 def data_table(data: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns a Markdown table of the data of a run, with the number of examples.
-
-    Args:
-        data: "train" or evaluation set -> the fields of each [`DataSource`].
-        metrics: evaluation set -> metric -> value. SQuAD v2.0 counts the questions with and without an answer.
-    """
+    """Returns a Markdown table of the data of a run, with the number of examples."""
     rows = []
     for set_name, sources in data.items():
         title = "training" if set_name == "train" else set_title(set_name)
@@ -125,14 +108,7 @@ def results_tables(
     perfect_score: int,
     intervals: Mapping[str, Mapping[str, Interval]] | None = None,
 ) -> str:
-    """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types.
-
-    Args:
-        metrics: evaluation set, such as "eval" or "predict_mm" -> metric -> value.
-        baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
-        perfect_score: the value of a perfect score in the metrics: 1 or 100.
-        intervals: evaluation set -> metric -> low and high, see [`bootstrap`].
-    """
+    """Returns Markdown tables of a run's metrics next to the baseline's: scores, other values, and entity types."""
     intervals = intervals or {}
     rows: dict[bool, list[Any]] = {True: [], False: []}
     type_rows = []
@@ -166,13 +142,7 @@ def split_by_type(metrics: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dic
 
 
 def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], perfect_score: int) -> str:
-    """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1.
-
-    Args:
-        summary: see [`summarize_sweep`].
-        setting_columns: the fields of a setting.
-        perfect_score: the value of a perfect score in the metrics: 1 or 100.
-    """
+    """Returns Markdown tables of a sweep: settings, and all metrics of the best setting. For entity types, only F1."""
 
     columns = (*setting_columns, "seeds")
     settings = [
@@ -208,51 +178,8 @@ def sweep_tables(summary: Mapping[str, Any], setting_columns: Sequence[str], per
     )
 
 
-def comparison_table(rows: Sequence[Mapping[str, Any]], perfect_score: int) -> str:
-    """Returns a Markdown table of teacher and student, empty without rows.
-
-    Args:
-        rows: from [`measure_models`]. The first row is the teacher.
-        perfect_score: the value of a perfect score in the metrics: 1 or 100.
-    """
-    if not rows:
-        return ""
-    metric, teacher = rows[0]["metric"], rows[0]["mean"] or math.nan
-    cells = [
-        (
-            row["model"],
-            format_mean(metric, row, perfect_score),
-            _format_share(row["mean"], teacher) if is_score(metric) else UNDEFINED,
-            f"{row['parameters'] / 1e6:,.1f}",
-            f"{row['bytes'] / 1e6:,.0f}",
-            f"{row['examples_per_second']:,.0f}",
-        )
-        for row in rows
-    ]
-    columns = ("model", metric.replace("_", " "), "% of the teacher", "million parameters", "MB", "examples/s")
-    seeds = max(row["seeds"] for row in rows)
-    start = " Both students start from the same weights." if len(rows) > 2 else ""
-    students = f"Students: mean ± standard deviation of {seeds} seeds. " if seeds > 1 else ""
-    return (
-        f"{table(columns, cells)}\n\nScored on the validation examples. {students}In parentheses: "
-        f"{METHOD_FOR_MEANS if seeds > 1 else METHOD} Examples per second: measured in this run, on the first "
-        f"validation examples.{start}"
-    )
-
-
-def _format_share(value: float | None, whole: float) -> str:
-    share = math.nan if value is None else 100 * value / whole
-    return UNDEFINED if math.isnan(share) else f"{share:.1f}"
-
-
 def format_mean(metric: str, row: Mapping[str, Any], perfect_score: int) -> str:
-    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)".
-
-    Args:
-        metric: name of the metric.
-        row: `mean`, `std` and `interval`; undefined values are left out.
-        perfect_score: the value of a perfect score: 1 or 100.
-    """
+    """Formats a mean over seeds, its standard deviation and its interval: "86.2 ± 0.4 (85.7 to 86.7)"."""
     value, deviation = (format_metric(metric, row[name], perfect_score) for name in ("mean", "std"))
     text = value if UNDEFINED in (value, deviation) else f"{value} ± {deviation}"
     return _append_interval(text, metric, row.get("interval"), perfect_score)

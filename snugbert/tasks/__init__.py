@@ -14,9 +14,6 @@ def list_tasks() -> "dict[str, type[Task[Any, Any, Any]]]":
     """Returns the tasks by the heads of their models, such as "ForTokenClassification".
 
     A task is a direct subclass of `Task` in a module of this package.
-
-    Raises:
-        TypeError: two tasks have the same head. A model's head must identify its task.
     """
     from snugbert.tasks.base import Task  # not above, so that `--help` does not import datasets
 

@@ -179,9 +179,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Returns:
             The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
             "validation_mismatched", follow the split without a suffix.
-
-        Raises:
-            InputError: there are no data, or a split or a dataset does not exist.
         """
         found = dict(self.find_files() or self.find_datasets(wanted, **download))
         if self.args.unlabeled_file is not None:
@@ -216,9 +213,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Args:
             sources: from [`find_sources`], or datasets in memory.
             trained_columns: the text columns that the checkpoint was trained on; empty if it stores none.
-
-        Raises:
-            InputError: an example cannot be used, or a split has no examples. The message names source and row.
         """
 
     @abstractmethod
@@ -238,20 +232,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
             config: the configuration of the checkpoint. If its labels are the same, their order is kept.
             teacher: the task of a teacher. Its labels replace the checkpoint's. The data may lack some of them.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
-
-        Raises:
-            InputError: the labels of data, checkpoint and teacher do not match.
         """
 
     def check_decisions(self, split: SplitT | None) -> None:
-        """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true.
-
-        Args:
-            split: the validation examples. None if there are no such examples, or nothing is trained.
-
-        Raises:
-            InputError: the run cannot choose thresholds or a temperature.
-        """
+        """Checks that a run can choose thresholds and a temperature, if `chooses_decisions` is true."""
         return
 
     def describe_sources(self, split: SplitT) -> list[DataSource]:
@@ -284,11 +268,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     # --- model inputs and outputs -------------------------------------------------------------------------------
 
     def use_tokenizer(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-        """Sets `tokenizer` and `max_length`.
-
-        Raises:
-            InputError: the tokenizer or the length does not fit the task.
-        """
+        """Sets `tokenizer` and `max_length`."""
         self.tokenizer, self.max_length = tokenizer, max_length
 
     @abstractmethod
@@ -343,21 +323,12 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def baseline(self, split: SplitT, train: SplitT | None) -> Baseline | None:
         """Scores a simple answer to every example.
 
-        Args:
-            split: labeled examples.
-            train: training examples, to derive the answer from. None if there are no training examples.
-
         Returns:
             The metrics to compare with. None: there is no baseline.
         """
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
-        """Scores each label if the metrics hide differences between labels. Otherwise returns None.
-
-        Args:
-            split: labeled examples.
-            answers: the answers to all of them.
-        """
+        """Scores each label if the metrics hide differences between labels. Otherwise returns None."""
         return None
 
     @abstractmethod
@@ -382,11 +353,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     # --- prediction ---------------------------------------------------------------------------------------------
 
     def describe_truncation(self, columns: Sequence[str]) -> str | None:
-        """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer.
-
-        Args:
-            columns: the columns of the texts.
-        """
+        """Returns a sentence about the texts that were longer than `max_length`. None if no text was longer."""
         return None
 
     def use_checkpoint(self, config: PreTrainedConfig) -> None:
@@ -395,15 +362,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def read(self, values: Mapping[str, Any], columns: Sequence[str]) -> Any:
-        """Returns the inputs of an example from a row, without its label.
-
-        Args:
-            values: the row.
-            columns: the names of the columns to read.
-
-        Raises:
-            InputError: a column is missing or cannot be used. The message does not name the row.
-        """
+        """Returns the inputs of an example from a row, without its label."""
 
     @abstractmethod
     def make_split(self, examples: list[Any]) -> SplitT:
@@ -422,9 +381,6 @@ def check_teacher_labels(found: list[str], expected: list[str] | None, normalize
             number of labels is compared.
         expected: the labels of the data, in the order that the teacher must have. None: the data are numbers.
         normalize: returns the same text for equal labels.
-
-    Raises:
-        InputError: the labels of the teacher and of the data differ.
     """
     unnamed = found == [f"LABEL_{i}" for i in range(len(found))]
     same = {normalize(label) for label in found} == {normalize(label) for label in expected or ()}

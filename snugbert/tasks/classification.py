@@ -7,10 +7,10 @@ Shapes: N examples, C labels.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,13 @@ from datasets import Dataset, List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import Head, classifier
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.configuration_snugbert import get_windows
-from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
+from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask, find_task_files
 from snugbert.data.packed_batches import NUM_WINDOWS
-from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
+from snugbert.data.sources import SPLITS, DataArguments, DataSource, check_sources, load_dataset_splits
 from snugbert.data.tables import read_text
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, explain_choice, format_count
 from snugbert.families.loading import is_regression
 from snugbert.files import dump_json
 from snugbert.reports.intervals import bootstrap
@@ -40,7 +41,6 @@ from snugbert.tasks.base import (
     list_labels,
     store_labels,
 )
-from snugbert.tasks.classification_arguments import BINARY_METRICS, LABEL_SET_METRICS, GlueDataArguments
 from snugbert.tasks.decisions import (
     FOLDS,
     Decisions,
@@ -74,6 +74,9 @@ METRICS = {
     "single_label_classification": ("accuracy",),
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
+# The metrics of --tune_thresholds.
+BINARY_METRICS = ("f1", "accuracy")
+LABEL_SET_METRICS = ("macro_f1",)
 DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
 # The scores of each label are shown if the most frequent label is this many times as frequent as the rarest.
 UNEVEN = 2
@@ -85,25 +88,122 @@ qqp), Matthews correlation (cola), Pearson and Spearman correlation (stsb).
 Metrics of other data: accuracy (one label per example), mean squared error (numbers), and micro F1, macro F1 and
 subset accuracy (several labels per example). Subset accuracy is the fraction of examples whose labels are all
 correct.""",
-    "citation": """\
-@inproceedings{wang2019glue,
-  title={{GLUE}: A Multi-Task Benchmark and Analysis Platform for Natural Language Understanding},
-  author={Wang, Alex and Singh, Amanpreet and Michael, Julian and Hill, Felix and Levy, Omer and Bowman, Samuel R.},
-  booktitle={International Conference on Learning Representations},
-  year={2019}
-}""",
+    "citation": "Wang et al. (2019), GLUE: A Multi-Task Benchmark, ICLR",
     "inputs_description": """
-Args:
-    predictions: label id (int) of each example, shape [N]; for numbers a float. For several labels per example, shape
-        [N, labels]: 1 for each label of the example, 0 for other labels.
-    references: the correct values, with the same shape.
-
-Returns:
-    dict of float, depending on the task: accuracy, f1, matthews_correlation, pearson, spearmanr, combined_score (the
-    mean of two metrics), mse, micro_f1, macro_f1, subset_accuracy. A correlation with a constant is undefined and
-    returned as NaN, as in SciPy. The F1 of a label without references and predictions is 0.""",
+Predictions and references are label ids (int), or floats for numbers. For several labels per example, each is a list
+with 1 for each label of the example and 0 for other labels. A correlation with a constant is NaN, as in SciPy. The F1
+of a label without references and predictions is 0.""",
     "reference_urls": ["https://gluebenchmark.com"],
 }
+
+
+@dataclass
+class GlueDataArguments(DataArguments):
+    """Which data to use and how to read them.
+
+    The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
+    """
+
+    task_name: str | None = field(
+        default=None, metadata={"help": f"GLUE task ({', '.join(TASKS)}), or all for every task."}
+    )
+    data_dir: str | None = field(
+        default=None, metadata={"help": "Folder of GLUE TSV files: the task's folder or its parent."}
+    )
+    train_file: str | None = field(
+        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    )
+    text_column_names: str | None = field(
+        default=None, metadata={"help": "Text column of your own data. For pairs, two columns, such as title,text."}
+    )
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Label column of your own data. Default: label."}
+    )
+    label_separator: str | None = field(
+        default=None,
+        metadata={"help": "Separator of several labels in one cell. JSON lists need no separator."},
+    )
+    on_missing_label: Literal["error", "skip"] = field(
+        default="error",
+        metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
+    )
+    # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
+    do_regression: bool = field(  # type: ignore[assignment]
+        default=None,
+        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
+    )
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={"help": "Maximum tokens of a text or window. Default: 128, or the model's windows."},
+    )
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Read whole texts, in windows that share this many tokens. Default: truncate texts."},
+    )
+    tune_thresholds: str | None = field(
+        default=None,
+        metadata={
+            "advanced": True,
+            "help": "Choose thresholds on the validation examples for a metric: f1 or accuracy (two labels), or "
+            "macro_f1 (several labels per example).",
+        },
+    )
+    calibrate: bool = field(
+        default=False,
+        metadata={
+            "advanced": True,
+            "help": "Choose a temperature on the validation examples, so that probabilities match the accuracy.",
+        },
+    )
+    abstain_below: float | None = field(
+        default=None,
+        metadata={"advanced": True, "help": "Predict no label below this probability, as in snugbert predict."},
+    )
+
+    def __post_init__(self):
+        if self.task_name is not None:
+            given = self.task_name
+            self.task_name = given.lower().replace("-", "")  # "SST-2" is the folder, "sst2" the task
+            if self.task_name not in (*TASKS, "all"):
+                raise InputError(explain_choice("--task_name", given, (*TASKS, "all")))
+            own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
+            self._refuse("is only for your own data", *own_data)
+        if self.task_name == "all":
+            reason = "is for a single task. The data of all tasks come from --data_dir or the Hub"
+            self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
+        known = (*BINARY_METRICS, *LABEL_SET_METRICS)
+        if self.tune_thresholds not in (None, *known):
+            raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, known))
+        if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
+            raise InputError(
+                "--calibrate and --tune_thresholds need classes. STS-B has no classes. Set --task_name to one task."
+            )
+        if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
+            self._refuse("cannot read pairs of texts", "doc_stride")
+        # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
+        check_ranges(self, max_seq_length=Range(3))
+        if self.data_dir is not None and self.task_name is None:
+            raise InputError("--task_name is missing. Name the GLUE task whose files are in --data_dir.")
+        if self.data_dir is not None and self.dataset_name is not None:
+            raise InputError("--dataset_name and --data_dir cannot be combined. Remove --dataset_name or --data_dir.")
+        default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
+        check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
+
+    def _refuse(self, reason: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise InputError(f"--{name} {reason}. Remove --{name}, or --task_name {self.task_name}.")
+
+    @property
+    def task(self) -> GlueTask | None:
+        """The GLUE task. None: your own data."""
+        return TASKS[self.task_name] if self.task_name else None
+
+    @property
+    def given_columns(self) -> tuple[str, ...]:
+        """The text columns of the GLUE task, or the columns in `text_column_names`. Empty if neither is given."""
+        names = self.text_column_names or ""
+        return self.task.text_columns if self.task else tuple(name.strip() for name in names.split(",") if names)
 
 
 class TextClassification(Task[TextSplit, Features, TextAnswers]):
@@ -240,11 +340,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         store_labels(config, self.labels or ["LABEL_0"])
 
     def _remove_hidden_labels(self, splits: Mapping[str, TextSplit], checkpoint_labels: list[str]) -> None:
-        """Removes the labels of splits in which every label is -1, unless -1 is a label to learn or to predict.
-
-        Raises:
-            InputError: the labels of a validation split are hidden.
-        """
+        """Removes the labels of splits in which every label is -1, unless -1 is a label to learn or to predict."""
         known = splits["train"].labels if "train" in splits else checkpoint_labels
         if any(label in UNLABELED_ID for label in known):
             return
@@ -434,11 +530,7 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
         return choose_decisions(scores, references, self.args.calibrate, self.args.tune_thresholds, positive)
 
     def _read_thresholds(self, config: PreTrainedConfig) -> None:
-        """Uses the thresholds that a fine-tuned model stores.
-
-        Raises:
-            InputError: the thresholds do not match the labels, or `abstain_below` does not apply.
-        """
+        """Uses the thresholds that a fine-tuned model stores."""
         stored = getattr(config, "thresholds", None) or {}
         labels = list_labels(config)
         fitting = len(labels) if self.problem == "multi_label_classification" else 1

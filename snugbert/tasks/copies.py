@@ -29,12 +29,7 @@ class ExampleCopies:
         self._keys: dict[str, set[int]] = {}  # title of a set -> hashes of the texts of its examples
 
     def count(self, task: Task[Any, Any, Any], splits: Mapping[str, Split]) -> None:
-        """Counts the copies within the training examples and between all splits. Logs the counts.
-
-        Args:
-            task: the task, connected with a tokenizer.
-            splits: from [`Task.read_splits`], with the labels of [`Task.choose_labels`].
-        """
+        """Counts the copies within the training examples and between all splits. Logs the counts."""
         for name, split in splits.items():
             texts, labels = task.list_texts(split)
             keys = _hash_texts(texts, task.tokenizer)

@@ -162,9 +162,8 @@ def choose_decisions(
         probabilities = compute_probabilities(logits[examples] / temperature, several)
         ids = list(range(logits.shape[1])) if several else [positive]
         correct = references[examples] == 1 if several else (references[examples] == positive)[:, None]
-        return Rule(
-            temperature, dict(zip(ids, choose_thresholds(probabilities[:, ids], correct, metric), strict=True))
-        )
+        columns = zip(ids, probabilities[:, ids].T, correct.T, strict=True)
+        return Rule(temperature, {label: choose_threshold(column, gold, metric) for label, column, gold in columns})
 
     logits = logits.astype(np.float64)
     plain = decide(logits, several, {})
@@ -215,92 +214,29 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     return 1 / brentq(slope, 1 / HOTTEST, 1 / COLDEST, xtol=1e-12)
 
 
-def choose_thresholds(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> list[float]:
-    """Returns the threshold of each label that maximizes a metric. Ties go to the threshold nearest to 0.5.
+def choose_threshold(probabilities: np.ndarray, correct: np.ndarray, metric: str) -> float:
+    """Returns the threshold of a label with the highest F1 or accuracy. Ties go to the threshold nearest to 0.5.
 
-    A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All thresholds are
-    tried, so the maximum is exact if no probability is exactly 0 or 1. Subset accuracy of several labels is an
-    exception: coordinate ascent from 0.5 finds its thresholds.
+    A threshold is the midpoint of two adjacent probabilities, or 0.5 if 0.5 lies between the two. All are tried.
 
     Args:
-        probabilities: *Shape:* (N, C)
-        correct: whether the label is correct. *Shape:* (N, C)
-        metric: one of `BINARY_METRICS` if there is one label, or of `LABEL_SET_METRICS`.
+        probabilities: of the label. *Shape:* (N,)
+        correct: whether the label is correct. *Shape:* (N,)
+        metric: "f1", "macro_f1" (the mean over labels is highest if the F1 of each label is) or "accuracy".
     """
-    if metric in ("f1", "macro_f1"):  # the mean over labels is largest if the F1 of each label is largest
-        parts = [_maximize_f1(probabilities[:, [label]], correct[:, [label]]) for label in range(correct.shape[1])]
-        return [threshold for part in parts for threshold in part]
-    if metric == "micro_f1":
-        return _maximize_f1(probabilities, correct)
-    if metric == "matthews_correlation":
-        return [_maximize_matthews(probabilities[:, 0], correct[:, 0])]
-    return _maximize_subset_accuracy(probabilities, correct)
-
-
-def _choose_cut(descending: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
-    """Returns the threshold with the highest score, and the number of examples that reach it.
-
-    Args:
-        descending: sorted probabilities. *Shape:* (N,)
-        scores: the metric if the label is predicted for the first 0, 1, ..., N examples. *Shape:* (N + 1,)
-    """
+    order = np.argsort(-probabilities, kind="stable")
+    descending, hits = probabilities[order], np.append(0, np.cumsum(correct[order]))
+    predicted = np.arange(len(hits))  # the label is predicted for the first 0, 1, ..., N examples
+    if metric == "accuracy":
+        scores = 2 * hits - predicted
+    else:
+        scores = 2 * hits / np.maximum(predicted + correct.sum(), 1)
     above, below = np.append(1.0, descending), np.append(descending, 0.0)  # last predicted, first not predicted
     middle = (above + below) / 2
     thresholds = np.where((below < 0.5) & (above >= 0.5), 0.5, np.where(middle > below, middle, above))
     possible = np.flatnonzero(below < above)  # equal probabilities are decided together
     best = possible[scores[possible] == scores[possible].max()]
-    number = best[np.argmin(abs(thresholds[best] - 0.5))]
-    return float(thresholds[number]), int(number)
-
-
-def _sort(probabilities: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the probabilities of a label, sorted, and the number of correct labels among the first 0, 1, ..., N."""
-    order = np.argsort(-probabilities, kind="stable")
-    return probabilities[order], np.append(0, np.cumsum(correct[order]))
-
-
-def _maximize_f1(probabilities: np.ndarray, correct: np.ndarray) -> list[float]:
-    """Maximizes the F1 of all labels together, 2 * hits / (predicted + correct): Dinkelbach (1967).
-
-    If F is the best F1, the maximum of 2 * hits - F * (predicted + correct) is 0. This difference is a sum over
-    labels, so each label has its own best cut. F rises until it is the F1 of these cuts.
-    """
-    labels = [_sort(*columns) for columns in zip(probabilities.T, correct.T, strict=True)]
-    f1, thresholds = -1.0, [0.5] * len(labels)
-    while True:
-        cuts = [_choose_cut(descending, 2 * hits - max(f1, 0.0) * np.arange(len(hits))) for descending, hits in labels]
-        predicted = sum(number for _, number in cuts)
-        hits = sum(hits[number] for (_, number), (_, hits) in zip(cuts, labels, strict=True))
-        new_f1 = 2 * hits / max(predicted + correct.sum(), 1)
-        if new_f1 >= f1:
-            thresholds = [threshold for threshold, _ in cuts]
-        if new_f1 <= f1:
-            return thresholds
-        f1 = new_f1
-
-
-def _maximize_matthews(probabilities: np.ndarray, correct: np.ndarray) -> float:
-    descending, hits = _sort(probabilities, correct)
-    total, positives, predicted = float(len(correct)), float(correct.sum()), np.arange(len(hits), dtype=np.float64)
-    variance = predicted * (total - predicted) * positives * (total - positives)
-    covariance = hits * total - predicted * positives
-    scores = np.divide(covariance, np.sqrt(variance), out=np.zeros(len(hits)), where=variance > 0)
-    return _choose_cut(descending, scores)[0]
-
-
-def _maximize_subset_accuracy(probabilities: np.ndarray, correct: np.ndarray) -> list[float]:
-    thresholds = [0.5] * correct.shape[1]
-    wrong = (probabilities >= 0.5) != correct
-    while True:
-        before = (~wrong.any(axis=1)).sum()
-        for label, (column, target) in enumerate(zip(probabilities.T, correct.T, strict=True)):
-            # Only examples whose other labels are correct can become correct.
-            matters = wrong.sum(axis=1) == wrong[:, label]
-            descending, gains = _sort(column, matters * np.where(target, 1, -1))
-            thresholds[label], _ = _choose_cut(descending, gains)
-            wrong[:, label] = (column >= thresholds[label]) != target
-        if (~wrong.any(axis=1)).sum() <= before:
-            return thresholds
+    return float(thresholds[best[np.argmin(abs(thresholds[best] - 0.5))]])
 
 
 # --- calibration ------------------------------------------------------------------------------------------------

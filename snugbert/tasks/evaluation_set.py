@@ -84,17 +84,7 @@ class EvaluationSet(Generic[Answers]):
 def make_evaluation_set(
     task: Task[Any, Any, Answers], config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase, sources: Sources
 ) -> EvaluationSet[Answers]:
-    """Returns the examples on which any engine scores a fine-tuned model.
-
-    Args:
-        task: the task, which is not changed.
-        config: the configuration of the model.
-        tokenizer: the tokenizer of the model.
-        sources: the data of the split "validation", which must be labeled, or "test".
-
-    Raises:
-        InputError: the examples cannot be used, have no labels, or their labels differ from the model's.
-    """
+    """Returns the examples on which any engine scores a fine-tuned model."""
     task, config = task.copy(), copy.deepcopy(config)
     (split,) = task.read_splits(sources, get_text_columns(config.to_dict())).values()
     place = task.describe_place(sources[split.name][0], split.name)

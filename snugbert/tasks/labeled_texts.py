@@ -14,16 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.glue import TASKS
 from snugbert.data.tables import clean_label, read_rows
+from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count, list_columns, shorten
 from snugbert.files import check_unicode, parse_json
-from snugbert.tasks.classification_arguments import GlueDataArguments
+
+if TYPE_CHECKING:
+    from snugbert.tasks.classification import GlueDataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -115,20 +118,9 @@ class TextSplit:
 
 
 def choose_text_columns(
-    args: GlueDataArguments, data: Path | Dataset, source: str, trained_columns: Sequence[str] = ()
+    args: "GlueDataArguments", data: Path | Dataset, source: str, trained_columns: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Returns the column of sentences, or the two columns of pairs.
-
-    Args:
-        args: the task, or the column names of your own data.
-        data: the file or dataset. Its first rows are inspected if the columns were not given.
-        source: the file or dataset, for messages.
-        trained_columns: the text columns of the checkpoint, to use if the rows have them.
-
-    Raises:
-        InputError: too many text columns are given, a text column has the name of a column of predictions, or see
-            [`find_text_columns`].
-    """
+    """Returns the column of sentences, or the two columns of pairs."""
     text_columns = args.given_columns
     if args.task is not None:
         return text_columns
@@ -166,17 +158,8 @@ def find_text_columns(
     `TEXT_NAMES`, or the column with the most text, where repeated texts count once. The label column, and columns of
     numbers, dates, codes, ids and a few short values are left out. A column in `TEXT_NAMES` may contain codes.
 
-    Args:
-        first_rows: values of the first rows.
-        label_column: the column of the label.
-        source: the file or dataset, for messages.
-        trained_columns: the text columns that a checkpoint was trained on.
-
     Returns:
         The text columns, and the other columns that may be meant: texts that are not a few repeated short values.
-
-    Raises:
-        InputError: there is no row, or no text column.
     """
     if not first_rows:
         raise InputError(f"{source}: no examples.")
@@ -243,22 +226,9 @@ def _is_code(cell: str) -> bool:
 
 
 def read_labeled_texts(
-    data: Path | Dataset, name: str, source: str, args: GlueDataArguments, text_columns: tuple[str, ...]
+    data: Path | Dataset, name: str, source: str, args: "GlueDataArguments", text_columns: tuple[str, ...]
 ) -> TextSplit:
-    """Reads the examples of a split. Warns about empty texts.
-
-    Args:
-        data: a file or a dataset.
-        name: name of the split. Labels of "unlabeled" are not read. Training and validation examples need labels.
-        source: the file or dataset, for messages.
-        args: the task, or the columns and label separator of your own data.
-        text_columns: from [`choose_text_columns`].
-
-    Raises:
-        InputError: there are no rows, a column is missing, a row has no text, required labels are missing and
-            `on_missing_label` is "error", or single labels and lists of labels are mixed. The message names source and
-            row.
-    """
+    """Reads the examples of a split. Warns about empty texts."""
     task, labeled, skips = args.task, name.startswith(("train", "validation")), args.on_missing_label == "skip"
     label_column = "" if name == "unlabeled" else args.label_column_name or "label"
     split = TextSplit(
@@ -318,9 +288,6 @@ def report_missing_labels(
         missing: the rows without a label.
         number: the number of all rows.
         on_missing_label: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
-
-    Raises:
-        InputError: labels are missing and `on_missing_label` is "error", or no row has a label that is needed.
     """
     all_missing, needed = len(missing) == number, on_missing_label is not None
     if not missing or (all_missing and not needed):
@@ -343,13 +310,14 @@ def _list_class_names(data: Path | Dataset, column: str) -> tuple[str, ...]:
     return tuple(clean_label(name) for name in label.names) if isinstance(label, ClassLabel) else ()
 
 
-def _read_renamed_rows(data: Path | Dataset, args: GlueDataArguments) -> Iterator[Row]:
+def _read_renamed_rows(data: Path | Dataset, args: "GlueDataArguments") -> Iterator[Row]:
     """Yields rows. Columns of GLUE's files get their names in the datasets library."""
     if args.task is None:
         yield from read_rows(data)
         return
     new_names = args.task.renamed_columns
-    for row, values in read_rows(data, args.task.headerless_columns, args.task.skips_torn_rows):
+    log = ReadingLog("skip", logger.warning) if args.task.skips_torn_rows else None
+    for row, values in read_rows(data, args.task.headerless_columns, log):
         yield row, {new_names.get(name, name): value for name, value in values.items()}
 
 
@@ -382,7 +350,7 @@ def _read_text(values: Mapping[str, object], column: str, where: str) -> str:
 
 
 def _read_label(
-    value: object, args: GlueDataArguments, class_names: Mapping[str, str], where: str
+    value: object, args: "GlueDataArguments", class_names: Mapping[str, str], where: str
 ) -> str | list[str] | None:
     """Converts a cell to a label, or to a list of labels if examples can have several. None: not labeled.
 
@@ -419,9 +387,6 @@ def _read_list(text: str, where: str) -> list[Any] | None:
 
     Returns:
         The elements. None: the text is a name.
-
-    Raises:
-        InputError: the text is in square brackets but not such a list, or is another Python value.
     """
     in_brackets = text[:1] + text[-1:] == "[]"
     if in_brackets:
@@ -445,9 +410,6 @@ def convert_vectors(splits: Iterable[TextSplit]) -> None:
 
     The first split with lists of labels decides. The lists are vectors if all elements are 0 or 1, and at least one
     list has several elements. The first list that is not empty sets the size. Ids of known classes are not vectors.
-
-    Raises:
-        InputError: a list is not a vector of this size, or a list of names has numbers that cannot be names.
     """
     size: int | None = None  # not known yet
     for split in splits:

@@ -40,11 +40,6 @@ def choose_labels(
         regression: True for a regression, False for a classification. None: inferred from the labels.
         distills: whether the checkpoint is a teacher. Then your own data may lack some of its labels. The labels
             in the data keep the data's spelling.
-
-    Raises:
-        InputError: the training examples have fewer than two labels (or no label, if a teacher has two or more); a
-            regression has lists of labels; or the labels seem to be numbers, but some have a decimal comma or are not
-            numbers.
     """
     if regression:
         multi_label = [split.source for split in splits.values() if split.multi_label]
@@ -64,7 +59,7 @@ def choose_labels(
         labels = list(dict.fromkeys(train.class_names))
     elif train.vector_size:
         has_names = len(checkpoint_labels) == train.vector_size
-        return list(checkpoint_labels) if has_names else _name_elements(train)
+        return list(checkpoint_labels) if has_names else _default_names(train)
     elif regression is None and _are_numbers(train):
         return None
     else:
@@ -106,19 +101,6 @@ def _are_default(labels: Sequence[str]) -> bool:
 def _default_names(split: TextSplit) -> list[str]:
     """Returns transformers' default names for the elements of label vectors."""
     return [f"LABEL_{i}" for i in range(split.vector_size)]
-
-
-def _name_elements(train: TextSplit) -> list[str]:
-    """Returns the default names, and reports them."""
-    names = _default_names(train)
-    logger.warning(
-        "%s: the labels are vectors of 0 and 1 without names. Their elements are called %s to %s. To name them, write "
-        'lists of names, such as ["joy", "love"].',
-        train.source,
-        names[0],
-        names[-1],
-    )
-    return names
 
 
 def _list_labels(train: TextSplit, fewest: int) -> list[str]:
@@ -194,10 +176,6 @@ def encode_labels(
     Returns:
         The label id of each example. With several labels per example: a list of 1.0 or 0.0 for each of `labels`. For a
         regression: the number.
-
-    Raises:
-        InputError: a label is not in `labels`, or is not a finite number in a regression. The message names
-            source and row.
     """
     values, multi_label = split.labels, split.multi_label
     if multi_label and not labels:
@@ -245,28 +223,13 @@ def _encode_vectors(split: TextSplit, labels: list[str]) -> list[list[float]]:
             f"{split.source}: the labels are vectors of {split.vector_size} elements, but the model has {len(labels)} "
             "labels. Choose the model that was trained on these labels."
         )
-    if labels != _default_names(split):
-        logger.warning(
-            "%s: the elements of the label vectors have no names. Assuming the model's order: %s.",
-            split.source,
-            ", ".join(labels),
-        )
     return [[float(bit) for bit in vector] for vector in split.labels]
 
 
 def choose_problem(
     splits: Mapping[str, TextSplit], labels: list[str] | None, checkpoint_problem: str | None
 ) -> Problem:
-    """Chooses between regression and classification with one or with several labels per example.
-
-    Args:
-        splits: the splits from [`TextClassification.read_splits`].
-        labels: from [`choose_labels`].
-        checkpoint_problem: the `problem_type` in the checkpoint's configuration, used if no split is labeled.
-
-    Raises:
-        InputError: examples have one label in one split and lists of labels in another.
-    """
+    """Chooses between regression and classification with one or with several labels per example."""
     if labels is None:
         return "regression"
     sources = {split.multi_label: split.source for split in splits.values() if split.labeled}

@@ -33,20 +33,8 @@ NO_LABEL = ("", "None", "nan", *UNLABELED_ID)  # -1: in test sets on the Hub
 
 METRIC_INFO = {
     "description": "Accuracy: the fraction of examples whose correct choice is predicted.",
-    "citation": """\
-@inproceedings{zellers2018swag,
-  title={{SWAG}: A Large-Scale Adversarial Dataset for Grounded Commonsense Inference},
-  author={Zellers, Rowan and Bisk, Yonatan and Schwartz, Roy and Choi, Yejin},
-  booktitle={Proceedings of the 2018 Conference on Empirical Methods in Natural Language Processing},
-  year={2018}
-}""",
-    "inputs_description": """
-Args:
-    predictions: the predicted choice (int) of each example, counted from 0.
-    references: the correct choices.
-
-Returns:
-    dict with `accuracy`, a float.""",
+    "citation": "Zellers et al. (2018), SWAG: A Large-Scale Adversarial Dataset, EMNLP",
+    "inputs_description": "Predictions and references are choices (int), counted from 0.",
     "reference_urls": ["https://rowanzellers.com/swag/"],
 }
 
@@ -306,11 +294,7 @@ class MultipleChoice(Task[ChoiceSplit, Features, ChoiceAnswers]):
 
 
 def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the columns that hold the text and the choices.
-
-    Raises:
-        InputError: columns are missing. The message does not name the row.
-    """
+    """Returns the names of the columns that hold the text and the choices."""
     for columns in MultipleChoice.default_columns:
         if all(column in values for column in columns):
             return columns
@@ -318,11 +302,7 @@ def _find_columns(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_label(values: Mapping[str, Any], number: int) -> int | None:
-    """Returns the label of a row that has `number` choices. None if the label is missing.
-
-    Raises:
-        InputError: the label is not the number of a choice. The message does not name the row.
-    """
+    """Returns the label of a row that has `number` choices. None if the label is missing."""
     label = clean_label(str(values.get("label")))
     if label in NO_LABEL:
         return None

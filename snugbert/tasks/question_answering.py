@@ -9,22 +9,21 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from datasets import List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.data.sources import DataSource, describe_source
+from snugbert.data.data_arguments import complete_lists
+from snugbert.data.sources import DataArguments, DataSource, describe_source
 from snugbert.data.squad import Question, can_be_scored, check_answers, read_questions
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
-from snugbert.reports.score_plots import draw_f1_by_answer_length, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task
 from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
 from snugbert.tasks.question_windows import ContextWindows, check_room, choose_stride, make_question_windows
 from snugbert.tasks.spans import Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2
@@ -43,29 +42,13 @@ METRIC_INFO = {
     "description": """\
 Exact match and F1 of the Stanford Question Answering Dataset, in percent, equal to the official scripts of v1.1
 and, with version_2_with_negative, of v2.0, where a question may have no answer.""",
-    "citation": """\
-@inproceedings{rajpurkar2018know,
-  title={Know What You Don't Know: Unanswerable Questions for {SQuAD}},
-  author={Rajpurkar, Pranav and Jia, Robin and Liang, Percy},
-  booktitle={Annual Meeting of the Association for Computational Linguistics},
-  year={2018}
-}""",
+    "citation": "Rajpurkar et al. (2018), Know What You Don't Know: Unanswerable Questions for SQuAD, ACL",
     "inputs_description": """
-Args:
-    predictions: a dict for each question with id and prediction_text; for v2.0 also no_answer_probability (float).
-    references: a dict for each question with id and answers, a dict of the lists text and answer_start (ignored).
-
-Returns:
-    dict of float. v1.1: exact_match, f1. v2.0: exact, f1, total; the same for questions with an answer (HasAns_exact,
-    ...) and without one (NoAns_exact, ...); best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values
-    if questions whose no_answer_probability is above a threshold are answered with "".
-
-Example:
-    >>> predictions = [{"id": "1", "prediction_text": "in 1976"}]
-    >>> references = [{"id": "1", "answers": {"text": ["1976", "the year 1976"], "answer_start": [97, 88]}}]
-    >>> TaskMetric(QuestionAnswering()).compute(predictions=predictions, references=references)
-    {'exact_match': 0.0, 'f1': 66.66666666666666}
-""",
+A prediction is a dict with id and prediction_text; for v2.0 also no_answer_probability (float). A reference is a dict
+with id and answers, a dict of the lists text and answer_start (ignored). Results of v1.1: exact_match, f1. Of v2.0:
+exact, f1, total; the same for questions with an answer (HasAns_exact, ...) and without one (NoAns_exact, ...);
+best_exact, best_exact_thresh, best_f1, best_f1_thresh: the highest values if questions whose no_answer_probability is
+above a threshold are answered with "".""",
     "reference_urls": ["https://rajpurkar.github.io/SQuAD-explorer/"],
 }
 
@@ -91,6 +74,48 @@ class QuestionSplit:
     def golds(self) -> list[tuple[str, ...]]:
         """The correct answers to each question; empty if they are unknown or there is no answer."""
         return [question.answers for question in self.questions]
+
+
+@dataclass
+class SquadDataArguments(DataArguments):
+    """Which questions to use, and how to read and answer them.
+
+    The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come
+    from the original release's `run_squad.py`.
+    """
+
+    train_file: list[str] | None = field(
+        default=None,
+        metadata={"help": "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."},
+    )
+    version_2_with_negative: bool = field(
+        default=False, metadata={"help": "Allow questions without an answer (SQuAD v2.0)."}
+    )
+    on_bad_answer: Literal["stop", "skip"] = field(
+        default="stop",
+        metadata={"help": "If an answer is not at its position: stop, or skip it in training."},
+    )
+    max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
+    doc_stride: int | None = field(
+        default=None,
+        metadata={"help": "Tokens that neighboring windows share. Default: 128, or a third of a window below 256."},
+    )
+    max_query_length: int = field(
+        default=64,
+        metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
+    )
+    n_best_size: int = field(
+        default=20, metadata={"advanced": True, "help": "Number of candidate answers per question."}
+    )
+    max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        metadata={"help": 'Predict "no answer" if it scores this much higher than the best answer.'},
+    )
+
+    def __post_init__(self):
+        complete_lists(self)
+        super().__post_init__()
 
 
 class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
@@ -282,9 +307,8 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
     def write(self, split: QuestionSplit, answers: list[Answer], folder: Path) -> None:
         """Writes the answers by question id, in the format of the original BERT release.
 
-        Files: predictions.json, nbest_predictions.json, and null_odds.json for SQuAD v2.0. If the questions have
-        correct answers, also f1_by_answer_length.png. Files of sets other than "eval" have the name of the set as
-        prefix.
+        Files: predictions.json, nbest_predictions.json, and null_odds.json for SQuAD v2.0. Files of sets other
+        than "eval" have the name of the set as prefix.
         """
         ids = [question.id for question in split.questions]
         contents: dict[str, list[Any]] = {
@@ -296,15 +320,6 @@ class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):
         for name, values in contents.items():
             text = json.dumps(dict(zip(ids, values, strict=True)), indent=4, ensure_ascii=False)
             (folder / f"{self._prefix(split)}{name}.json").write_text(text + "\n", encoding="utf-8")
-        if split.labeled:
-            self._draw(split, self.measure(split, answers), folder)
-
-    def _draw(self, split: QuestionSplit, rows: np.ndarray, folder: Path) -> None:
-        """Draws the plot of answers. `rows` are from `measure`."""
-        name = self.set_names[split.name]
-        lengths = np.array([len(correct[0].split()) if correct else 0 for correct in split.golds])
-        f1 = 100 * rows[:, 3 if self.version_2 else 1]
-        draw_f1_by_answer_length(lengths, f1, plot_file(folder, name, "f1_by_answer_length.png"))
 
     # --- prediction ---------------------------------------------------------------------------------------------
 

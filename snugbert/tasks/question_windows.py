@@ -73,9 +73,6 @@ def make_question_windows(
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
         training: add start_positions and end_positions, the first and last token of the question's first answer. In a
             window without the whole answer both are 0, the position of [CLS].
-
-    Raises:
-        InputError: next to the longest question, a window has room for at most `doc_stride` tokens of context.
     """
     queries = _tokenize([question.question for question in questions], tokenizer)
     long = [question for question, query in zip(questions, queries, strict=True) if len(query.ids) > max_query_length]
@@ -122,11 +119,6 @@ def make_question_windows(
 
 def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
     """Splits a text of `num_tokens` tokens into overlapping spans, one per window.
-
-    Args:
-        num_tokens: tokens of the text.
-        size: maximum tokens of a span.
-        overlap: tokens that neighboring spans share; less than `size`.
 
     Returns:
         First token and end (exclusive) of each span. An empty text has one empty span.
@@ -178,17 +170,8 @@ def choose_stride(max_seq_length: int) -> int:
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
     """Checks that a window has room for more context than it shares with its neighbor.
 
-    Args:
-        tokenizer: the tokenizer of the windows.
-        max_seq_length: maximum tokens of a window.
-        doc_stride: tokens that neighboring windows share.
-        question: tokens of the question.
-
     Returns:
         The maximum tokens of a question.
-
-    Raises:
-        InputError: a window has room for at most `doc_stride` tokens of context.
     """
     special = sum(map(len, _find_special_tokens(tokenizer)))
     left = max(max_seq_length - special - question, 0)

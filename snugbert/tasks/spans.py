@@ -128,9 +128,6 @@ def best_answers(
     Returns:
         One answer per question. If the context has no tokens, the answer is "", and with `version_2` the odds of
         "no answer" are [`SURELY_NULL`].
-
-    Raises:
-        ValueError: a logit is NaN or infinite. The logit of a context token can be minus infinity.
     """
     spans: list[list[Candidate]] = [[] for _ in questions]
     counts = np.bincount(windows.question_indices)
@@ -274,14 +271,7 @@ def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
 
 
 def _choose_answer(spans: list[Candidate], null: Candidate | None, n_best_size: int, null_threshold: float) -> Answer:
-    """Chooses the answer to a question.
-
-    Args:
-        spans: the best spans, best first.
-        null: the candidate "no answer". None if every question has an answer.
-        n_best_size: maximum number of candidates.
-        null_threshold: odds above which "no answer" is chosen.
-    """
+    """Chooses the answer to a question."""
     listed, odds = spans or [NO_ANSWER], None
     if null is not None:
         rank = sum(span.score >= null.score for span in spans)

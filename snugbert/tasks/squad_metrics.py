@@ -77,9 +77,6 @@ def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> n
 
     Returns:
         Exact match and F1 of each question. float64, *shape* (N, 2)
-
-    Raises:
-        ValueError: a question has no gold answers.
     """
     if not all(golds):
         raise ValueError("A question has no reference answers. Use the metrics of SQuAD v2.0.")

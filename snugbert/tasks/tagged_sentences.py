@@ -1,17 +1,19 @@
-"""Reads the sentences of a split, and finds and checks the scheme of their tags.
+"""Reads the sentences of a split, checks the scheme of their tags, and converts tags to entities and back.
 
 Sentences are kept in memory. CoNLL-2003 has 14,041 training sentences.
 """
 
 import json
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from datasets import Dataset
+from seqeval.metrics.sequence_labeling import get_entities
 
 from snugbert.data.conll import (
     DOCUMENT_START,
@@ -25,21 +27,27 @@ from snugbert.data.conll import (
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
 from snugbert.errors import InputError, format_count
-from snugbert.tasks.entity_tags import (
-    BARE,
-    BARE_TYPE,
-    SCHEMES,
-    TAG,
-    add_type,
-    are_bare,
-    are_entity_tags,
-    convert_tags,
-    find_invalid_tags,
-    list_types,
-)
-from snugbert.tasks.tagging_arguments import DOCUMENT_COLUMNS, NerDataArguments
+
+if TYPE_CHECKING:
+    from snugbert.tasks.tagging import NerDataArguments
 
 logger = logging.getLogger(__name__)
+
+
+DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
+TAG = re.compile(r"O|[BIMELSU]-.+")
+BARE_TAG = re.compile(r"[OBIMELSU]")  # without a type
+BARE_TYPE = "ENTITY"  # the type of entities whose tags have no type
+BARE = " without types"  # follows the name of the scheme if tags have no types
+# Scheme -> prefixes of the first, inner, last and only word of an entity. BIO is also called IOB2. IOB1, the scheme of
+# CoNLL-2003's original files, uses B- only if an entity directly follows another entity of the same type.
+SCHEMES = {
+    "bio": ("B", "I", "I", "B"),
+    "iob1": ("I", "I", "I", "I"),
+    "iobes": ("B", "I", "E", "S"),
+    "bilou": ("B", "I", "L", "U"),
+    "bmes": ("B", "M", "E", "S"),
+}
 
 
 class Text(NamedTuple):
@@ -100,19 +108,8 @@ class TagSplit:
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
-def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: NerDataArguments) -> TagSplit:
-    """Reads the sentences of a split, with their original tags.
-
-    Args:
-        data: a CoNLL file, a .json or .jsonl file, or a dataset.
-        name: name of the split.
-        source: the file or dataset, for messages.
-        args: the columns, and limits on the number of sentences.
-
-    Raises:
-        InputError: there are no sentences, `document_context` is set but the source does not mark documents, or see
-            [`read_conll`] and [`read_records`].
-    """
+def read_tagged_sentences(data: Path | Dataset, name: str, source: str, args: "NerDataArguments") -> TagSplit:
+    """Reads the sentences of a split, with their original tags."""
     file_name = uncompressed_name(data) if isinstance(data, Path) else "dataset.jsonl"
     one_word_per_line = not file_name.endswith((".json", ".jsonl"))
     labeled, is_written = name not in ("unlabeled", "test"), name in ("validation", "test")
@@ -187,10 +184,6 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
 
     Returns:
         The scheme, such as "bio" or "bio without types". None: the tags mark no entities.
-
-    Raises:
-        InputError: a tag is empty, is not an entity tag although most are, or is invalid and `on_bad_tag` is "stop".
-            The message names the first such tag.
     """
     labeled = [(split, s, s.tags) for split in splits.values() if split.labeled for s in split.sentences if s.tags]
     decisive = [tags for split, _, tags in labeled if split.name == "train"] or [tags for _, _, tags in labeled]
@@ -252,16 +245,7 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
 
 
 def check_types(split: TagSplit, types: set[str], origin: str) -> None:
-    """Checks the entity types of a split. If the tags mark no entities, rare unknown tags only get a warning.
-
-    Args:
-        split: the sentences.
-        types: the types that the split may have. If the tags mark no entities, the tags.
-        origin: where the types come from, for the message.
-
-    Raises:
-        InputError: an entity tag has a type that is not in `types`, or most tags are not in `types`.
-    """
+    """Checks the entity types of a split. If the tags mark no entities, rare unknown tags only get a warning."""
     if not split.has_entities:
         unknown = [tag for sentence in split.sentences for tag in sentence.tags or () if tag not in types]
         if unknown:
@@ -277,3 +261,64 @@ def check_types(split: TagSplit, types: set[str], origin: str) -> None:
                 place = split.describe_word(sentence, word)
                 expected = f"Expected a type in {origin}: {', '.join(sorted(types))}"
                 raise InputError(f"{place}: unknown entity type {tag[2:]!r}. {expected}.")
+
+
+# --- tags and entities ------------------------------------------------------------------------------------------
+
+
+def are_entity_tags(tags: Iterable[str]) -> bool:
+    """Whether most of the different tags are entity tags. Otherwise they are other tags, such as parts of speech."""
+    others = {*tags} - {"O"}
+    return 2 * sum(tag[:1] in "BIMELSU" and tag[1:2] in ("", "-") for tag in others) >= len(others)
+
+
+def are_bare(tags: Iterable[str]) -> bool:
+    """Whether tags are B, I and so on, without types."""
+    others = {*tags} - {"O"}
+    return bool(others) and all(map(BARE_TAG.fullmatch, others))
+
+
+def add_type(tag: str) -> str:
+    """Returns B-ENTITY for B. Tags with a type, and O, stay unchanged."""
+    return f"{tag}-{BARE_TYPE}" if BARE_TAG.fullmatch(tag) and tag != "O" else tag
+
+
+def list_types(tags: Iterable[str]) -> set[str]:
+    """Returns the entity types of tags, such as LOC of B-LOC. Labels that are not tags have no type."""
+    return {tag[2:] for tag in map(add_type, tags) if TAG.fullmatch(tag)} - {""}
+
+
+def decode_tags(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Returns the entities of a sentence as (type, first word, last word), for tags of any scheme.
+
+    Invalid tags are read as in `conlleval`: an I- that does not continue an entity begins one.
+    """
+    iobes_prefixes = {"L-": "E-", "U-": "S-", "M-": "I-"}  # from BILOU and BMES
+    return get_entities([iobes_prefixes.get(tag[:2], tag[:2]) + tag[2:] for tag in map(add_type, tags)])
+
+
+def encode_tags(entities: Iterable[tuple[str, int, int]], num_words: int, scheme: str) -> list[str]:
+    """Returns the tags of a sentence. It reverses [`decode_tags`]."""
+    tags = ["O"] * num_words
+    scheme, bare, _ = scheme.partition(BARE)
+    for kind, first, last in entities:
+        begin, inside, end, single = SCHEMES[scheme]
+        if scheme == "iob1" and first and tags[first - 1][2:] == kind:
+            begin = single = "B"
+        prefixes = [single] if first == last else [begin, *[inside] * (last - first - 1), end]
+        tags[first : last + 1] = [f"{prefix}-{kind}" for prefix in prefixes]
+    return [tag[0] if bare and tag[2:] == BARE_TYPE else tag for tag in tags]
+
+
+def convert_tags(tags: Sequence[str], scheme: str) -> list[str]:
+    """Returns the tags of a sentence in another scheme. [`decode_tags`] decides how invalid tags are read."""
+    return encode_tags(decode_tags(tags), len(tags), scheme)
+
+
+def find_invalid_tags(tags: Sequence[str], scheme: str) -> list[tuple[int, str]]:
+    """Returns the words of a sentence whose tags are invalid in a scheme, each with the tag that `conlleval` reads.
+
+    A tag is invalid in a scheme if [`convert_tags`] changes it.
+    """
+    pairs = zip(tags, convert_tags(tags, scheme), strict=True)
+    return [(word, expected) for word, (tag, expected) in enumerate(pairs) if tag != expected]

@@ -7,25 +7,40 @@ Shapes: N sentences.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from datasets import List, Value
 from scipy.special import softmax
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
+from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, tag_records
+from snugbert.data.sources import DataArguments
 from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, list_labels, store_labels
-from snugbert.tasks.entity_tags import TAG, add_type, are_bare, are_entity_tags, convert_tags, decode_tags, list_types
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
 from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
-from snugbert.tasks.tagged_sentences import TagSplit, Text, check_tags, check_types, read_tagged_sentences
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.tagged_sentences import (
+    DOCUMENT_COLUMNS,
+    TAG,
+    TagSplit,
+    Text,
+    add_type,
+    are_bare,
+    are_entity_tags,
+    check_tags,
+    check_types,
+    convert_tags,
+    decode_tags,
+    list_types,
+    read_tagged_sentences,
+)
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 
@@ -35,29 +50,72 @@ Precision, recall and F1 of entities, as fractions. An entity is correct if its 
 correct. Tags may be in BIO, IOB1, IOBES, BILOU or BMES. Invalid tags are read as in conlleval, the script of CoNLL's
 shared tasks: an I- that does not continue an entity begins one. Tags that mark no entities, such as parts of speech,
 have only the metric accuracy.""",
-    "citation": """\
-@inproceedings{tjong-kim-sang-de-meulder-2003-introduction,
-  title={Introduction to the {C}o{NLL}-2003 Shared Task: Language-Independent Named Entity Recognition},
-  author={Tjong Kim Sang, Erik F. and De Meulder, Fien},
-  booktitle={Proceedings of the Seventh Conference on Natural Language Learning at HLT-NAACL 2003},
-  year={2003}
-}""",
+    "citation": "Tjong Kim Sang and De Meulder (2003), Introduction to the CoNLL-2003 Shared Task, CoNLL",
     "inputs_description": """
-Args:
-    predictions: a list of tags (str) for each sentence.
-    references: the correct tags.
-
-Returns:
-    dict of float: precision, recall and f1 of all entities (micro average), and accuracy, the share of equal tags. For
-    each entity type, such as PER: PER_precision, PER_recall, PER_f1, and PER_number, the number of entities in the
-    references. A fraction with denominator 0 is 0.
-
-Example:
-    >>> TaskMetric(Tagging()).compute(predictions=[["B-PER", "O"]], references=[["B-PER", "B-LOC"]])["f1"]
-    0.6666666666666666
-""",
+Predictions and references are a list of tags (str) for each sentence. Results are precision, recall and f1 of all
+entities (micro average), and accuracy, the share of equal tags. For each entity type, such as PER: PER_precision,
+PER_recall, PER_f1, and PER_number, the number of entities in the references. A fraction with denominator 0 is 0.""",
     "reference_urls": ["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
 }
+
+
+@dataclass
+class NerDataArguments(DataArguments):
+    """Which data to use and how to read them.
+
+    The names come from transformers' `run_ner.py`. The last four are new.
+    """
+
+    task_name: str = field(
+        default="ner",
+        metadata={"advanced": True, "help": "Name of the tagging task. Its tags are in column <task_name>_tags."},
+    )
+    train_file: str | None = field(
+        default=None,
+        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
+    )
+    text_column_name: str | None = field(
+        default=None,
+        metadata={"help": "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."},
+    )
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."}
+    )
+    # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
+    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
+    max_seq_length: int = field(
+        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences take several windows."}
+    )
+    label_all_tokens: bool = field(
+        default=False, metadata={"advanced": True, "help": "Label all sub-tokens of a word, not only the first."}
+    )
+    return_entity_level_metrics: bool = field(
+        default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
+    )
+    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou", "bmes"] = field(
+        default="auto", metadata={"help": "Tagging scheme of the files. auto: the scheme that fits best."}
+    )
+    on_bad_tag: Literal["stop", "repair"] = field(
+        default="stop",
+        metadata={"help": "stop at invalid tags, or repair them as conlleval does."},
+    )
+    document_context: bool = field(
+        default=False, metadata={"help": "Fill windows with neighboring sentences of the document."}
+    )
+    document_column_name: str | None = field(
+        default=None,
+        metadata={"advanced": True, "help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."},
+    )
+
+    def __post_init__(self):
+        # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
+        check_ranges(self, max_seq_length=Range(4))
+        super().__post_init__()
+
+    @property
+    def tag_columns(self) -> tuple[str, ...]:
+        """The possible columns of tags in JSON files and datasets."""
+        return (self.label_column_name,) if self.label_column_name else (f"{self.task_name}_tags", "tags")
 
 
 class TagAnswers(NamedTuple):

@@ -45,13 +45,7 @@ def tokenize_texts(
 def tokenize_documents(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int, doc_stride: int, source: str = ""
 ) -> dict[str, pa.ChunkedArray]:
-    """Makes columns of model inputs, with a list of windows per text, and the column `num_windows`.
-
-    Args:
-        tokenizer, max_length, source: as in [`tokenize_texts`].
-        texts: the texts.
-        doc_stride: tokens that neighboring windows share, as in `run_qa.py`.
-    """
+    """Makes columns of model inputs, with a list of windows per text, and the column `num_windows`."""
     parts: dict[str, list[pa.Array]] = {name: [] for name in (*tokenizer.model_input_names, NUM_WINDOWS)}
     for rows in _split_rows([texts], source):
         encoded = tokenizer(

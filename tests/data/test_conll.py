@@ -15,8 +15,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from snugbert.data.conll import Sentence
 from snugbert.errors import InputError
-from snugbert.tasks.entity_tags import BARE, SCHEMES, decode_tags, encode_tags
-from snugbert.tasks.tagged_sentences import TagSplit, check_tags
+from snugbert.tasks.tagged_sentences import BARE, SCHEMES, TagSplit, check_tags, decode_tags, encode_tags
 
 # Tjong Kim Sang and De Meulder (2003), tables 1 and 2: articles, sentences, tokens, LOC, MISC, ORG, PER. They count
 # -DOCSTART- lines as sentences.

@@ -59,7 +59,7 @@ def test_lines_end_with_every_line_end_and_with_nothing_else(tmp_path, suffix):
 def test_lines_that_are_not_utf_8(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(b"fine\nb\xffd\nfine\n\xfe\n")
-    advice = r"Convert the file to UTF-8, for example with iconv -f WINDOWS-1252 -t UTF-8\."
+    advice = r"Convert the file to UTF-8, for example with iconv\."
     with pytest.raises(InputError, match=rf"text.txt, line 2: not UTF-8 \(invalid start byte\)\. {advice}$"):
         list(read_text_lines(file))
     with pytest.raises(InputError, match=rf"{advice} To continue, set --on_bad_text skip or replace\.$"):
@@ -83,7 +83,7 @@ def test_lines_that_are_not_utf_8(tmp_path):
 def test_every_line_of_utf_16_is_bad_text(tmp_path, encoding):
     file = tmp_path / "text.txt"
     file.write_bytes("A text.\n\nZürich, 東京.\n".encode(encoding))
-    message = r"text.txt, line 1: not UTF-8 \(contains NUL bytes, perhaps UTF-16\)\. Convert the .* iconv -f UTF-16 -t"
+    message = r"text.txt, line 1: not UTF-8 \(NUL bytes\)"
     for log in (ReadingLog(), ReadingLog("error")):
         with pytest.raises(InputError, match=message):
             list(read_numbered_lines(file, log=log))

@@ -4,8 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from snugbert.tasks.classification import TextClassification
-from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification import GlueDataArguments, TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()

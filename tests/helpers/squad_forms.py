@@ -3,8 +3,7 @@
 from typing import Any
 
 from snugbert.data.squad import Question
-from snugbert.tasks.question_answering import QuestionAnswering
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_answering import QuestionAnswering, SquadDataArguments
 
 
 def load_questions(

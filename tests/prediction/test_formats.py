@@ -11,7 +11,7 @@ import pytest
 
 import snugbert.prediction.predict_file as run
 from snugbert.data.tables import read_rows
-from snugbert.tasks.entity_tags import convert_tags
+from snugbert.tasks.tagged_sentences import convert_tags
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

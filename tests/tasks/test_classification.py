@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
+from snugbert.cli.parser import parse_arguments
 from snugbert.data.sources import DataSource
-from snugbert.tasks.classification import TextAnswers, TextClassification
+from snugbert.tasks.classification import GlueDataArguments, TextAnswers, TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
 
 
@@ -68,3 +69,11 @@ def test_a_regression_with_several_outputs():
     answers = task.decode(numbers, split, None)
     assert task.to_columns(split, answers) == [{"predicted_label": [1.0, 2.0]}, {"predicted_label": [3.0, 4.0]}]
     assert task.decode(numbers[:, :1], split, None) == TextAnswers(pytest.approx(np.array([1.0, 3.0])), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"), [([], None), (["--do_regression"], True), (["--do_regression", "no"], False)]
+)
+def test_do_regression_is_true_false_or_inferred(flags, value):
+    argv = [*flags, "--dataset_name", "imdb"]
+    assert parse_arguments((GlueDataArguments,), argv, "snugbert glue", "")[0].do_regression is value

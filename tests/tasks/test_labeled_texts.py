@@ -15,8 +15,7 @@ from snugbert import SnugBertTokenizer
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.glue import TASKS
 from snugbert.errors import InputError
-from snugbert.tasks.classification import TextClassification
-from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification import GlueDataArguments, TextClassification
 from snugbert.tasks.labeled_texts import find_text_columns
 from snugbert.tasks.labels import choose_labels, encode_labels
 

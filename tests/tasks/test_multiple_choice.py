@@ -370,7 +370,6 @@ def test_distillation(run, workshop, tmp_path):
     assert snugbert_cli.main(["swag", *arguments(workshop, tmp_path / "student", **student, **flags)]) == 0
     results = json.loads((tmp_path / "student" / "results.json").read_text())
     assert results["metrics"]["eval"]["accuracy"] > 0.9 and results["training"]["train_samples"] == 300
-    assert [row["model"] for row in results["comparison"]] == ["teacher", "student"]
 
 
 def test_the_default_learning_rate_is_the_papers(workshop, tmp_path, caplog):

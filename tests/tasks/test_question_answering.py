@@ -6,8 +6,7 @@ import pytest
 
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
-from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit, SquadDataArguments
 from snugbert.tasks.spans import Answer, Candidate
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_answering import SquadDataArguments
 from snugbert.tasks.question_windows import ContextWindows, find_max_context, make_question_windows, split_into_spans
 
 

@@ -16,11 +16,10 @@ from seqeval.metrics import accuracy_score, classification_report
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.conll import Sentence, Tags
 from snugbert.errors import InputError
-from snugbert.tasks.entity_tags import BARE, BARE_TYPE, SCHEMES, decode_tags, encode_tags
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.tasks.metrics import TaskMetric
 from snugbert.tasks.tag_windows import TagWindows
-from snugbert.tasks.tagged_sentences import TagSplit
+from snugbert.tasks.tagged_sentences import BARE, BARE_TYPE, SCHEMES, TagSplit, decode_tags, encode_tags
 from snugbert.tasks.tagging import METRICS, TagAnswers, Tagging
 
 pytestmark = pytest.mark.usefixtures("one_thread")

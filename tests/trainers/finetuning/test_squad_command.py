@@ -16,8 +16,7 @@ from snugbert import SnugBertTokenizer
 from snugbert.cli.main import run_command
 from snugbert.data.squad import Question
 from snugbert.errors import InputError
-from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
-from snugbert.tasks.question_answering_arguments import SquadDataArguments
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit, SquadDataArguments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -121,9 +120,6 @@ def test_a_run_learns_and_writes_everything(run):
     expected = {row["id"]: row["answers"][0][0] for row in stories(20, seed=3)}
     assert json.loads((run / "predict_predictions.json").read_text()) == expected
     assert not (run / "predict_results.json").exists()
-    assert (run / "f1_by_answer_length.png").exists()
-    assert not (run / "predict_f1_by_answer_length.png").exists()
-    assert "f1_by_answer_length.png" in (run / "README.md").read_text()
 
 
 @pytest.mark.slow

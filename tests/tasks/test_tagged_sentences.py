@@ -5,7 +5,7 @@ import random
 import pytest
 from conll import convert_tags
 
-from snugbert.tasks.entity_tags import BARE, BARE_TYPE, SCHEMES, TAG, are_entity_tags, decode_tags, encode_tags
+from snugbert.tasks.tagged_sentences import BARE, BARE_TYPE, SCHEMES, TAG, are_entity_tags, decode_tags, encode_tags
 
 
 @pytest.mark.parametrize(
