@@ -99,11 +99,7 @@ def shorten_error(error: Exception) -> str:
 
 
 def compile_as_requested(model: Any, args: TrainingArguments) -> None:
-    """Compiles a model for a run with `--torch_compile`, including evaluation without training.
-
-    Raises:
-        InputError: torch's compiler does not work.
-    """
+    """Compiles a model for a run with `--torch_compile`, including evaluation without training."""
     device = args.device
     if device.type == "cuda" and args.torch_compile_backend == "inductor":
         if problem := find_compiler_problem(device):

@@ -84,9 +84,6 @@ class CudaGraphs:
 
     Attributes:
         reason: why no graphs are used; None if they are.
-
-    Raises:
-        InputError: a graph cannot be recorded.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
@@ -317,9 +314,6 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.
-
-    Raises:
-        torch.OutOfMemoryError: there is no memory for the graph, or for batches that run eagerly in addition.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())

@@ -66,9 +66,6 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
           do not ignore -100.
 
         Other columns are unchanged.
-
-    Raises:
-        ValueError: the batch has more than `max_sequences` sequences, or documents of several windows.
     """
     if "num_windows" in batch:
         raise ValueError("Batches of documents with several windows cannot be filled. Remove `pad_to_multiple_of`.")

@@ -71,11 +71,7 @@ class Phase:
 
 
 def check_dataset(dataset: object) -> None:
-    """Checks that `dataset` is map-style, has a length, and is not empty.
-
-    Raises:
-        InputError: `dataset` fails one of these checks.
-    """
+    """Checks that `dataset` is map-style, has a length, and is not empty."""
     kind = type(dataset).__name__
     # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
     is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
@@ -152,9 +148,6 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
     Args:
         lengths: maximum sequence length of each phase. A single one may be None.
         args: the batch size of the first phase.
-
-    Raises:
-        InputError: a step has fewer examples than processes x accumulation steps.
     """
     parts = args.gradient_accumulation_steps * args.world_size
     batch_sizes = [args.per_device_train_batch_size * parts]
@@ -169,11 +162,7 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
 
 
 def check_processes(phases: Sequence[Phase]) -> None:
-    """Checks that all processes have the same examples. Machines without shared disks make their own tables.
-
-    Raises:
-        InputError: two processes have different examples.
-    """
+    """Checks that all processes have the same examples. Machines without shared disks make their own tables."""
     examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
     wait_for_all()  # machines may take different times for their tables
     everywhere = gather_object([examples])

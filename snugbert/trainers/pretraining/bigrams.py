@@ -212,9 +212,6 @@ def initialize_from_bigrams(
         tokenizer: its tokenizer.
         seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
         block_numbers: the blocks whose bigrams are counted. Default: all.
-
-    Raises:
-        InputError: the configuration does not allow such weights, or the text has no bigrams.
     """
     config: SnugBertConfig = model.config
     check_bigram_config(config)
@@ -237,11 +234,7 @@ def initialize_from_bigrams(
 
 
 def check_bigram_config(config: SnugBertConfig) -> None:
-    """Checks that [`initialize_from_bigrams`] works for this configuration.
-
-    Raises:
-        InputError: the configuration does not support [`initialize_from_bigrams`].
-    """
+    """Checks that [`initialize_from_bigrams`] works for this configuration."""
     if config.num_attention_heads < 2:
         raise InputError(
             "--bigram_init needs at least 2 attention heads, for the previous and the next token. Remove the flag, or "
@@ -272,11 +265,7 @@ def _count_frequencies(config: SnugBertConfig) -> int:
 def _count_text(
     corpus: Corpus, vocab_size: int, block_numbers: Iterable[int] | None
 ) -> tuple[np.ndarray, list[Bigrams]]:
-    """Returns the token frequencies, and the mutual information with the previous and with the next token.
-
-    Raises:
-        InputError: the text has no bigrams.
-    """
+    """Returns the token frequencies, and the mutual information with the previous and with the next token."""
     counts = count_corpus_tokens(corpus, vocab_size) + 1.0
     frequencies = counts / counts.sum()
     numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers

@@ -189,9 +189,6 @@ def load_pair(
         config: configuration of the discriminator, from [`load_config`].
         tokenizer: the tokenizer of both.
         generator_size: size of a new generator, see [`shrink_config`].
-
-    Raises:
-        InputError: as in [`load_model`], or the generator of the checkpoint does not fit its discriminator.
     """
     config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining maps to two classes
     discriminator = load_model(AutoModelForPreTraining, model_args, config)

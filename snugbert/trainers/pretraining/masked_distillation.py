@@ -105,11 +105,7 @@ def distill(
 
 
 def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: torch.device) -> None:
-    """Moves the teacher to the device of the model with this `config`, and freezes it.
-
-    Raises:
-        InputError: the teacher does not fit the model.
-    """
+    """Moves the teacher to the device of the model with this `config`, and freezes it."""
     if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != config.vocab_size:
         raise InputError(
             "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
@@ -188,11 +184,7 @@ def sum_cosine_losses(
 def load_teacher_config(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
 ) -> SnugBertConfig:
-    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's.
-
-    Raises:
-        InputError: the teacher does not exist, the vocabularies differ, or `config` differs from the teacher's.
-    """
+    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's."""
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
@@ -229,9 +221,6 @@ def load_student(
         model_args: which teacher, and how many layers.
         config: configuration of the student, for its dropout.
         teacher_config: configuration of the teacher.
-
-    Raises:
-        InputError: as in [`load_model`] and [`choose_student_layers`].
     """
     source_config = copy.deepcopy(teacher_config)
     source_config.architectures = []  # an ELECTRA class would select ELECTRA's head

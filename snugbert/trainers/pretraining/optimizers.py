@@ -151,9 +151,6 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
             comma-separated `name=value` pairs.
         model: gives the parameters to optimize.
         decayed: names of the parameters with weight decay: all except biases and LayerNorm.
-
-    Raises:
-        InputError: the library for LAMB is missing, or an option is invalid.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     common = {
@@ -218,9 +215,6 @@ def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> di
         kwargs: `--lr_scheduler_kwargs`. A `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
         warmup_steps: steps of warmup.
         num_training_steps: steps of the run.
-
-    Raises:
-        InputError: `num_decay_steps` is not positive, or warmup and decay take more steps than the run has.
     """
     given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
     decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)

@@ -73,12 +73,7 @@ def pretrain(
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
 ) -> None:
-    """Trains, evaluates, or both, and prints a summary.
-
-    Raises:
-        InputError: an argument or a file cannot be used.
-        RunStopped: SIGTERM or SIGINT ended the training.
-    """
+    """Trains, evaluates, or both, and prints a summary."""
     # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)

@@ -113,11 +113,7 @@ class PretrainingArguments(DeviceArguments):
 
 @dataclass
 class PretrainingModelArguments(StudentArguments):
-    """Which model to pretrain, and its teacher.
-
-    Raises:
-        InputError: as in [`StudentArguments`], or the student's arguments cannot be combined.
-    """
+    """Which model to pretrain, and its teacher."""
 
     def __post_init__(self):
         if self.teacher_name_or_path is None and self.num_student_layers is not None:
@@ -146,9 +142,6 @@ class PhaseArguments(NamedTuple):
 @dataclass(kw_only=True)
 class PretrainingDataArguments(PreparationArguments):
     """Arguments for the text, the examples and the masks.
-
-    Raises:
-        InputError: arguments cannot be combined, or a value is out of range.
 
     Attributes:
         objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
@@ -269,11 +262,7 @@ class PretrainingDataArguments(PreparationArguments):
 
 
 def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
-    """Returns what to mask, from `--masking` and its short form.
-
-    Raises:
-        InputError: the name is unknown, or the two flags cannot be combined.
-    """
+    """Returns what to mask, from `--masking` and its short form."""
     if whole_word_mask and masking not in (None, "words"):
         raise InputError(f"--masking {masking} and --whole_word_mask cannot be combined. Remove one of these flags.")
     chosen = masking or ("words" if whole_word_mask else "tokens")
@@ -283,11 +272,7 @@ def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
 
 
 def parse_mask_rates(text: str | float) -> tuple[float, float]:
-    """Parses `--mlm_probability`: "0.15" -> (0.15, 0.15), and "0.3:0.15" -> (0.3, 0.15).
-
-    Raises:
-        InputError: the text is not in this format, or a share is out of range.
-    """
+    """Parses `--mlm_probability`: "0.15" -> (0.15, 0.15), and "0.3:0.15" -> (0.3, 0.15)."""
     parts = str(text).split(":")
     try:
         rates = [float(part) for part in parts]
@@ -309,10 +294,6 @@ def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
     Args:
         text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
         objective: what the examples of the run are for.
-
-    Raises:
-        InputError: the text is not in this format, the shares do not add up to 100 %, or no phase has the pairs that
-            `objective` needs.
     """
     phases = []
     for part in text.split(","):

@@ -7,7 +7,6 @@ state of the log, so a run that was killed and resumed ends with the weights and
 Shapes: a batch has N sequences.
 """
 
-import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +59,7 @@ from snugbert.trainers.pretraining.scores import (
     frequency_loss,
     sum_per_sequence,
 )
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
+from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
 from snugbert.trainers.run.output_folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer
@@ -68,8 +67,6 @@ from snugbert.trainers.trainer import RunTrainer
 logger = logging.getLogger(__name__)
 
 DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step. Each batch contains them
-
-_peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
 class PretrainingTrainer(RunTrainer):
@@ -235,10 +232,9 @@ class PretrainingTrainer(RunTrainer):
         # Text in an unknown language is prepared as English.
         if corpus is not None and corpus.language != DEFAULT and self.model_config is not None:
             store_language(corpus.language, self.model_config)
-        if self.args.device.type != "cpu":
-            precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
-            precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
-            self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        if self.args.device.type == "cuda" and self.accelerator.mixed_precision in ("bf16", "fp16"):
+            peak = find_peak_flops(torch.cuda.get_device_name(self.args.device))
+            self.training_log.peak_flops = peak and self.args.world_size * peak
         check_processes(self.phases)
         self._train_counts = count_dataset(self.phases[0].dataset)
         if self._train_counts is not None:
