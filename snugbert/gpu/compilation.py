@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
-from torch._dynamo.utils import calculate_time_spent, counters
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert import kernels_snugbert
@@ -28,9 +27,6 @@ LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Vol
 RECOMPILE_LIMIT = 64
 # torch's modes with CUDA graphs record a graph for every number of tokens. The modes below use no graphs.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
-# Number of steps at the start of a run that compile. Batches of a new kind, such as a single sequence, can compile
-# later.
-WARMUP_STEPS = 3
 
 # Code of these packages computes losses from the batch, the weights and random numbers only.
 KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
@@ -110,8 +106,7 @@ def compile_as_requested(model: Any, args: TrainingArguments) -> None:
 class Compilation(TrainerCallback):
     """Compiles the model when training starts, if `torch_compile` is set, or by default if the run is long enough.
 
-    By default, a run compiles only on a CUDA GPU, and only if the compiler works. The log names the compiled parts and
-    the time that compiling took.
+    By default, a run compiles only on a CUDA GPU, and only if the compiler works. The log names the compiled parts.
 
     Args:
         passes_to_repay: a run with at least this many forward and backward passes compiles by default.
@@ -122,20 +117,15 @@ class Compilation(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
-        self._parts: list[str] = []
-        self._report_step = min(state.global_step + WARMUP_STEPS, state.max_steps)
         passes = (state.max_steps - state.global_step) * args.gradient_accumulation_steps
         if args.torch_compile or (args.torch_compile is None and self._repays(args.device, passes)):
             backend = args.torch_compile_backend or "inductor"
-            self._parts = compile_model(model, backend, args.torch_compile_mode, args.device)
-        if self._parts:
-            logger.info(
-                "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
-                ", ".join(self._parts),
-            )
-        if self._parts and args.torch_compile_mode in MODES_WITHOUT_CUDA_GRAPHS:
-            logger.info("--torch_compile_mode %s: torch's CUDA graphs are not used.", args.torch_compile_mode)
-        self._before = _count_graphs_and_seconds()
+            parts = compile_model(model, backend, args.torch_compile_mode, args.device)
+            if parts:
+                logger.info(
+                    "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
+                    ", ".join(parts),
+                )
 
     def _repays(self, device: torch.device, passes: int) -> bool:
         """Whether a run of this many forward and backward passes should compile. If not, logs the reason."""
@@ -153,19 +143,6 @@ class Compilation(TrainerCallback):
         else:
             return True
         return False
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step."""
-        if self._parts and state.global_step == self._report_step:
-            graphs, seconds = (
-                now - before for now, before in zip(_count_graphs_and_seconds(), self._before, strict=True)
-            )
-            logger.info("compiled: %s; %d graphs in %.0f s", ", ".join(self._parts), graphs, seconds)
-
-
-def _count_graphs_and_seconds() -> tuple[int, float]:
-    """Returns the number of graphs that this process has compiled, and how long this took."""
-    return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
 
 
 class RunGraphs:

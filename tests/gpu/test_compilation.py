@@ -145,12 +145,3 @@ def test_logits_have_a_gradient_only_for_a_teacher_or_a_caller(tmp_path):
         trainer.model.train()
         trainer.compute_loss(trainer.model, batches[0], returns, num_items_in_batch=labeled)
         assert get_mlm_logits(outputs[0]).requires_grad == (teacher is not None or returns)
-
-
-@pytest.mark.usefixtures("new_compiler")
-def test_the_log_says_what_was_compiled(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    make_trainer(tmp_path, max_steps=2, torch_compile=True, torch_compile_backend="eager").train()
-    lines = [line for line in caplog.messages if line.startswith("compil")]
-    assert lines[0] == "compiling: layers. The first steps take longer (--torch_compile false: do not compile)."
-    assert lines[1].startswith("compiled: layers; 2 graphs in ") and len(lines) == 2

@@ -134,19 +134,16 @@ def test_predictions_of_graphs():
     assert graphs.count == 2 and model.classifier.weight.grad.eq(1).all()
 
 
-def test_further_sizes_run_eagerly_until_a_graph_is_unused(log, monkeypatch):
+def test_further_sizes_run_eagerly(log, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
-    monkeypatch.setattr(cuda_graphs, "UNUSED_BATCHES", 3)
     eager = ours_and_stock("ForMaskedLM")[0].train()
     model = copy.deepcopy(eager)
     graphs = CudaGraphs(make_step(model), model)
-    batches = make_batches("ForMaskedLM", 22)
+    batches = make_batches("ForMaskedLM", 12)
     with emulated_graphs():
-        losses = train(model, graphs, batches[:12])
-        assert graphs.count == log.text.count("recorded in") == log.text.count("1 batch sizes, the limit") == 1
-        losses += train(model, graphs, batches[13::2])  # of the second size only
-        expected = train(eager, make_step(eager), batches[:12]) + train(eager, make_step(eager), batches[13::2])
-    assert graphs.count == 1 and log.text.count("recorded in") == 2
+        losses = train(model, graphs, batches)
+        expected = train(eager, make_step(eager), batches)
+    assert graphs.count == log.text.count(", the last. Other sizes run eagerly.") == 1
     torch.testing.assert_close(losses, expected, atol=0, rtol=0)
 
 

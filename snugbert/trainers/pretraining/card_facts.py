@@ -147,8 +147,6 @@ def _describe_start(
         start = f"layers {layers} of the teacher, counted from 0"
     if data_args.bigram_init:
         start = "bigrams of the training text"
-        if isinstance(model, ElectraPair):
-            start += " (generator and embeddings), otherwise random"
     return {"initial weights": start}
 
 

@@ -244,9 +244,8 @@ def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
     Args:
         config: configuration of the discriminator.
         size: width of the generator, as a share of `config.hidden_size`. The number of attention heads is rounded, to
-            at least 2 (or 1 as in `config`), because `--bigram_init` needs a head for each neighbor. The size of a
-            head is rounded to a multiple of 8, because GPU kernels pad other sizes. The feed-forward size has the same
-            ratio to the width as in `config`.
+            at least 2 (or 1 as in `config`). The size of a head is rounded to a multiple of 8, because GPU kernels pad
+            other sizes. The feed-forward size has the same ratio to the width as in `config`.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

@@ -39,7 +39,7 @@ from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
-from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair, shrink_config
+from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
     list_student_layers,
@@ -93,8 +93,7 @@ def pretrain(
         _check_config(data_args, teacher_config, model_args.teacher_name_or_path)
     _check_config(data_args, config, str(model_args.model_name_or_path or model_args.config_name))
     if data_args.bigram_init:
-        is_electra = data_args.objective == "electra"
-        check_bigram_config(shrink_config(config, data_args.generator_size) if is_electra else config)
+        check_bigram_config(config)
     choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
@@ -117,17 +116,19 @@ def pretrain(
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
     """Checks that the arguments of the model and of the data can be combined."""
-    if model_args.teacher_name_or_path is not None and data_args.objective == "electra":
+    objective, teacher = data_args.objective, model_args.teacher_name_or_path
+    if teacher is not None and objective == "electra":
         raise InputError(
             "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
             "--objective mlm."
         )
     if not data_args.bigram_init:
         return
-    if model_args.teacher_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of these flags.")
-    if model_args.model_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Use --config_name instead.")
+    if objective == "electra":
+        raise InputError("--bigram_init does not support --objective electra. Remove one of these flags.")
+    for flag, value in (("teacher_name_or_path", teacher), ("model_name_or_path", model_args.model_name_or_path)):
+        if value is not None:
+            raise InputError(f"--bigram_init cannot be combined with --{flag}. Use --config_name instead.")
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
         raise InputError("--bigram_init needs training text. Pass --train_file, --dataset_name or --corpus.")
 
@@ -227,10 +228,9 @@ def _train_and_evaluate(
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
-        predictor = model.generator if isinstance(model, ElectraPair) else model
         dataset: Any = data.phases[0].dataset
         first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
-        initialize_from_bigrams(predictor, data.train_corpus, tokenizer, training_args.seed, first_window)
+        initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, first_window)
         wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
     validation = data.validation
     make_trainer = functools.partial(
