@@ -42,11 +42,9 @@ def compile_model(
 
     The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU,
     embeddings and head have their own kernels. On a GPU, layers of BERT base are compiled again for batches from 6,827
-    tokens on, because inductor then fuses LayerNorm's backward pass. Call this function before or after the model is
-    wrapped for several processes.
+    tokens on, because inductor then fuses LayerNorm's backward pass. Parts that are not SnugBERT's stay as they are.
 
     Args:
-        model: any model. Parts that are not SnugBERT's stay as they are.
         backend, mode: as in `torch.compile`, but no mode uses torch's CUDA graphs, see `MODES_WITHOUT_CUDA_GRAPHS`.
         device: the device that will run the model. None: the device of its weights.
 
@@ -146,11 +144,7 @@ class Compilation(TrainerCallback):
 
 
 class RunGraphs:
-    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`].
-
-    Args:
-        trainer: the trainer that uses this object.
-    """
+    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`]."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer

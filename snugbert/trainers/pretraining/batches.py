@@ -46,12 +46,9 @@ class SizedDataset(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive steps on the examples of one dataset.
+    """Consecutive steps on the examples of one dataset. Every epoch has a different order.
 
     Attributes:
-        dataset: the examples of an epoch. Every epoch has a different order. A [`PretrainingDataset`] also has new
-            examples in every epoch.
-        steps: optimizer steps.
         batch_size: examples per step, over all processes and accumulated batches.
     """
 
@@ -143,12 +140,7 @@ def as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> Pretrai
 
 
 def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> list[int]:
-    """Returns the number of examples per step for each phase.
-
-    Args:
-        lengths: maximum sequence length of each phase. A single one may be None.
-        args: the batch size of the first phase.
-    """
+    """Returns the number of examples per step for each phase. A single length may be None."""
     parts = args.gradient_accumulation_steps * args.world_size
     batch_sizes = [args.per_device_train_batch_size * parts]
     batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
@@ -222,10 +214,6 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     The examples of a step are split as evenly as possible over processes and accumulated batches.
 
     Args:
-        phases: phases of the run.
-        accumulation_steps: batches per step that each process accumulates.
-        num_processes: processes that share a step.
-        process_index: the index of this process.
         first_step: the first step to yield. Skipping steps costs nothing.
         prefetched_batches: batches of this process that data workers may have to read when a batch is yielded.
     """
@@ -269,15 +257,10 @@ class RunBatches(torch.utils.data.Dataset):
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
-    after resuming.
-
-    Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels.
+    after resuming. Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels.
 
     Args:
-        phases: phases of the run.
-        collator: makes a batch from a list of examples.
-        seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
-            own seed.
+        seed: of the order, and of the random state. A [`PretrainingDataset`] has its own seed.
         config, generator, teacher: configurations of the models, for the counts, see [`count_batch`].
         mask_rates: the first and the last share of tokens to mask. Each example gets the share of its step as
             `mlm_probability`. None: the collator's own share.

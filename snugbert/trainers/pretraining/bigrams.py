@@ -119,11 +119,6 @@ def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> 
 
     So each token gets one vector for both uses: as a context, and as a token to predict.
 
-    Args:
-        sides: the matrices.
-        rank: number of singular vectors.
-        rng: draws the first guess of the randomized SVD.
-
     Returns:
         The singular vectors (V, n), and the singular values (n,), largest first. n is `rank`, but at most V.
     """
@@ -148,9 +143,7 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
     """Fits `contexts @ a @ b @ tokens.T` to mutual information: weighted least squares, by reduced-rank regression.
 
     Args:
-        side: the mutual information of one side.
-        contexts: embeddings of the tokens as contexts. *Shape:* (V, W)
-        tokens: embeddings of the tokens to predict. *Shape:* (V, W)
+        contexts, tokens: embeddings of the tokens as contexts, and as tokens to predict. *Shape:* (V, W)
         rank: maximum of R.
 
     Returns:
@@ -167,19 +160,15 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
 
 
 def _multiply(matrix: scipy.sparse.sparray, columns: np.ndarray) -> np.ndarray:
-    """Returns the sparse `matrix` times `columns`, in float64. *Shape:* (V, n) -> (V, n)
-
-    torch's sparse product is not faster.
-    """
+    """Returns the sparse `matrix` times `columns`. *Shape:* (V, n) -> (V, n)"""
     starts = range(0, columns.shape[1], COLUMNS_AT_ONCE)
     return np.concatenate([matrix @ columns[:, start : start + COLUMNS_AT_ONCE] for start in starts], axis=1)
 
 
 def _whiten(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes an orthonormal basis of the columns. Unlike QR, this works for a vocabulary of fewer than W tokens.
+    """Returns an orthonormal basis q (V, n) of the columns, and w (W, n) with q = matrix @ w.
 
-    Returns:
-        The basis q (V, n), and w (W, n) with q = matrix @ w.
+    Unlike QR, this works for a vocabulary of fewer than W tokens.
     """
     values, vectors = np.linalg.eigh(matrix.T @ matrix)
     used = values > values[-1] * NEGLIGIBLE
@@ -205,8 +194,7 @@ def initialize_from_bigrams(
     Args:
         model: a SnugBERT model with a masked token head.
         corpus: the training text.
-        tokenizer: its tokenizer.
-        seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
+        seed: seed of the embeddings of special tokens, and of a rotation of all embeddings.
         block_numbers: the blocks whose bigrams are counted. Default: all.
     """
     config: SnugBertConfig = model.config

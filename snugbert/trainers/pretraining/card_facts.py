@@ -42,14 +42,8 @@ def write_run_card(
 ) -> None:
     """Writes the model card of a run, finished or not, into its output folder.
 
-    Without the arguments of the command, the card omits the facts that only they contain.
-
-    Args:
-        trainer: the trainer, after it began to train.
-        metrics: metrics on the validation text, without a prefix.
-        baselines: metrics of trivial predictions.
-        model_args: the command's arguments of the model.
-        data_args: the command's arguments of the data.
+    Without the arguments of the command, the card omits the facts that only they contain. `metrics` are the metrics on
+    the validation text, without a prefix. `baselines` are the metrics of trivial predictions.
     """
     output_dir = Path(trainer.args.output_dir or "")
     train, validation = find_corpus(trainer.phases[0].dataset), find_corpus(trainer.eval_dataset)

@@ -63,11 +63,8 @@ class ElectraOutput(ModelOutput):
 class ElectraPair(SnugBertPreTrainedModel):
     """A discriminator and its generator, for training. [`PretrainingTrainer`] saves them as two models.
 
-    Batches need `replacement_keys`, see [`SnugBertDataCollatorForPretraining`].
-
-    Args:
-        discriminator: any size.
-        generator: the same `embedding_size` and vocabulary. It gets the embeddings of the discriminator.
+    The generator gets the embeddings of the discriminator. Batches need `replacement_keys`, see
+    [`SnugBertDataCollatorForPretraining`].
     """
 
     def __init__(self, discriminator: SnugBertForReplacedTokenDetection, generator: SnugBertForMaskedLM):
@@ -97,15 +94,13 @@ class ElectraPair(SnugBertPreTrainedModel):
         sparse_prediction: bool | None = None,
         **kwargs,
     ) -> ElectraOutput:
-        r"""Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
+        """Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids, kwargs: as in [`SnugBertModel`].
             labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
             replacement_keys: a random int64 for each masked token. It determines the token that replaces it.
                 *Shape:* (M,)
-            num_items_in_batch: number of masked tokens in the global batch. None: in this batch.
-            num_tokens_in_batch: number of tokens in the global batch, without padding. None: in this batch.
+            num_items_in_batch, num_tokens_in_batch: masked tokens, and tokens without padding, in the global batch.
             sparse_prediction: ignored. The generator computes masked tokens only.
         """
         inputs = {
@@ -241,11 +236,12 @@ def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: Snu
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
     """Returns the configuration of a generator: narrower layers, but the same number and the same embeddings.
 
+    The number of attention heads is rounded, to at least 2. The size of a head is rounded to a multiple of 8, because
+    GPU kernels pad other sizes. The feed-forward size keeps its ratio to the width.
+
     Args:
         config: configuration of the discriminator.
-        size: width of the generator, as a share of `config.hidden_size`. The number of attention heads is rounded, to
-            at least 2 (or 1 as in `config`). The size of a head is rounded to a multiple of 8, because GPU kernels pad
-            other sizes. The feed-forward size has the same ratio to the width as in `config`.
+        size: width of the generator, as a share of `config.hidden_size`.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

@@ -42,14 +42,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class DistillationOutput(ModelOutput):
-    """Output of [`distill`].
+    """Output of [`distill`]: its loss, the student's logits, and the parts of the loss, detached, for logging.
 
     Attributes:
         loss: 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
-        logits: the student's logits of the masked tokens. *Shape:* (M, V)
-        seq_relationship_logits: the student's logits of sentence pairs. None without pairs. *Shape:* (N, 2)
-        mlm_loss, nsp_loss: the student's losses on the text, detached, for logging. *Shape:* ()
-        soft_loss, cos_loss: the losses on the teacher's outputs, detached, for logging. *Shape:* ()
+        logits: of the masked tokens. *Shape:* (M, V)
+        seq_relationship_logits: of sentence pairs. None without pairs. *Shape:* (N, 2)
     """
 
     loss: torch.Tensor | None = None
@@ -73,8 +71,7 @@ def distill(
     Args:
         student: a model with a masked token head, in training mode. It may be wrapped for several processes.
         teacher: a masked language model, in evaluation mode.
-        inputs: a packed or padded batch with `labels` and, if the student learns from sentence pairs,
-            `next_sentence_label`.
+        inputs: a packed or padded batch with `labels` and, if the student learns from pairs, `next_sentence_label`.
         denominators: counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
             padding) and, with sentence pairs, `num_sequences_in_batch`. *Shape:* () each
         with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
@@ -124,13 +121,7 @@ def sum_soft_losses(
 
     The sum has the gradient of cross entropy with soft targets, but is 0 if both models agree. It is multiplied by the
     square of the temperature, so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
-
-    Args:
-        logits, teacher_logits: *Shape:* (M, V)
-        temperature: divides both logits.
-
-    Returns:
-        The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
+    For M = 0 it is 0 and has a gradient. *Shape:* (M, V), (M, V) -> ()
     """
     return _SoftLoss.apply(logits, teacher_logits.detach(), temperature)
 
@@ -165,14 +156,9 @@ class _SoftLoss(torch.autograd.Function):
 def sum_cosine_losses(
     hidden_states: torch.Tensor, teacher_hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Adds up 1 - cosine of the angle between the hidden states of all tokens.
+    """Adds up 1 - cosine of the angle between the hidden states of all tokens, without padding.
 
-    Args:
-        hidden_states, teacher_hidden_states: *Shape:* (B, L, H)
-        attention_mask: 0 at padding, which does not count. None: no padding. *Shape:* (B, L)
-
-    Returns:
-        The sum. *Shape:* ()
+    *Shape:* (B, L, H), (B, L, H), (B, L) -> ()
     """
     losses = 1 - F.cosine_similarity(upcast(hidden_states), upcast(teacher_hidden_states.detach()), dim=-1)
     return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
@@ -216,11 +202,7 @@ def load_student(
 ) -> PreTrainedModel:
     """Loads the layers of the teacher that the student starts from, with all heads that training needs.
 
-    Args:
-        auto_class: such as `AutoModelForPreTraining`. A head that the teacher lacks starts from random weights.
-        model_args: which teacher, and how many layers.
-        config: configuration of the student, for its dropout.
-        teacher_config: configuration of the teacher.
+    A head of `auto_class` that the teacher lacks starts from random weights. The student has the dropout of `config`.
     """
     source_config = copy.deepcopy(teacher_config)
     source_config.architectures = []  # an ELECTRA class would select ELECTRA's head

@@ -97,7 +97,6 @@ def choose_spans(
         continues_word: as in [`mask_tokens`].
         budget: number of tokens to choose. The result has fewer only if no free word is short enough, and more only
             if every word is longer: then one word is chosen.
-        rng: the source of all random choices.
 
     Returns:
         The chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each

@@ -144,8 +144,6 @@ class PretrainingDataArguments(PreparationArguments):
     """Arguments for the text, the examples and the masks.
 
     Attributes:
-        objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
-        masking: `tokens`, `words` or `spans`.
         mask_rates: share of tokens to predict in the first and in the last step.
         parsed_phases: the phases of the run, at least one.
     """
@@ -291,9 +289,7 @@ def parse_mask_rates(text: str | float) -> tuple[float, float]:
 def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
     """Parses `--phases`: "64:80%:mlm,128:20%" with "nsp" -> [(64, 0.8, "mlm"), (128, 0.2, "nsp")].
 
-    Args:
-        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
-        objective: what the examples of the run are for.
+    `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
     """
     phases = []
     for part in text.split(","):

@@ -37,12 +37,7 @@ def run_dry_pretraining(
 ) -> None:
     """Takes the first steps of each phase in memory, and prints the plan of the run. Every process must call this.
 
-    Args:
-        make_trainer: makes a trainer from `args` and `phases`.
-        args: the arguments of the run.
-        phases: the phases of the run. Empty if the run only evaluates.
-        corpus: the training text.
-        checkpoint: the folder to resume from. None if the run starts at step 0.
+    `phases` is empty if the run only evaluates. `checkpoint` is the folder to resume from.
     """
     start, steps, rows = seconds_since_start(), sum(phase.steps for phase in phases), dict[str, str]()
     skipped = 0 if checkpoint is None else step_of(Path(checkpoint))

@@ -103,12 +103,7 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
 
 
 def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
-    """Warns once if a run is closer to the frequency baseline than expected.
-
-    Args:
-        state: state of the run, just after a line was appended to `log_history`.
-        config: configuration of the model.
-    """
+    """Warns once if a run is closer to the frequency baseline than expected, just after a line was logged."""
     lines = [line for line in state.log_history if "mlm_gain" in line]
     if list_unmeasured(config) or not lines or lines[-1] is not state.log_history[-1]:
         return
@@ -134,10 +129,8 @@ def describe_shortfall(
 ) -> str:
     """Returns a sentence if a run ends at the frequency baseline, and what to try. Empty if it beats the baseline.
 
-    Args:
-        metrics: the metrics on the validation text. Empty: the last log line of training counts.
-        log_history: `trainer.state.log_history`.
-        config: configuration of a model that may need a recipe. None: the run follows one, or no recipe fits.
+    Without `metrics` of the validation text, the last log line of training counts. `config` is None if the run follows
+    a recipe, or no recipe fits.
     """
     gain = next((line["mlm_gain"] for line in (metrics, *reversed(log_history)) if "mlm_gain" in line), SMALLEST_GAIN)
     if gain >= SMALLEST_GAIN:

@@ -78,8 +78,7 @@ def count_batch(
         config, generator, teacher: configurations of the models, see [`training_flops`].
 
     Returns:
-        The numbers of `DATA_SUMS`: labeled tokens, labeled sentence pairs, tokens, positions with padding, and FLOPs.
-        *Shape:* (5,), int64
+        The numbers of `DATA_SUMS`. *Shape:* (5,), int64
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
@@ -95,7 +94,6 @@ class TrainingLog:
     """Counts what a training run logs.
 
     Args:
-        device: device of this process.
         is_main_process: whether this process keeps the sums of all processes after they are collected.
         reduce: adds up a tensor over all processes.
 
@@ -180,14 +178,8 @@ class TrainingLog:
     def next_line(self) -> dict[str, float]:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
-        Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`, over the steps
-            that have them; with ELECTRA's discriminator `disc_loss` (not yet multiplied by its weight of 50),
-            `disc_accuracy` over all tokens, and `replaced`, the share of tokens that the generator replaced; with a
-            teacher `soft_loss` and `cos_loss`, not yet multiplied by their weights; with a `frequency_loss`,
-            `mlm_gain` = `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the
-            share of padding in padded batches, or the share that packing saves; with `peak_flops`, `mfu`, the model's
-            FLOPs per second divided by `peak_flops`.
+        docs/reference/output-folders.md describes the metrics. `disc_loss`, `soft_loss` and `cos_loss` are not yet
+        multiplied by their weights.
         """
         sums, seconds = self._collect(), self._elapsed_seconds()
         steps, pair_steps = self._steps, self._pair_steps
@@ -277,12 +269,8 @@ class TrainingLog:
 class MetricsFile:
     """`metrics.jsonl`: the log of a run, one JSON object per line.
 
-    The first call of `append` rewrites the file, starting with `log_history`. So a run that fails early does not
-    change the file. A resumed run drops the lines after its checkpoint, and an incomplete line.
-
-    Args:
-        file: the path.
-        log_history: the lines up to the checkpoint. Empty for a new run.
+    The first call of `append` rewrites the file, starting with `log_history`, the lines up to the checkpoint. So a run
+    that fails early does not change the file. A resumed run drops the lines after its checkpoint.
     """
 
     def __init__(self, file: Path, log_history: Sequence[Mapping[str, Any]]):
@@ -307,14 +295,14 @@ def _to_json_line(line: Mapping[str, Any]) -> str:
 
 
 def count_sequence_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the tokens of each sequence, and the labeled tokens among them.
+    """Counts the tokens of each sequence, and the labeled tokens among them, without padding.
 
     Args:
         batch: packed, with `cu_seq_lens_q` (N + 1,) and `labels` (1, T); or padded, with `labels` (N, L) and, unless
             there is no padding, `attention_mask` (N, L).
 
     Returns:
-        Two tensors of integers, on the device of the batch, without the padding of a filled row. *Shape:* (N,) each
+        Two tensors of integers. *Shape:* (N,) each
     """
     is_labeled = batch["labels"] != IGNORE_INDEX
     if "cu_seq_lens_q" in batch:
