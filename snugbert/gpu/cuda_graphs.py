@@ -284,11 +284,10 @@ def note_waits(places: list[str]) -> Iterator[None]:
 
 
 def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None], Any, Any]:
-    """Records the kernels of a function without running them.
+    """Records the kernels of a function, which has run on the side stream before, without running them.
 
-    Args:
-        function: the function. It has run on the side stream before.
-        memory: memory of earlier graphs, which the new graph may overwrite; None for the first.
+    `memory` belongs to earlier graphs, and the new graph may overwrite it. `torch.OutOfMemoryError`: there is no
+    memory for the graph, or for batches that run eagerly in addition.
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.

@@ -113,12 +113,7 @@ def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Ten
 
 @dataclass(eq=False)
 class FillRows:
-    """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged.
-
-    Args:
-        collate: the data collator.
-        pad_to_multiple_of, max_sequences: as in [`pad_row`].
-    """
+    """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged."""
 
     collate: Callable[[Any], Any]
     pad_to_multiple_of: int
@@ -133,12 +128,11 @@ class FillRows:
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
-    """Chooses `pad_to_multiple_of` of pretraining.
+    """Chooses `pad_to_multiple_of` of pretraining with rows of `batch_size` examples.
 
     The longest row is about a multiple of the result. Many rows are nearly full, so they need little padding.
 
     Args:
-        batch_size: examples of a row.
         dataset: a [`PretrainingDataset`], or another dataset with `max_seq_length` whose examples are in random order.
             The first examples are a sample.
     """
@@ -149,22 +143,14 @@ def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
 
 
 def choose_fine_tuning_multiple(batch_size: int, lengths: np.ndarray) -> int:
-    """Chooses `pad_to_multiple_of` of fine-tuning.
-
-    Args:
-        batch_size: examples of a row, drawn at random.
-        lengths: tokens of each example. *Shape:* (examples,)
-    """
+    """Chooses `pad_to_multiple_of` of fine-tuning with rows of `batch_size` examples of these lengths."""
     return _round_up(FINE_TUNING_DEVIATIONS * math.sqrt(batch_size) * float(lengths.std()))
 
 
 def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
-    """Chooses `pad_to_multiple_of` of a prediction call.
+    """Chooses `pad_to_multiple_of` of a prediction call of some `batches`, the largest of `max_tokens`.
 
-    Args:
-        model: the model.
-        max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
-        batches: number of batches of the call.
+    Batches have up to 8 sizes (`PREDICTION_SIZES`).
 
     Returns:
         None if rows should not be filled: the call has fewer than 3 batches (`PREDICTION_BATCHES`), the model is not

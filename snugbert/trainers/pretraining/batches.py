@@ -154,16 +154,15 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
 
 
 def check_processes(phases: Sequence[Phase]) -> None:
-    """Checks that all processes have the same examples. Machines without shared disks make their own tables."""
+    """Checks that all processes have the same examples. Machines may prepare the text on their own."""
     examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
     wait_for_all()  # machines may take different times for their tables
     everywhere = gather_object([examples])
     for rank, others in enumerate(everywhere):
         if others != everywhere[0]:
             raise InputError(
-                f"processes 0 and {rank} have different training examples "
-                f"({sum(size for size, _ in everywhere[0]):,} and {sum(size for size, _ in others):,}). Use the same "
-                "text and the same version of SnugBERT on all machines."
+                f"Processes 0 and {rank} have different training examples. Use the same text and the same version of "
+                "SnugBERT on all machines."
             )
 
 
@@ -177,25 +176,10 @@ def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
     return [", no sentence pairs" if has_pairs and phase.objective == "mlm" else "" for phase in phases]
 
 
-def find_phase(phases: Sequence[Phase], step: int) -> Phase:
-    """Returns the phase of `step`, counted from 0."""
-    for phase, end in zip(phases, accumulate(phase.steps for phase in phases), strict=True):
-        if step < end:
-            return phase
-    raise IndexError(step)
-
-
 def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float:
     """Returns the share of tokens to mask in `step`, counted from 0: linear from the first to the last of `steps`."""
     first, last = rates
     return first + (last - first) * step / max(steps - 1, 1)
-
-
-def find_first_example(phases: Sequence[Phase], step: int) -> int:
-    """Returns the number of the first example of `step`, over all epochs of its phase. Both count from 0."""
-    phase = find_phase(phases, step)
-    first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
-    return (step - first_step) * phase.batch_size
 
 
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:

@@ -195,7 +195,7 @@ def _show_examples(
         print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
         for index in range(min(data_args.show, len(dataset))):
             shown = dataset[index] | {"mlm_probability": collator.mask_rates[0]}
-            example = collator.describe(shown, dataset.objective, dataset.find_cuts(index))
+            example = collator.describe(shown, dataset.objective)
             print(f"\n{index + 1}. {example}")
 
 

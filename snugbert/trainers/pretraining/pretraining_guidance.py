@@ -1,4 +1,4 @@
-"""What a run logs besides its metrics: the recipe that fits, what to expect, and how much of the text an epoch shows.
+"""What a run logs besides its metrics: the recipe that fits, and what to expect.
 
 A run that stays near the frequency baseline also gets one warning.
 """
@@ -6,14 +6,11 @@ A run that stays near the frequency baseline also gets one warning.
 import logging
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.corpus.corpus import Corpus
-from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_first_example, find_phase
+from snugbert.trainers.pretraining.batches import Phase, count_epochs
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -140,61 +137,3 @@ def describe_shortfall(
         f"The model predicts masked tokens {'hardly' if gain > 0 else 'no'} better than their frequency does (MLM "
         f"gain {gain:.2f} nats). Train {recipe}for more steps."
     )
-
-
-def log_coverage(phases: Sequence[Phase], step: int) -> None:
-    """Logs how much of the text the window of `step` shows, and how many sentences were too long for an example."""
-    if step >= sum(phase.steps for phase in phases):
-        return  # the run is finished
-    dataset = find_phase(phases, step).dataset
-    if not isinstance(dataset, PretrainingDataset):
-        return
-    limit, lengths = dataset.sentence_limit, dataset.corpus.counts.sentence_lengths
-    window, _ = dataset.find_window(find_first_example(phases, step))
-    share = measure_coverage(
-        dataset.corpus,
-        dataset.open_table(window),
-        dataset.find_unused(window),
-        dataset.windows.list_blocks(window),
-    )
-    logger.info(
-        "epoch %d%s: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
-        "than %d tokens): %s",
-        window.epoch,
-        f", window {window.number} of {dataset.windows.per_epoch}" if dataset.windows.per_epoch > 1 else "",
-        100 * share,
-        f"{len(lengths) - 1:,}",
-        limit,
-        f"{lengths[limit + 1 :].sum():,}",
-    )
-
-
-def measure_coverage(
-    corpus: Corpus, table: np.ndarray, unused: Sequence[int] = (), blocks: Sequence[int] | None = None
-) -> float:
-    """Returns the share of a corpus's tokens that are in at least one example.
-
-    Args:
-        corpus: the corpus.
-        table: the examples of a window, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
-        unused: rows that do not count.
-        blocks: the numbers of the window's blocks. Default: all.
-    """
-    tokens = corpus.counts.tokens
-    block_starts = np.cumsum([0, *tokens])
-    covered = 0
-    # Rows that are labeled together exchange segments only with each other.
-    for numbers in np.array_split(np.arange(len(table)), -(-len(table) // LABELED_ROWS)):
-        rows = table[np.setdiff1d(numbers, unused, assume_unique=True)]
-        starts = np.concatenate(
-            [
-                block_starts[rows["block"]] + rows["start"],
-                block_starts[rows["second_block"]] + rows["second_start"],
-            ]
-        )
-        ends = starts + np.concatenate([rows["length"], rows["second_length"]])
-        order = np.argsort(starts)
-        starts, ends = starts[order], ends[order]
-        before = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]])  # text before this is already counted
-        covered += np.maximum(ends - np.maximum(starts, before), 0).sum()
-    return float(covered / tokens[slice(None) if blocks is None else blocks].sum())

@@ -51,7 +51,7 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_su
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
-from snugbert.trainers.pretraining.pretraining_guidance import log_coverage, warn_at_baseline
+from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
 from snugbert.trainers.pretraining.scores import (
     add_gain,
     compute_metrics,
@@ -241,7 +241,6 @@ class PretrainingTrainer(RunTrainer):
             self.training_log.frequency_loss = frequency_loss(self._train_counts, self._train_counts)
         if self.is_world_process_zero():
             self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
-            log_coverage(self.phases, self._first_step)
 
     def compare_settings(self, checkpoint: str | None) -> None:
         """Extends the base class: changed data settings are only reported. The command refuses them earlier."""

@@ -192,21 +192,3 @@ def test_a_text_without_examples_is_an_error(tokenizer, tmp_path):
         with pytest.raises(ValueError, match=message):
             PretrainingDataset(corpus, tokenizer, **settings, epochs_dir=tmp_path)
     assert len(PretrainingDataset(one, tokenizer, objective="sop", epochs_dir=tmp_path)) == 1
-
-
-def test_places_where_sentences_were_cut_are_found(tokenizer, tmp_path):
-    comma, word = tokenizer.convert_tokens_to_ids([",", "house"])
-    sentences = [[word] * 2, [word] * 9 + [comma] + [word] * 9, [word] * 2]
-    dataset = PretrainingDataset(make_corpus([[sentences] * 2]), tokenizer, 20, "nsp", 0, epochs_dir=tmp_path)
-    for position in range(len(dataset)):
-        text = dataset[position]["input_ids"].tolist()
-        segments = [len(text[1 : text.index(SEP)]), len(text) - text.index(SEP) - 2]
-        for cuts, length, ids in zip(
-            dataset.find_cuts(position), segments, (text[1:], text[text.index(SEP) + 1 :]), strict=True
-        ):
-            assert all(0 <= cut <= length for cut in cuts)
-            # The long sentence is split after its comma.
-            assert all(ids[cut - 1] == comma for cut in cuts if 0 < cut < length)
-    assert any(0 in cuts for position in range(len(dataset)) for cuts in dataset.find_cuts(position))
-    lines = PretrainingDataset(make_corpus([[sentences[1:2]]]), tokenizer, 12, "mlm", epochs_dir=tmp_path)
-    assert sorted(lines.find_cuts(position) for position in range(2)) == [[[0]], [[10]]]
