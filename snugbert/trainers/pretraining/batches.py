@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
@@ -70,9 +70,7 @@ class Phase:
 def check_dataset(dataset: object) -> None:
     """Checks that `dataset` is map-style, has a length, and is not empty."""
     kind = type(dataset).__name__
-    # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
-    is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
-    if is_stream or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(
             f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
             "datasets.Dataset."
@@ -174,6 +172,14 @@ def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
     """Returns a text for each phase: a remark if only other phases have sentence pairs, otherwise an empty text."""
     has_pairs = any(phase.objective in PAIR_TASKS for phase in phases)
     return [", no sentence pairs" if has_pairs and phase.objective == "mlm" else "" for phase in phases]
+
+
+def describe_phase(phase: Phase, remark: str) -> str:
+    """Describes the steps of a phase. `remark` is from [`note_missing_pairs`]."""
+    length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens"
+    epochs = phase.steps * phase.batch_size / len(phase.dataset)
+    steps = format_count(phase.steps, "step")
+    return f"{steps} of {phase.batch_size:,} examples{length}{remark}, {epochs:.3g} epochs"
 
 
 def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float:

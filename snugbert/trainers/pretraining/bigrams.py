@@ -230,9 +230,6 @@ def check_bigram_config(config: SnugBertConfig) -> None:
         )
     if compute_embedding_size(config) != config.hidden_size:
         raise InputError("--bigram_init needs embeddings as wide as the layers. Remove embedding_size.")
-    smallest = 2 * _count_frequencies(config) + 2
-    if config.hidden_size < smallest:
-        raise InputError(f"--bigram_init needs a hidden_size of at least {smallest}, not {config.hidden_size}.")
     if "gelu" not in config.hidden_act and config.hidden_act != "relu":
         raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
     if config.position_embedding_type != "absolute":

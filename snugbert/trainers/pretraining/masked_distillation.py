@@ -174,14 +174,10 @@ def load_teacher_config(
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
-    name = model_args.teacher_name_or_path
-    sizes = teacher_config.vocab_size, config.vocab_size
-    if own_tokenizer.get_vocab() != tokenizer.get_vocab() or sizes[0] != sizes[1]:
-        reason = "differs from the student's"
-        reason += f": {sizes[0]:,} and {sizes[1]:,} tokens" if sizes[0] != sizes[1] else ""
+    if own_tokenizer.get_vocab() != tokenizer.get_vocab() or teacher_config.vocab_size != config.vocab_size:
         raise InputError(
-            f"--teacher_name_or_path: the vocabulary of {name} {reason}. Teacher and student predict the same tokens, "
-            "so they need the same vocabulary."
+            f"--teacher_name_or_path: the vocabulary of {model_args.teacher_name_or_path} differs from the student's. "
+            "Teacher and student predict the same tokens, so they need the same vocabulary."
         )
     if model_args.num_student_layers is not None:
         ours, theirs = config.to_dict(), teacher_config.to_dict()

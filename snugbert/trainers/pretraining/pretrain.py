@@ -33,7 +33,13 @@ from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
 from snugbert.trainers.dry_run import shared_folder
-from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
+from snugbert.trainers.pretraining.batches import (
+    Phase,
+    choose_batch_sizes,
+    describe_phase,
+    note_missing_pairs,
+    plan_phases,
+)
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
@@ -66,6 +72,17 @@ from snugbert.trainers.run.stopping import raise_if_interrupted
 logger = logging.getLogger(__name__)
 
 FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
+
+
+class _Setup(NamedTuple):
+    """What is known before the text is read. `teacher_config` is None without a teacher."""
+
+    model_args: PretrainingModelArguments
+    data_args: PretrainingDataArguments
+    training_args: PretrainingArguments
+    tokenizer: PreTrainedTokenizerBase
+    config: SnugBertConfig
+    teacher_config: SnugBertConfig | None
 
 
 def pretrain(
@@ -104,14 +121,13 @@ def pretrain(
         replacement_keys=data_args.objective == "electra",
         masking=data_args.masking,
     )
+    setup = _Setup(model_args, data_args, training_args, tokenizer, config, teacher_config)
     if data_args.show:
-        _show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
+        _show_examples(setup, collator)
         return
     epochs = shared_folder() if training_args.dry_run else nullcontext(Path(training_args.output_dir or "") / "epochs")
     with lock_output_dir(training_args), epochs as epochs_dir:
-        _train_and_evaluate(
-            model_args, data_args, training_args, tokenizer, config, teacher_config, collator, epochs_dir
-        )
+        _train_and_evaluate(setup, collator, epochs_dir)
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
@@ -167,27 +183,16 @@ def _choose_language(
     store_language(data_args.language, config, tokenizer)
 
 
-def _show_examples(
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    cache_dir: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    collator: SnugBertDataCollatorForPretraining,
-) -> None:
+def _show_examples(setup: _Setup, collator: SnugBertDataCollatorForPretraining) -> None:
     """Prints the first training examples with their masks, as the model sees them."""
+    data_args, tokenizer = setup.data_args, setup.tokenizer
     data_args.validation_file = []
     length, _, objective = data_args.parsed_phases[0]
-    seed = training_args.examples_seed
+    seed = setup.training_args.examples_seed
     with tempfile.TemporaryDirectory() as folder:
         epochs_dir = Path(folder)
-        corpus, _ = load_corpora(
-            data_args,
-            do_train=True,
-            do_eval=False,
-            cache_dir=cache_dir,
-            tokenizer=tokenizer,
-            blocks_dir=epochs_dir / "blocks",
-        )
+        blocks_dir = epochs_dir / "blocks"
+        corpus, _ = load_corpora(data_args, True, False, setup.model_args.cache_dir, tokenizer, blocks_dir)
         assert corpus is not None  # load_corpora raised an error if there is no text to train on
         log_first_epoch("training text")
         dataset = make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, seed, objective)
@@ -199,17 +204,9 @@ def _show_examples(
             print(f"\n{index + 1}. {example}")
 
 
-def _train_and_evaluate(
-    model_args: PretrainingModelArguments,
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    config: SnugBertConfig,
-    teacher_config: SnugBertConfig | None,
-    collator: SnugBertDataCollatorForPretraining,
-    epochs_dir: Path,
-) -> None:
+def _train_and_evaluate(setup: _Setup, collator: SnugBertDataCollatorForPretraining, epochs_dir: Path) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
+    model_args, data_args, training_args, tokenizer, config, teacher_config = setup
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     teacher = None
     if teacher_config is not None and do_train:
@@ -221,8 +218,8 @@ def _train_and_evaluate(
     if checkpoint is not None:  # now, before text is prepared. The trainer compares again
         check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
         check_max_steps(checkpoint, training_args)
-    model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
-    data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
+    model = _load_model(setup)
+    data = _prepare_data(setup, epochs_dir, checkpoint)
     is_new_bert = model_args.model_name_or_path is None and data_args.objective != "electra"
     if is_new_bert:
         log_recipe(data.phases, model)
@@ -289,15 +286,9 @@ def _collect_initial_weights(
     return initial_weights
 
 
-def _load_model(
-    model_args: PretrainingModelArguments,
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    config: SnugBertConfig,
-    teacher_config: SnugBertConfig | None,
-    tokenizer: PreTrainedTokenizerBase,
-) -> PreTrainedModel:
+def _load_model(setup: _Setup) -> PreTrainedModel:
     """Loads the model. If the run trains, checks the free space and the training arguments with this model."""
+    model_args, data_args, training_args, tokenizer, config, teacher_config = setup
     set_seed(training_args.seed)
     model: PreTrainedModel
     if data_args.objective == "electra":
@@ -343,18 +334,12 @@ class _Data(NamedTuple):
     validation: PretrainingDataset | None
 
 
-def _prepare_data(
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    cache_dir: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    epochs_dir: Path,
-    checkpoint: str | None,
-) -> _Data:
+def _prepare_data(setup: _Setup, epochs_dir: Path, checkpoint: str | None) -> _Data:
     """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
+    data_args, training_args, tokenizer = setup.data_args, setup.training_args, setup.tokenizer
     do_train, do_eval, blocks_dir = training_args.do_train, training_args.do_eval, epochs_dir / "blocks"
     train_corpus, validation_corpus = raise_together(  # machines may prepare the text for hours
-        lambda: load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, blocks_dir)
+        lambda: load_corpora(data_args, do_train, do_eval, setup.model_args.cache_dir, tokenizer, blocks_dir)
     )
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus, [], {}, None)
@@ -367,14 +352,7 @@ def _prepare_data(
         ]
         phases = plan_phases(datasets, [phase.share for phase in parsed], training_args)
         for phase, remark in zip(phases, note_missing_pairs(phases), strict=True):
-            logger.info(
-                "training: %s steps of %s examples of at most %s tokens%s, %.2f epochs",
-                f"{phase.steps:,}",
-                f"{phase.batch_size:,}",
-                phase.max_seq_length,
-                remark,
-                phase.steps * phase.batch_size / len(phase.dataset),
-            )
+            logger.info("training: %s", describe_phase(phase, remark))
         settings = collect_example_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
             check_data_settings(checkpoint, settings)

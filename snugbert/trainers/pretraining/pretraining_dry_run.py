@@ -4,9 +4,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-import torch
 from torch.utils.data import Subset
 
 from snugbert.data.corpus.corpus import Corpus
@@ -22,7 +22,7 @@ from snugbert.trainers.dry_run import (
     seconds_since_start,
     time_steps,
 )
-from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
+from snugbert.trainers.pretraining.batches import Phase, describe_phase, note_missing_pairs
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.run.checkpoint_files import step_of
@@ -54,29 +54,18 @@ def run_dry_pretraining(
             watches.append(time_steps(trainer))
             left = max(phase.steps - skipped, 0)
             skipped = max(skipped - phase.steps, 0)
-            seconds = watches[-1].seconds
-            training += left * sum(seconds) / len(seconds)
-            name = "training" if len(phases) == 1 else f"phase {number + 1}"
-            rows[name] = (
-                f"{format_count(phase.steps, 'step')} of {phase.batch_size:,} examples of at most "
-                f"{phase.max_seq_length} tokens{remark}, "
-                f"{phase.steps * phase.batch_size / len(phase.dataset):.3g} epochs"
-            ) + ("" if checkpoint is None else f", {left:,} left after {checkpoint}")
+            training += left * mean(watches[-1].seconds)
+            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = describe_phase(phase, remark) + (
+                "" if checkpoint is None else f", {left:,} left after {checkpoint}"
+            )
         rows |= describe_steps(trainer, args, steps) if phases else {"memory": describe_peak(args.device)}
-        evaluation = evaluations * _time_evaluation(trainer)
-    if trainer.eval_dataset is not None:
-        rows["evaluation"] = f"{evaluations} x {format_count(len(trainer.eval_dataset), 'example')}"  # type: ignore[arg-type]
+        evaluation = 0.0
+        dataset: Any = trainer.eval_dataset
+        if dataset is not None:
+            rows["evaluation"] = f"{evaluations} x {format_count(len(dataset), 'example')}"
+            number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
+            begin = time.perf_counter()
+            trainer.evaluate(Subset(dataset, range(number)))
+            evaluation = evaluations * (time.perf_counter() - begin) * len(dataset) / number
     rows["time"] = describe_seconds(start, training, evaluation, watches)
     print_plan(args, rows)
-
-
-def _time_evaluation(trainer: PretrainingTrainer) -> float:
-    """Returns the seconds of an evaluation, estimated from a sample of the examples."""
-    dataset: Any = trainer.eval_dataset
-    if dataset is None:
-        return 0.0
-    number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
-    places = torch.linspace(0, len(dataset) - 1, number).round().int().tolist()
-    begin = time.perf_counter()
-    trainer.evaluate(Subset(dataset, places))
-    return (time.perf_counter() - begin) * len(dataset) / number

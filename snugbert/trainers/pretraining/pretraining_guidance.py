@@ -39,11 +39,6 @@ LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that
 # Number of weights in the matrices of all layers: of size `small`, and of 12 layers of width 384. Embeddings do not
 # count.
 LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
-# Scores after training on 9.3 million English words, with one seed each. See "Ten million words" in docs/explanation.
-SCORES = {
-    SMALL_RECIPE: "mini scored 60.7 % on BLiMP after 1.5 passes and 63.6 % after 8",
-    GPU_RECIPE: "12 layers of width 384 scored 65.6 % on BLiMP after 8 passes",
-}
 SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
 SMALLEST_GAIN = 0.1  # nats. A run that gains less has learned little but the frequencies of the tokens
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
@@ -88,14 +83,12 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
             f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
-    recipe = find_recipe(config)
-    assert recipe is not None  # otherwise, the size of the model would be one of the reasons
     expected = f"an MLM gain of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens"
     tokens = round(passes * corpus_tokens)
     shorter = "" if tokens >= EXPECTED_AFTER else f" This run has only {tokens:,}, so expect less."
     return (
-        f"{recipe} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}.{shorter} On 9 "
-        f"million English words, {SCORES[recipe]} (chance: 50 %)."
+        f"{find_recipe(config)} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}."
+        f"{shorter}"
     )
 
 

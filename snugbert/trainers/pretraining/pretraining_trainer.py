@@ -116,8 +116,6 @@ class PretrainingTrainer(RunTrainer):
     Attributes:
         phases: phases of the run.
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
-        command_arguments: the model and data arguments of `snugbert pretrain`, for the card. Empty: no command.
-        checks_output_dir: whether `train` refuses an output folder with another run.
 
     Raises:
         InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
@@ -157,8 +155,8 @@ class PretrainingTrainer(RunTrainer):
         self.data_settings = data_settings or {}
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
-        self.command_arguments: Any = ()
-        self.checks_output_dir = True
+        self.command_arguments: Any = ()  # model and data arguments of `snugbert pretrain`, for the card
+        self.checks_output_dir = True  # whether `train` refuses an output folder with another run
         self.write_card = self._write_card
         self.add_callback(ClearOutputDir)
         self.add_callback(DrawTraining)
@@ -199,10 +197,7 @@ class PretrainingTrainer(RunTrainer):
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
         """Draws `training.png`, writes the model card, and sends the plot to `report_to`.
 
-        Args:
-            metrics: metrics on the validation text, without a prefix. Default: the last evaluation. If the best model
-                was loaded: the evaluation at its step.
-            baselines: metrics of trivial predictions.
+        Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
@@ -337,10 +332,7 @@ class PretrainingTrainer(RunTrainer):
         return max(multiples, default=0)
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """Returns the batches of this process, from the first step of this call, with their counts for the log.
-
-        accelerate must not split these batches.
-        """
+        """Returns the batches of this process, from the first step of this call. accelerate must not split them."""
         if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
         sampler = BatchSampler(

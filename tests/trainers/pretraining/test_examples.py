@@ -137,7 +137,8 @@ def test_a_full_disk_leaves_no_table(tokenizer, corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fail)
         with pytest.raises(
-            OSError, match=r"the examples of epoch 0 \(No space left on device\)\. Each example takes 21 bytes"
+            OSError,
+            match=r"the examples of epoch 0 \(No space left on device\)\. Free some space: an example takes 21 bytes",
         ):
             PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -169,7 +169,7 @@ def test_a_run_writes_plot_log_and_card(small_run, tmp_path, monkeypatch, caplog
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.pipeline_tag == "fill-mask"
     assert card.data.language == "fr" and "Paris est la" in card.text and "Paris is" not in card.text
-    assert "120 documents" in card.text and "8 with 16 examples of at most 40 tokens each" in card.text
+    assert "120 documents" in card.text and "8 steps of 16 examples of at most 40 tokens, " in card.text
     assert not (tmp_path / "epochs").exists()  # needed only during the run
 
 
@@ -315,7 +315,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     assert card.data.language == "de" and "Paris ist die" in card.text  # the corpus records its language
     assert "| initial weights | bigrams of the training text |" in card.text
     assert "| objective | masked tokens, next sentence |" in card.text
-    assert "5 with 16 examples of at most 20 tokens each, no sentence pairs; 3 with 8 examples" in card.text
+    assert "5 steps of 16 examples of at most 20 tokens, no sentence pairs, " in card.text
 
 
 def test_examples_are_shown(small_run, capsys):

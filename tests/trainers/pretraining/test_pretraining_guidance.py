@@ -26,17 +26,15 @@ FITS = (
     f"{RECIPE} (in SnugBERT's repository) fits the text and the model. With it, expect an MLM gain of 1.5 or more "
     "after 2,000,000 training tokens."
 )
-BLIMP = " On 9 million English words, mini scored 60.7 % on BLiMP after 1.5 passes and 63.6 % after 8 (chance: 50 %)."
-WIDE = " On 9 million English words, 12 layers of width 384 scored 65.6 % on BLiMP after 8 passes (chance: 50 %)."
 
 
 @pytest.mark.parametrize(
     ("size", "vocab_size", "corpus_tokens", "passes", "told"),
     [
-        ("mini", 8_192, 11_987_654, 1, FITS + BLIMP),
-        ("tiny", 30_522, 200_000_000, 10, FITS + BLIMP),
-        ("small", 8_192, 900_000, 0.5, f"{FITS} This run has only 450,000, so expect less.{BLIMP}"),
-        ("12x384", 16_384, 11_987_654, 10, FITS.replace(RECIPE, GPU_RECIPE) + WIDE),
+        ("mini", 8_192, 11_987_654, 1, FITS),
+        ("tiny", 30_522, 200_000_000, 10, FITS),
+        ("small", 8_192, 900_000, 0.5, f"{FITS} This run has only 450,000, so expect less."),
+        ("12x384", 16_384, 11_987_654, 10, FITS.replace(RECIPE, GPU_RECIPE)),
         ("tiny", 8_192, 200_000_001, 10, f"no recipe was measured for a text of 200,000,001 tokens. {DEFAULTS}"),
         ("medium", 8_192, 11_987_654, 3, f"{TOO_LARGE}. {DEFAULTS}"),
         ("mini", 30, 12_000_000, 1, f"no recipe was measured for a vocabulary of 30 tokens. {DEFAULTS}"),
