@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import decoders
-from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.cli.ranges import Range, check_ranges
@@ -26,7 +26,6 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     parse_mask_rates,
 )
 
-SPACE_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece mark the space before a token with this first character
 NO_WORDS = (
     "the examples have no `continues_word`. Prepare the text with `store_words`. With another "
     "trainer, or with your own collator around this one, set remove_unused_columns=False."
@@ -198,25 +197,13 @@ class SnugBertDataCollatorForPretraining:
         return "\n".join(lines)
 
     def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> str:
-        model = self.tokenizer.backend_tokenizer.model
-        prefix = getattr(model, "continuing_subword_prefix", None)
-        # Byte-level BPE and SentencePiece mark tokens that begin a word. WordPiece marks tokens that continue a word.
-        marks_spaces = isinstance(model, (BPE, Unigram)) and not prefix
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         if "ByteLevel" in repr(self.tokenizer.backend_tokenizer.decoder):
             tokens, seen_tokens = (list(map(_decode_bytes, each)) for each in (tokens, seen_tokens))
-        text = ""
-        for token, seen_token, label in zip(tokens, seen_tokens, labels, strict=True):
-            is_inside = not token.startswith(SPACE_MARKS) if marks_spaces else token.startswith(prefix or "##")
-            continues_word = is_inside and text != ""
-            text += "" if continues_word or not text else " "
-            if label == IGNORE_INDEX and marks_spaces:
-                text += token[1:] if token[1:] and not is_inside else token
-            elif label == IGNORE_INDEX:
-                text += token.removeprefix(prefix or "##") if continues_word else token
-            else:
-                text += f"{seen_token}{{{token}}}"
-        return text
+        return " ".join(
+            token if label == IGNORE_INDEX else f"{seen_token}{{{token}}}"
+            for token, seen_token, label in zip(tokens, seen_tokens, labels, strict=True)
+        )
 
 
 def _decode_bytes(token: str) -> str:
