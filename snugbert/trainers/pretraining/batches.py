@@ -168,18 +168,17 @@ def _checksum(dataset: object) -> int:
     return zlib.crc32(dataset.open_table(Window(0, 0)).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
-def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
-    """Returns a text for each phase: a remark if only other phases have sentence pairs, otherwise an empty text."""
+def describe_phases(phases: Sequence[Phase]) -> list[str]:
+    """Describes the steps of each phase, with a remark if only other phases have sentence pairs."""
     has_pairs = any(phase.objective in PAIR_TASKS for phase in phases)
-    return [", no sentence pairs" if has_pairs and phase.objective == "mlm" else "" for phase in phases]
-
-
-def describe_phase(phase: Phase, remark: str) -> str:
-    """Describes the steps of a phase. `remark` is from [`note_missing_pairs`]."""
-    length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens"
-    epochs = phase.steps * phase.batch_size / len(phase.dataset)
-    steps = format_count(phase.steps, "step")
-    return f"{steps} of {phase.batch_size:,} examples{length}{remark}, {epochs:.3g} epochs"
+    texts = []
+    for phase in phases:
+        length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens"
+        remark = ", no sentence pairs" if has_pairs and phase.objective == "mlm" else ""
+        epochs = phase.steps * phase.batch_size / len(phase.dataset)
+        steps = format_count(phase.steps, "step")
+        texts.append(f"{steps} of {phase.batch_size:,} examples{length}{remark}, {epochs:.3g} epochs")
+    return texts
 
 
 def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float:

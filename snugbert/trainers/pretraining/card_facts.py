@@ -11,7 +11,7 @@ from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.reports.pretrained_card import write_pretraining_card
-from snugbert.trainers.pretraining.batches import describe_phase, note_missing_pairs
+from snugbert.trainers.pretraining.batches import describe_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
@@ -111,7 +111,7 @@ def _describe_training(
         **sizes,
         "objective": _describe_objective(trainer),
         **_describe_masks(getattr(trainer.data_collator, "collate", None)),
-        "steps": "; ".join(map(describe_phase, trainer.phases, note_missing_pairs(trainer.phases))),
+        "steps": "; ".join(describe_phases(trainer.phases)),
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{optimizer}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",

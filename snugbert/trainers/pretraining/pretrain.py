@@ -36,8 +36,7 @@ from snugbert.trainers.dry_run import shared_folder
 from snugbert.trainers.pretraining.batches import (
     Phase,
     choose_batch_sizes,
-    describe_phase,
-    note_missing_pairs,
+    describe_phases,
     plan_phases,
 )
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams
@@ -59,7 +58,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingModelArguments,
 )
 from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretraining
-from snugbert.trainers.pretraining.pretraining_guidance import describe_shortfall, log_recipe
+from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.lost_processes import wait_for_all
@@ -220,8 +219,7 @@ def _train_and_evaluate(setup: _Setup, collator: SnugBertDataCollatorForPretrain
         check_max_steps(checkpoint, training_args)
     model = _load_model(setup)
     data = _prepare_data(setup, epochs_dir, checkpoint)
-    is_new_bert = model_args.model_name_or_path is None and data_args.objective != "electra"
-    if is_new_bert:
+    if model_args.model_name_or_path is None and data_args.objective != "electra":
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
@@ -259,9 +257,6 @@ def _train_and_evaluate(setup: _Setup, collator: SnugBertDataCollatorForPretrain
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {format_duration(seconds)}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data_args.dataset_objective))}")
-        advised = config if is_new_bert and teacher is None and not data_args.bigram_init else None
-        if do_train and (shortfall := describe_shortfall(metrics, trainer.state.log_history, advised)):
-            print(f"\n{shortfall}")
         _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
@@ -351,8 +346,8 @@ def _prepare_data(setup: _Setup, epochs_dir: Path, checkpoint: str | None) -> _D
             for length, _, objective in parsed
         ]
         phases = plan_phases(datasets, [phase.share for phase in parsed], training_args)
-        for phase, remark in zip(phases, note_missing_pairs(phases), strict=True):
-            logger.info("training: %s", describe_phase(phase, remark))
+        for text in describe_phases(phases):
+            logger.info("training: %s", text)
         settings = collect_example_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
             check_data_settings(checkpoint, settings)

@@ -22,7 +22,7 @@ from snugbert.trainers.dry_run import (
     seconds_since_start,
     time_steps,
 )
-from snugbert.trainers.pretraining.batches import Phase, describe_phase, note_missing_pairs
+from snugbert.trainers.pretraining.batches import Phase, describe_phases
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.run.checkpoint_files import step_of
@@ -49,13 +49,13 @@ def run_dry_pretraining(
         rows["model"] = f"{sum(parameter.numel() for parameter in trainer.model.parameters()):,} parameters"
         interval = as_steps(trainer.args.eval_steps or 1, steps)  # of the whole run
         evaluations = 1 + (steps // interval if trainer.args.eval_strategy == "steps" else 0)
-        for number, (phase, remark) in enumerate(zip(phases, note_missing_pairs(phases), strict=True)):
+        for number, (phase, text) in enumerate(zip(phases, describe_phases(phases), strict=True)):
             trainer = make_trainer(args=as_dry_run(args, f"{folder}/{number}"), phases=[phase])
             watches.append(time_steps(trainer))
             left = max(phase.steps - skipped, 0)
             skipped = max(skipped - phase.steps, 0)
             training += left * mean(watches[-1].seconds)
-            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = describe_phase(phase, remark) + (
+            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = text + (
                 "" if checkpoint is None else f", {left:,} left after {checkpoint}"
             )
         rows |= describe_steps(trainer, args, steps) if phases else {"memory": describe_peak(args.device)}

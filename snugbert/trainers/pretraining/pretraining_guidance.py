@@ -4,7 +4,7 @@ A run that stays near the frequency baseline also gets one warning.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
@@ -40,7 +40,6 @@ LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that
 # count.
 LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
 SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
-SMALLEST_GAIN = 0.1  # nats. A run that gains less has learned little but the frequencies of the tokens
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
@@ -112,21 +111,3 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
             find_recipe(config),
             EXPECTED_GAIN,
         )
-
-
-def describe_shortfall(
-    metrics: Mapping[str, float], log_history: Sequence[Mapping[str, float]], config: PreTrainedConfig | None
-) -> str:
-    """Returns a sentence if a run ends at the frequency baseline, and what to try. Empty if it beats the baseline.
-
-    Without `metrics` of the validation text, the last log line of training counts. `config` is None if the run follows
-    a recipe, or no recipe fits.
-    """
-    gain = next((line["mlm_gain"] for line in (metrics, *reversed(log_history)) if "mlm_gain" in line), SMALLEST_GAIN)
-    if gain >= SMALLEST_GAIN:
-        return ""
-    recipe = "" if config is None or list_unmeasured(config) else f"with the recipe {find_recipe(config)}, or "
-    return (
-        f"The model predicts masked tokens {'hardly' if gain > 0 else 'no'} better than their frequency does (MLM "
-        f"gain {gain:.2f} nats). Train {recipe}for more steps."
-    )

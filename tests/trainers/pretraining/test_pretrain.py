@@ -248,8 +248,6 @@ def test_one_document_is_enough_without_next_sentences(small_run, tmp_path, caps
     (tmp_path / "text.txt").write_text(small_run["train_file"].read_text().replace("\n\n", "\n"))
     more = {"train_file": tmp_path / "text.txt", "validation_file": None, "max_steps": 1, "logging_steps": 1}
     assert run(small_run | more, output_dir=tmp_path / "mlm", no_nsp="true") == 0
-    # A single step does not beat the frequency baseline.
-    assert "\nThe model predicts masked tokens no better than their frequency does (MLM" in capsys.readouterr().out
     assert run(small_run | more, output_dir=tmp_path / "sop", sentence_order="true") == 0
 
 

@@ -1,7 +1,6 @@
 """Which recipe the log names, when a run near the frequency baseline gets a warning, and how much an epoch shows."""
 
 import logging
-import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from snugbert.trainers.pretraining.pretraining_guidance import (
     EXPECTED_GAIN,
     GPU_RECIPE,
     describe_recipe,
-    describe_shortfall,
     recipe_flags,
     warn_at_baseline,
 )
@@ -90,29 +88,6 @@ def test_a_run_near_the_baseline_is_warned_once_when_it_should_be_below_it(size,
 @pytest.mark.parametrize(("size", "vocab_size"), [("medium", 8_192), ("large", 8_192), ("mini", 30)])
 def test_a_model_unlike_the_measured_ones_has_no_warning(size, vocab_size, caplog):
     assert warnings_of(caplog, size, dict.fromkeys(range(1, 9), 0.0), vocab_size=vocab_size) == []
-
-
-@pytest.mark.parametrize(
-    ("metrics", "logged", "size", "sentence"),
-    [
-        (
-            {"mlm_gain": -0.4},
-            2,
-            "mini",
-            f"no better .* -0.40 nats.* Train with the recipe {RECIPE}, or for more steps.",
-        ),
-        ({"mlm_gain": 0.06}, 2, "base", "hardly better than .* 0.06 nats.* Train for more steps."),
-        ({}, 0.06, None, "hardly better than .* 0.06 nats.* Train for more steps."),  # no validation text
-        ({"mlm_gain": 0.1}, 0, "mini", ""),
-        ({}, 2, "mini", ""),
-        ({}, None, "mini", ""),  # the examples have no text to count
-    ],
-)
-def test_a_run_that_ends_at_the_baseline_says_so(metrics, logged, size, sentence):
-    history = [{"mlm_gain": -1}, {} if logged is None else {"mlm_gain": logged}, {"train_runtime": 1}]
-    config = size and snugbert.SnugBertConfig.from_size(size)
-    described = describe_shortfall(metrics, history[logged is None :], config)
-    assert re.search(sentence, described) if sentence else described == ""
 
 
 def test_the_recipe_as_flags_equals_the_file():
