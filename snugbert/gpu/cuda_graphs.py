@@ -39,25 +39,15 @@ _lock = threading.RLock()
 
 @dataclass
 class Size:
-    """What is known about the batches of one size.
+    """What is known about the batches of one size."""
 
-    Attributes:
-        eager_batches: number of batches that ran eagerly.
-        is_ready: whether an eager batch after the first did not wait for the GPU.
-        trained: parameters that got a gradient in the last eager batch.
-        gradients: the tensors to which the graph adds the gradients of `trained`.
-        inputs: the tensors that the graph reads.
-        replay: starts the graph; None before it is recorded.
-        result: what the function returned, in tensors that the graph writes.
-    """
-
-    eager_batches: int = 0
-    is_ready: bool = False
-    trained: list[nn.Parameter] = field(default_factory=list)
-    gradients: list[torch.Tensor] = field(default_factory=list)
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    replay: Callable[[], None] | None = None
-    result: Any = None
+    eager_batches: int = 0  # number of batches that ran eagerly
+    is_ready: bool = False  # whether an eager batch after the first did not wait for the GPU
+    trained: list[nn.Parameter] = field(default_factory=list)  # parameters with a gradient in the last eager batch
+    gradients: list[torch.Tensor] = field(default_factory=list)  # of `trained`. The graph adds to them
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graph reads
+    replay: Callable[[], None] | None = None  # starts the graph; None before it is recorded
+    result: Any = None  # what the function returned, in tensors that the graph writes
 
 
 class CudaGraphs:

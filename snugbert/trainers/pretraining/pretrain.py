@@ -6,8 +6,11 @@ import logging
 import shutil
 import tempfile
 import textwrap
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
@@ -25,14 +28,25 @@ from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import hash_model
 from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
-from snugbert.trainers.dry_run import shared_folder
+from snugbert.trainers.dry_run import (
+    EVALUATED_BATCHES,
+    as_dry_run,
+    as_steps,
+    describe_peak,
+    describe_seconds,
+    describe_steps,
+    print_plan,
+    seconds_since_start,
+    shared_folder,
+    time_steps,
+)
 from snugbert.trainers.pretraining.batches import (
     Phase,
     choose_batch_sizes,
@@ -57,10 +71,10 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
-from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretraining
 from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
+from snugbert.trainers.run.checkpoint_files import step_of
 from snugbert.trainers.run.lost_processes import wait_for_all
 from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up
@@ -238,7 +252,7 @@ def _train_and_evaluate(setup: _Setup, collator: SnugBertDataCollatorForPretrain
         teacher=teacher,
     )
     if training_args.dry_run:
-        run_dry_pretraining(make_trainer, training_args, data.phases, data.train_corpus, checkpoint)
+        _run_dry(make_trainer, training_args, data.phases, data.train_corpus, checkpoint)
         return
     trainer = make_trainer(args=training_args, phases=data.phases)
     trainer.run_settings.command_settings = initial_weights
@@ -400,3 +414,46 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: di
     if trained:
         flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
         print(f"\nNext, fine-tune the model on texts with labels:\n  {format_command('glue', flags)}")
+
+
+def _run_dry(
+    make_trainer: Callable[..., PretrainingTrainer],
+    args: PretrainingArguments,
+    phases: Sequence[Phase],
+    corpus: Corpus | None,
+    checkpoint: str | None,
+) -> None:
+    """Takes the first steps of each phase in memory, and prints the plan of the run. Every process must call this.
+
+    `phases` is empty if the run only evaluates. `checkpoint` is the folder to resume from.
+    """
+    start, steps, rows = seconds_since_start(), sum(phase.steps for phase in phases), dict[str, str]()
+    skipped = 0 if checkpoint is None else step_of(Path(checkpoint))
+    training, watches = 0.0, []
+    if corpus is not None:
+        rows["text"] = str(corpus)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(args=as_dry_run(args, folder), phases=phases)
+        rows["model"] = f"{sum(parameter.numel() for parameter in trainer.model.parameters()):,} parameters"
+        interval = as_steps(trainer.args.eval_steps or 1, steps)  # of the whole run
+        evaluations = 1 + (steps // interval if trainer.args.eval_strategy == "steps" else 0)
+        for number, (phase, text) in enumerate(zip(phases, describe_phases(phases), strict=True)):
+            trainer = make_trainer(args=as_dry_run(args, f"{folder}/{number}"), phases=[phase])
+            watches.append(time_steps(trainer))
+            left = max(phase.steps - skipped, 0)
+            skipped = max(skipped - phase.steps, 0)
+            training += left * mean(watches[-1].seconds)
+            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = text + (
+                "" if checkpoint is None else f", {left:,} left after {checkpoint}"
+            )
+        rows |= describe_steps(trainer, args, steps) if phases else {"memory": describe_peak(args.device)}
+        evaluation = 0.0
+        dataset: Any = trainer.eval_dataset
+        if dataset is not None:
+            rows["evaluation"] = f"{evaluations} x {format_count(len(dataset), 'example')}"
+            number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
+            begin = time.perf_counter()
+            trainer.evaluate(Subset(dataset, range(number)))
+            evaluation = evaluations * (time.perf_counter() - begin) * len(dataset) / number
+    rows["time"] = describe_seconds(start, training, evaluation, watches)
+    print_plan(args, rows)

@@ -158,12 +158,6 @@ def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_pat
         )
         assert set(tables) == {expected}
     assert [file.suffix for file in (tmp_path / "shared").iterdir()] == [".examples"]
-    # A killed writer's file is removed when it is old.
-    (table,) = (tmp_path / "shared").iterdir()
-    killed, working = (tmp_path / "shared" / f"{table.stem}.{name}.unfinished" for name in ("a", "b"))
-    for part in (killed, working):
-        part.touch()
-    os.utime(killed, (0, 0))
     unlink = Path.unlink
 
     def unlink_twice(path, missing_ok=False):
@@ -175,7 +169,6 @@ def test_writers_of_a_table_do_not_disturb_each_other(tokenizer, corpus, tmp_pat
     dataset = PretrainingDataset(corpus, tokenizer, epochs_dir=tmp_path / "shared")
     for epoch in (1, 3):
         dataset.open_table(Window(epoch, 0))
-    assert working.exists() and not killed.exists()
     assert sorted(file.stem[-4:] for file in (tmp_path / "shared").glob("*.examples")) == ["-0-0", "-3-0"]
 
 
