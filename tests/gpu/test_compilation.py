@@ -9,11 +9,9 @@ from synthetic import make_pair, make_teacher, make_trainer, tiny_model
 from torch._dynamo.exc import TorchDynamoException
 
 import snugbert
-from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.gpu import compilation
 from snugbert.gpu.compilation import COMPILE_PASSES, Compilation, compile_model, find_compiler_problem
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
@@ -50,18 +48,6 @@ def test_no_mode_uses_the_cuda_graphs_of_torch(monkeypatch):
     for mode in (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
         compile_model(tiny_model(model=snugbert.SnugBertModel), mode=mode)
     assert used[::2] == [None, "default", None, *["max-autotune-no-cudagraphs"] * 2]
-
-
-@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
-def test_flags_choose_compilation(tmp_path, arguments_class):
-    for flags, expected in (
-        ([], None),
-        (["--torch_compile"], True),
-        (["--torch_compile", "false"], False),
-        (["--torch_compile_mode", "max-autotune"], True),
-    ):
-        argv = ["--output_dir", str(tmp_path), "--use_cpu", *flags]
-        assert parse_arguments((arguments_class,), argv, prog="", description="")[0].torch_compile is expected
 
 
 @pytest.mark.parametrize(

@@ -89,19 +89,6 @@ def test_factors_are_singular_vectors_of_all_matrices_side_by_side(sides, rank):
     np.testing.assert_allclose(np.abs((vectors[:, :5] * expected[:, :5]).sum(axis=0)), 1, rtol=1e-3)
 
 
-def test_a_fit_of_full_rank_is_least_squares(sides):
-    """A regression with one coefficient per pair of dimensions has the same weighted squared error."""
-    rng = np.random.default_rng(0)
-    contexts, tokens = rng.standard_normal((2, NUM_TOKENS, 6))
-    root = sides[0].root[:, None]
-    a, b = fit_side(sides[0], contexts, tokens, rank=9)
-    assert a.shape == b.T.shape == (6, 6)
-    np.testing.assert_allclose(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=1))
-    pairs = np.kron(root * contexts, root * tokens)  # a row for each entry of the matrix
-    coefficients, *_ = np.linalg.lstsq(pairs, dense(sides[0]).ravel(), rcond=None)
-    np.testing.assert_allclose((a @ b).ravel(), coefficients, atol=1e-8 * np.abs(coefficients).max())
-
-
 @pytest.mark.parametrize("size", [12, NUM_TOKENS + 5])
 def test_a_fit_of_lower_rank_is_the_best_one(sides, size):
     """It keeps the largest singular values (Eckart and Young, 1936). Also with more dimensions than tokens."""

@@ -1,7 +1,6 @@
 """Runs of `snugbert pretrain`: output files, phases, objectives, and bad input."""
 
 import json
-import logging
 import math
 import os
 import shutil
@@ -11,12 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from huggingface_hub import ModelCard
 from pretraining_command import run
 from safetensors.torch import load_file
 from synthetic import make_trainer
-from torch._dynamo.utils import counters
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
@@ -84,13 +81,6 @@ def test_a_16_bit_configuration_or_checkpoint_trains_float32_weights(small_run, 
         assert {tensor.dtype for tensor in weights[1].values()} == {torch.float32}
         assert weights[0].keys() == weights[1].keys()
         assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-
-
-@pytest.mark.slow
-def test_the_command_compiles_the_layers(small_run, tmp_path, new_compiler):
-    flags = {"torch_compile": True, "torch_compile_backend": "eager"}
-    assert run(small_run | flags, output_dir=tmp_path, max_steps=2, do_eval="false") == 0
-    assert counters["stats"]["unique_graphs"] >= 2
 
 
 def test_evaluation_is_the_mean_over_all_labels(small_run, tmp_path):
@@ -349,21 +339,6 @@ def test_an_output_folder_with_a_run_is_not_overwritten(small_run, tmp_path, cap
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4.txt", "checkpoint-notes"]
 
 
-def test_three_checkpoints_are_kept(small_run, tmp_path, caplog):
-    mine = tmp_path / "checkpoint-2-best"  # Trainer would count it, and remove it as the oldest
-    mine.mkdir()
-    with caplog.at_level(logging.INFO, logger="snugbert"):
-        assert run(small_run, output_dir=tmp_path, save_steps=1) == 0
-    assert "checkpoints kept during training: 3 (--save_total_limit)" in caplog.text
-    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {
-        mine.name,
-        *(f"checkpoint-{n}" for n in (6, 7, 8)),
-    }
-    more = {"resume_from_checkpoint": "true", "max_steps": 12, "save_steps": 1, "save_total_limit": 0}
-    assert run(small_run, output_dir=tmp_path, **more) == 0
-    assert len(list(tmp_path.glob("checkpoint-*"))) == 1 + 3 + 4
-
-
 @pytest.mark.parametrize(
     ("limit", "best", "kept"),
     [(3, None, {4, 5, 6}), (3, 1, {1, 5, 6}), (1, 6, {6}), (1, 2, {2, 6}), (2, 9, {5, 6})],
@@ -381,33 +356,6 @@ def test_which_checkpoints_are_kept(limit, best, kept, tmp_path):
         os.utime(folder, (1e9, 1e9))
     trainer.checkpoints.remove_old(trainer.state, tmp_path)
     assert {int(path.name.removeprefix("checkpoint-")) for path in tmp_path.glob("checkpoint-*")} == kept
-
-
-def test_epochs_are_passes_over_the_corpus(small_run, tmp_path):
-    strategies = {f"{what}_strategy": "epoch" for what in ("save", "eval", "logging")}
-    more = {"max_steps": None, "num_train_epochs": 2, "per_device_train_batch_size": 46}  # 5 batches are 230 examples
-    assert run(small_run | more, output_dir=tmp_path, **strategies) == 0
-    history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
-    assert [round(line["epoch"]) for line in history if "loss" in line] == [1, 2]
-    assert [round(line["epoch"]) for line in history if "eval_loss" in line] == [1, 2]
-    assert len(list(tmp_path.glob("checkpoint-*"))) == 2
-
-
-def test_the_command_line_overrides_a_yaml_file(small_run, tmp_path):
-    rows = [{"body": text.replace("\n", " \n")} for text in small_run["train_file"].read_text().split("\n\n")]
-    Dataset.from_list(rows).to_parquet(tmp_path / "data/train.parquet")
-    lines = [f"{name}: {value}" for name, value in small_run.items() if name != "train_file"]
-    lines += ["warmup_ratio: 0.1", "save_strategy: no", "seed: null", f"dataset_name: {tmp_path / 'data'}"]
-    lines += [
-        "text_column_name: body",
-        "lr_scheduler_type: cosine_with_min_lr",
-        "lr_scheduler_kwargs: {min_lr: 0.00001}",
-    ]
-    (tmp_path / "run.yaml").write_text("\n".join(lines))
-    more = ["--config", str(tmp_path / "run.yaml"), "--max_steps", "3", "--output_dir", str(tmp_path / "out")]
-    assert snugbert_command(["pretrain", *more]) == 0
-    assert json.loads((tmp_path / "out/trainer_state.json").read_text())["global_step"] == 3
-    assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
 # Errors of arguments, text and tokenizers that other commands have, too, are in the tests of their modules.
