@@ -62,16 +62,13 @@ class CudaGraphs:
     graph draws the random numbers that the function would draw, and it adds to the gradients. The tensors of gradients
     stay allocated between steps.
 
-    The function runs eagerly if the model has hooks, if the function waits for the GPU (as with padded batches), if
-    batches have too many sizes, or if the GPU has too little free memory. A log line names the reason. On other
-    devices, the function always runs eagerly.
+    The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
+    with padded batches), if batches have too many sizes, or if the GPU has too little free memory. `reason` and a log
+    line say why.
 
     Args:
         function: takes a batch and may call `backward`. The batch is a dictionary of tensors and Python numbers.
         model: the model that the function runs.
-
-    Attributes:
-        reason: why no graphs are used; None if they are.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):

@@ -45,9 +45,8 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
 
     Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
     padding consists of unlabeled sequences of at most 32 tokens (`PADDING_LENGTH`) at the end of the row. All batches
-    with the same N and T get the same number of padding sequences. So some padding sequences can be empty.
-
-    Runs on any device, without waiting for it.
+    with the same N and T get the same number of padding sequences. So some padding sequences can be empty. Runs on any
+    device, without waiting for it.
 
     Args:
         batch: a packed batch, see [`pack`], with columns of any head except ELECTRA's generator.
@@ -58,14 +57,11 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
     Returns:
         The batch with additional sequences of padding tokens, which have id 0. Positions restart in each sequence.
 
-        - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding.
-        - `max_length_q` becomes 128, 512 or T.
+        - The labels of padding are -100. `max_length_q` becomes 128, 512 or T.
         - `label_indices` also lists tokens without a label, at its end. Its length is rounded up to a
           multiple of T/32. If it is above T/2, it becomes T.
         - `num_sequences` is N before padding. Regression and multi-label classification need it, because their losses
           do not ignore -100.
-
-        Other columns are unchanged.
     """
     if "num_windows" in batch:
         raise ValueError("Batches of documents with several windows cannot be filled. Remove `pad_to_multiple_of`.")

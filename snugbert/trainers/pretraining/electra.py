@@ -41,15 +41,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ElectraOutput(ModelOutput):
-    """Output of [`ElectraPair`].
+    """Output of [`ElectraPair`]. The losses of the two models are detached, for logging.
 
     Attributes:
         loss: `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
         logits: the generator's logits of the masked tokens. *Shape:* (M, V)
         discriminator_logits: above 0 means replaced. *Shape:* (B, L)
         is_replaced: 1 for replaced tokens, 0 for other tokens, -100 at padding. *Shape:* (B, L)
-        mlm_loss: the generator's masked token loss, detached, for logging. *Shape:* ()
-        disc_loss: the discriminator's loss, detached, for logging. *Shape:* ()
     """
 
     loss: torch.Tensor | None = None
@@ -156,13 +154,8 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
     by an odd number modulo 2^64 is a bijection. The products of a row are not independent, but the frequencies of
     tokens do not differ measurably from the softmax (chi-squared tests). Rows are independent, because their keys are.
 
-    Args:
-        logits: *Shape:* (M, V)
-        token_keys: random, int64. *Shape:* (M,)
-        vocabulary_keys: random and odd, int64, and the same in every step. *Shape:* (V,)
-
-    Returns:
-        Token ids. *Shape:* (M,)
+    The keys are random int64. The keys of the vocabulary are odd, and the same in every step.
+    *Shape:* (M, V), (M,), (V,) -> (M,)
     """
     rows = max(1, (NUMBERS_ON_CPU if has_own_kernels(logits) else NUMBERS_ON_GPU) // logits.shape[-1])
     tokens = []
@@ -179,11 +172,8 @@ def load_pair(
 ) -> ElectraPair:
     """Loads a discriminator and its generator, or builds them with random weights.
 
-    Args:
-        model_args: which checkpoint. If it has no generator, the generator gets random weights.
-        config: configuration of the discriminator, from [`load_config`].
-        tokenizer: the tokenizer of both.
-        generator_size: size of a new generator, see [`shrink_config`].
+    `config` is the discriminator's, from [`load_config`]. If the checkpoint has no generator, the generator gets
+    random weights and the size of [`shrink_config`].
     """
     config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining maps to two classes
     discriminator = load_model(AutoModelForPreTraining, model_args, config)

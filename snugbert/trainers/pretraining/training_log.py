@@ -322,11 +322,7 @@ def training_flops(
 ) -> int:
     """Counts the FLOPs of the forward and backward pass on a batch, and of the forward pass of a teacher.
 
-    Args:
-        config: configuration of the model. With a `generator`, of ELECTRA's discriminator.
-        batch: packed or padded, see [`count_sequence_tokens`].
-        generator: configuration of ELECTRA's generator.
-        teacher: configuration of the teacher.
+    With a `generator`, `config` is of ELECTRA's discriminator.
     """
     lengths, labeled = count_sequence_tokens(batch)
     flops = pretraining_flops(config if generator is None else generator, lengths, labeled)
@@ -339,10 +335,7 @@ def training_flops(
 def pretraining_flops(config: PreTrainedConfig, lengths: torch.Tensor, labeled: torch.Tensor) -> int:
     """Counts the FLOPs of a forward pass with the masked token head. The heads read labeled tokens and [CLS].
 
-    Args:
-        config: configuration of the model.
-        lengths: number of tokens in each sequence. *Shape:* (N,)
-        labeled: number of labeled tokens in each sequence. [CLS] is never labeled. *Shape:* (N,)
+    *Shape:* `lengths` and `labeled`: (N,) each, see [`count_sequence_tokens`]
     """
     H, E = config.hidden_size, _embedding_size(config)
     return encoder_flops(config, lengths, labeled + 1) + int(labeled.sum()) * 2 * (H * E + E * config.vocab_size)
@@ -355,9 +348,7 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
     all tokens, but queries, output and feed-forward only for tokens that a head reads.
 
     Args:
-        config: configuration of the model.
-        lengths: number of tokens in each sequence, in int64. *Shape:* (N,)
-        read: number of tokens in each sequence that a head reads. *Shape:* (N,)
+        lengths, read: number of tokens in each sequence, and of those that a head reads, in int64. *Shape:* (N,)
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     E = _embedding_size(config)
