@@ -231,7 +231,7 @@ def plan(recipe: str, args: argparse.Namespace) -> tuple[int, float]:
     flops = 0.0
     for phase, dataset in zip(phases, datasets, strict=True):
         examples = [dataset[index] for index in range(min(len(dataset), COUNTED_EXAMPLES))]
-        flops_per_example = training_flops(config, collate(examples), generator).item() / len(examples)
+        flops_per_example = training_flops(config, collate(examples), generator) / len(examples)
         flops += phase.steps * phase.batch_size * flops_per_example
     return sum(phase.steps for phase in phases), flops
 

@@ -68,6 +68,7 @@ from side_by_side import (
     count_tokens,
     describe_machine,
     gradient_distance,
+    matmul_rate,
     needed_flops,
     to_device,
 )
@@ -81,7 +82,7 @@ from snugbert.gpu.compilation import compile_model
 from snugbert.gpu.cuda_graphs import CudaGraphs, note_waits
 from snugbert.gpu.row_sizes import choose_fine_tuning_multiple, choose_pretraining_multiple, pad_row
 from snugbert.kernels_snugbert import MULTIPLE, grouped_attention, has_own_kernels, ragged_attention
-from snugbert.trainers.pretraining.training_log import TRAINING_COST, peak_flops
+from snugbert.trainers.pretraining.training_log import TRAINING_COST
 
 # In bfloat16, our gradients may differ from stock BERT's float32 gradients by this times what stock BERT's own differ.
 BFLOAT16_FACTOR = 1.5
@@ -1003,7 +1004,10 @@ def run_piece(args: argparse.Namespace) -> None:
 
 def describe_device(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the machine, and the FLOPs per second of large products."""
-    return {"machine": describe_machine(args.device), "bfloat16_flops": peak_flops(args.device, torch.bfloat16)}
+    return {
+        "machine": describe_machine(args.device),
+        "bfloat16_flops": matmul_rate(8192, 8192, 8192, args.device, torch.bfloat16),
+    }
 
 
 def main(argv: list[str]) -> None:

@@ -98,7 +98,7 @@ def make_work(size: str, sequences: int) -> Work:
 
 def count_flops(config: SnugBertConfig) -> int:
     """Returns the FLOPs of a sequence."""
-    return int(pretraining_flops(config, torch.tensor([TOKENS]), torch.tensor([round(LABELED * TOKENS)])))
+    return pretraining_flops(config, torch.tensor([TOKENS]), torch.tensor([round(LABELED * TOKENS)]))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def run_side(side: str, args: argparse.Namespace) -> None:
 
     def collate(examples: list[Batch]) -> Batch:
         batch = pack(examples)
-        costs.append((batch["input_ids"].numel(), training_flops(ours.config, batch).item()))
+        costs.append((batch["input_ids"].numel(), training_flops(ours.config, batch)))
         return batch if side == "ours" else pad_batch(batch, tokenizer.pad_token_id)
 
     settings: dict[str, Any] = {

@@ -44,7 +44,7 @@ from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 import snugbert
 from snugbert.modeling_snugbert import IGNORE_INDEX
-from snugbert.trainers.pretraining.training_log import TRAINING_COST, encoder_flops, matmul_rate, pretraining_flops
+from snugbert.trainers.pretraining.training_log import TRAINING_COST, encoder_flops, pretraining_flops
 
 Batch = dict[str, Any]
 SIDES = ("ours", "stock")
@@ -53,6 +53,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 GRADIENT_TOLERANCE = 1e-3  # float32: norm of the difference, relative to the norm
 STEPS_ON_GPU = 10
+RATE_SECONDS = 0.05  # of a run that measures products, so that the clock and kernel launches do not matter
+RATE_RUNS = 10
 CHECKED_EXAMPLES = 8  # because training steps in float32 are slow
 HEADER = (
     "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
@@ -357,19 +359,48 @@ def needed_flops(head: str, config: snugbert.SnugBertConfig, batch: Batch) -> in
     covers labeled tokens only.
     """
     lengths = batch["attention_mask"].sum(-1).long()
-    if head == "PreTraining":
-        return int(pretraining_flops(config, lengths, (batch["labels"] != IGNORE_INDEX).sum(-1).long()))
     H, labels = config.hidden_size, len(config.id2label or ())
+    if head == "PreTraining":
+        next_sentence_head = len(lengths) * 2 * (H * H + H * 2)
+        labeled = (batch["labels"] != IGNORE_INDEX).sum(-1).long()
+        return pretraining_flops(config, lengths, labeled) + next_sentence_head
     if head == "SequenceClassification":
         pooler_and_classifier = len(lengths) * 2 * (H * H + H * labels)
-        return int(encoder_flops(config, lengths, torch.ones_like(lengths))) + pooler_and_classifier
+        return encoder_flops(config, lengths, torch.ones_like(lengths)) + pooler_and_classifier
     # TokenClassification, QuestionAnswering
-    return int(encoder_flops(config, lengths, lengths)) + int(lengths.sum()) * 2 * H * labels
+    return encoder_flops(config, lengths, lengths) + int(lengths.sum()) * 2 * H * labels
 
 
 def layer_rate(tokens: int, config: snugbert.SnugBertConfig, args: argparse.Namespace) -> float:
     """Measures the FLOPs per second of the first feed-forward layer on a number of tokens."""
     return matmul_rate(tokens, config.hidden_size, config.intermediate_size, args.device, DTYPES[args.dtype])
+
+
+def matmul_rate(rows: int, inner: int, columns: int, device: torch.device | str, dtype: torch.dtype) -> float:
+    """Measures the FLOPs per second of a linear layer from `inner` to `columns` features on `rows` rows.
+
+    Takes the best of ten short runs. Does not change the random state of torch.
+    """
+    # Random values: multiplying constants takes less power, which makes a GPU faster than in real use.
+    generator = torch.Generator(device).manual_seed(0)
+    inputs = torch.rand(rows, inner, generator=generator, device=device).to(dtype)
+    weight = torch.rand(columns, inner, generator=generator, device=device).to(dtype)
+    flops, best, repeats = 2 * rows * weight.numel(), 0.0, 1
+    with torch.inference_mode():
+        for _ in range(1 + RATE_RUNS):  # the first run warms up and determines the number of products per run
+            _wait_for(device)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                F.linear(inputs, weight)
+            _wait_for(device)
+            best = max(best, repeats * flops / (time.perf_counter() - start))
+            repeats = max(1, round(RATE_SECONDS * best / flops))
+    return best
+
+
+def _wait_for(device: torch.device | str) -> None:
+    if torch.device(device).type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------

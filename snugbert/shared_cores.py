@@ -55,9 +55,7 @@ def share_cores() -> None:
 def follow_loads(loads: Iterable[float], num_cores: int) -> None:
     """Stops spinning while other processes need cores that torch uses. Ends with `loads` or after the main thread.
 
-    Args:
-        loads: how many cores other processes use, measured again and again.
-        num_cores: cores of the process.
+    `loads` is how many cores other processes use, measured again and again. `num_cores` are the cores of the process.
     """
     start_spinning: Callable[[], None] | None = None
     try:
@@ -88,14 +86,7 @@ def measure_others(cores: Set[int], seconds: float, wait: Callable[[float], None
 
 
 def stop_spinning(num_cores: int) -> Callable[[], None]:
-    """Makes libgomp's threads sleep instead of spin.
-
-    Args:
-        num_cores: cores of the process when torch was imported.
-
-    Returns:
-        A function that makes the threads spin again.
-    """
+    """Makes libgomp's threads sleep instead of spin. Returns a function that makes them spin again."""
     done = threading.Event()
     # With these teams and torch's own team, libgomp counts more threads than cores.
     num_teams = (num_cores - 1) // (torch.get_num_threads() - 1)

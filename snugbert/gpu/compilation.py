@@ -4,12 +4,10 @@ import functools
 import logging
 import textwrap
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
-from torch._dynamo.utils import calculate_time_spent, counters
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from snugbert import kernels_snugbert
@@ -21,16 +19,12 @@ from snugbert.modeling_snugbert import SnugBertEmbeddings, SnugBertLayer, SnugBe
 # took 21 s without a cache and 6 s with a cache. In CUDA graphs, it saved 0.6 to 1.0 ms in each pass of 32 examples of
 # BERT base. So it pays off after 21,000 to 36,000 passes without a cache, and after 6,000 to 10,000 with a cache.
 COMPILE_PASSES = 20_000
-LOWEST_CAPABILITY = (7, 0)  # NVIDIA's compute capability that Triton needs: Volta and newer
 # All layers of all models in the process share this maximum number of graphs. Beyond it, torch silently stops
 # compiling. The default is 8, but training, evaluation, frozen layers, the shorter last layer and batches of one
 # sequence each need their own graphs.
 RECOMPILE_LIMIT = 64
 # torch's modes with CUDA graphs record a graph for every number of tokens. The modes below use no graphs.
 MODES_WITHOUT_CUDA_GRAPHS = {"reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
-# Number of steps at the start of a run that compile. Batches of a new kind, such as a single sequence, can compile
-# later.
-WARMUP_STEPS = 3
 
 # Code of these packages computes losses from the batch, the weights and random numbers only.
 KNOWN_PACKAGES = ("snugbert", "transformers", "torch", "peft")
@@ -46,11 +40,9 @@ def compile_model(
 
     The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU,
     embeddings and head have their own kernels. On a GPU, layers of BERT base are compiled again for batches from 6,827
-    tokens on, because inductor then fuses LayerNorm's backward pass. Call this function before or after the model is
-    wrapped for several processes.
+    tokens on, because inductor then fuses LayerNorm's backward pass. Parts that are not SnugBERT's stay as they are.
 
     Args:
-        model: any model. Parts that are not SnugBERT's stay as they are.
         backend, mode: as in `torch.compile`, but no mode uses torch's CUDA graphs, see `MODES_WITHOUT_CUDA_GRAPHS`.
         device: the device that will run the model. None: the device of its weights.
 
@@ -82,14 +74,10 @@ def find_compiler_problem(device: torch.device) -> str | None:
 
     Compiles a small function to find out. That takes a few seconds, once per process.
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < LOWEST_CAPABILITY:
-        return f"The compute capability of the GPU is below {'.'.join(map(str, LOWEST_CAPABILITY))}."
-    if find_spec("triton") is None:
-        return "Triton is missing. Install the package triton."
     try:
         torch.compile(lambda values: values + 1, dynamic=True)(torch.zeros(2, device=device))
-    except Exception as error:  # there may be no C compiler, no Python headers or no folder to write to
-        return f"torch's compiler failed ({shorten_error(error)}). Compiling needs a C compiler and Python's headers."
+    except Exception as error:  # the GPU may be too old. Triton, a C compiler or Python's headers may be missing
+        return f"torch's compiler failed ({shorten_error(error)}). It needs Triton, a C compiler and Python's headers."
     return None
 
 
@@ -99,11 +87,7 @@ def shorten_error(error: Exception) -> str:
 
 
 def compile_as_requested(model: Any, args: TrainingArguments) -> None:
-    """Compiles a model for a run with `--torch_compile`, including evaluation without training.
-
-    Raises:
-        InputError: torch's compiler does not work.
-    """
+    """Compiles a model for a run with `--torch_compile`, including evaluation without training."""
     device = args.device
     if device.type == "cuda" and args.torch_compile_backend == "inductor":
         if problem := find_compiler_problem(device):
@@ -114,8 +98,7 @@ def compile_as_requested(model: Any, args: TrainingArguments) -> None:
 class Compilation(TrainerCallback):
     """Compiles the model when training starts, if `torch_compile` is set, or by default if the run is long enough.
 
-    By default, a run compiles only on a CUDA GPU, and only if the compiler works. The log names the compiled parts and
-    the time that compiling took.
+    By default, a run compiles only on a CUDA GPU, and only if the compiler works. The log names the compiled parts.
 
     Args:
         passes_to_repay: a run with at least this many forward and backward passes compiles by default.
@@ -126,20 +109,15 @@ class Compilation(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Called by Trainer before the first step, with the state of the checkpoint."""
-        self._parts: list[str] = []
-        self._report_step = min(state.global_step + WARMUP_STEPS, state.max_steps)
         passes = (state.max_steps - state.global_step) * args.gradient_accumulation_steps
         if args.torch_compile or (args.torch_compile is None and self._repays(args.device, passes)):
             backend = args.torch_compile_backend or "inductor"
-            self._parts = compile_model(model, backend, args.torch_compile_mode, args.device)
-        if self._parts:
-            logger.info(
-                "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
-                ", ".join(self._parts),
-            )
-        if self._parts and args.torch_compile_mode in MODES_WITHOUT_CUDA_GRAPHS:
-            logger.info("--torch_compile_mode %s: torch's CUDA graphs are not used.", args.torch_compile_mode)
-        self._before = _count_graphs_and_seconds()
+            parts = compile_model(model, backend, args.torch_compile_mode, args.device)
+            if parts:
+                logger.info(
+                    "compiling: %s. The first steps take longer (--torch_compile false: do not compile).",
+                    ", ".join(parts),
+                )
 
     def _repays(self, device: torch.device, passes: int) -> bool:
         """Whether a run of this many forward and backward passes should compile. If not, logs the reason."""
@@ -158,26 +136,9 @@ class Compilation(TrainerCallback):
             return True
         return False
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step."""
-        if self._parts and state.global_step == self._report_step:
-            graphs, seconds = (
-                now - before for now, before in zip(_count_graphs_and_seconds(), self._before, strict=True)
-            )
-            logger.info("compiled: %s; %d graphs in %.0f s", ", ".join(self._parts), graphs, seconds)
-
-
-def _count_graphs_and_seconds() -> tuple[int, float]:
-    """Returns the number of graphs that this process has compiled, and how long this took."""
-    return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
-
 
 class RunGraphs:
-    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`].
-
-    Args:
-        trainer: the trainer that uses this object.
-    """
+    """The CUDA graphs of a run's training steps and evaluation batches, see [`CudaGraphs`]."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer

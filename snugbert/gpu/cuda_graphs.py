@@ -27,10 +27,9 @@ logger = logging.getLogger(__name__)
 # the GPU, the third batch is recorded. Otherwise, more batches are tried, because the second batch may have compiled
 # something, too.
 EAGER_BATCHES = 4
-MOST_GRAPHS = 16
-# A graph that was not used for this many batches makes room for a new graph. Sizes change during a run if the share of
-# masked tokens falls, or the sequences get longer. Recording takes a tenth of a second.
-UNUSED_BATCHES = 500
+# A falling share of masked tokens and longer sequences bring new sizes: some 6 at a time. Recording takes a tenth of
+# a second.
+MOST_GRAPHS = 32
 MOST_SIZES = 64  # after this many sizes without a graph, sizes repeat too rarely to record
 SHORT_MEMORY = "the GPU has too little free memory (--cuda_graphs false turns graphs off)"
 WAIT = "called a synchronizing CUDA operation"  # torch's warning
@@ -40,27 +39,15 @@ _lock = threading.RLock()
 
 @dataclass
 class Size:
-    """What is known about the batches of one size.
+    """What is known about the batches of one size."""
 
-    Attributes:
-        eager_batches: number of batches that ran eagerly.
-        is_ready: whether an eager batch after the first did not wait for the GPU.
-        last_batch: number of the last batch of this size.
-        trained: parameters that got a gradient in the last eager batch.
-        gradients: the tensors to which the graph adds the gradients of `trained`.
-        inputs: the tensors that the graph reads.
-        replay: starts the graph; None before it is recorded.
-        result: what the function returned, in tensors that the graph writes.
-    """
-
-    eager_batches: int = 0
-    is_ready: bool = False
-    last_batch: int = 0
-    trained: list[nn.Parameter] = field(default_factory=list)
-    gradients: list[torch.Tensor] = field(default_factory=list)
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    replay: Callable[[], None] | None = None
-    result: Any = None
+    eager_batches: int = 0  # number of batches that ran eagerly
+    is_ready: bool = False  # whether an eager batch after the first did not wait for the GPU
+    trained: list[nn.Parameter] = field(default_factory=list)  # parameters with a gradient in the last eager batch
+    gradients: list[torch.Tensor] = field(default_factory=list)  # of `trained`. The graph adds to them
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # the tensors that the graph reads
+    replay: Callable[[], None] | None = None  # starts the graph; None before it is recorded
+    result: Any = None  # what the function returned, in tensors that the graph writes
 
 
 class CudaGraphs:
@@ -71,22 +58,17 @@ class CudaGraphs:
     New graphs are recorded if parameters move, or if `requires_grad` or a dropout probability changes.
 
     The first two batches of a size run eagerly, or up to four if they wait for the GPU. The next batch is recorded.
-    Results are the same as without graphs: a graph draws the random numbers that the function would draw, and it adds
-    to the gradients. The tensors of gradients stay allocated between steps.
+    At most 32 sizes (`MOST_GRAPHS`) are recorded, the others run eagerly. Results are the same as without graphs: a
+    graph draws the random numbers that the function would draw, and it adds to the gradients. The tensors of gradients
+    stay allocated between steps.
 
-    The function runs eagerly if the model has hooks, if the function waits for the GPU (as with padded batches), if
-    batches have too many sizes, or if the GPU has too little free memory. A log line names the reason. On other
-    devices, the function always runs eagerly.
+    The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
+    with padded batches), if batches have too many sizes, or if the GPU has too little free memory. `reason` and a log
+    line say why.
 
     Args:
         function: takes a batch and may call `backward`. The batch is a dictionary of tensors and Python numbers.
         model: the model that the function runs.
-
-    Attributes:
-        reason: why no graphs are used; None if they are.
-
-    Raises:
-        InputError: a graph cannot be recorded.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
@@ -99,9 +81,7 @@ class CudaGraphs:
         self._weights: Hashable = None  # the parameters that recorded graphs use
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}
         self._memory: Any = None  # all graphs share it, because one runs at a time
-        self._batches = 0
         self.reason: str | None = None
-        self._warned_of_limit = False
 
     @property
     def count(self) -> int:
@@ -138,11 +118,9 @@ class CudaGraphs:
             self.turn_off("the model has hooks, which a graph would not call")
             return self._function(dict(batch))
         size = self._find_size(batch)
-        self._batches += 1
-        size.last_batch = self._batches
         if size.replay is not None:
             torch._foreach_copy_(list(size.inputs.values()), [tensors[name] for name in size.inputs])
-        elif size.is_ready and self._may_record():
+        elif size.is_ready and self.count < MOST_GRAPHS:
             size.replay = self._record(size, batch, tensors)
         if size.replay is None:
             return self._run_eagerly(size, batch)
@@ -167,19 +145,6 @@ class CudaGraphs:
         if len(self._sizes) < MOST_SIZES:
             self._sizes[key] = size
         return size
-
-    def _may_record(self) -> bool:
-        if self.count < MOST_GRAPHS:
-            return True
-        recorded = {key: size.last_batch for key, size in self._sizes.items() if size.replay is not None}
-        oldest = min(recorded, key=recorded.__getitem__)
-        if self._batches - recorded[oldest] > UNUSED_BATCHES:
-            del self._sizes[oldest]
-            return True
-        if not self._warned_of_limit:
-            logger.info("CUDA graphs: recorded %d batch sizes, the limit. Other sizes run eagerly.", MOST_GRAPHS)
-            self._warned_of_limit = True
-        return False
 
     def _run_eagerly(self, size: Size, batch: Mapping[str, Any]) -> Any:
         size.eager_batches += 1
@@ -221,24 +186,21 @@ class CudaGraphs:
                 f"The CUDA graph of a step could not be recorded ({type(cause).__name__}: {cause}). Run again without "
                 "graphs: --cuda_graphs false, or cuda_graphs=False in Python."
             ) from error
-        logger.info("CUDA graph %d: recorded in %.1f s", self.count + 1, time.perf_counter() - start)
+        number = self.count + 1
+        last = "" if number < MOST_GRAPHS else ", the last. Other sizes run eagerly."
+        logger.info("CUDA graph %d: recorded in %.1f s%s", number, time.perf_counter() - start, last)
         return replay
 
 
 def attach_gradients(parameters: list[nn.Parameter], gradients: list[torch.Tensor]) -> None:
     """Makes `gradients` the gradients of `parameters`. Existing values are kept, and None becomes zero."""
-    zeroed: list[torch.Tensor] = []
-    copied: list[torch.Tensor] = []
-    sources: list[torch.Tensor] = []
+    zeroed, copied, sources = [], [], []
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        present = parameter.grad
-        if present is None:
+        if parameter.grad is None:
             zeroed.append(gradient)
-        elif present is not gradient:  # of an eager batch of the same step
+        elif parameter.grad is not gradient:  # of an eager batch of the same step
             copied.append(gradient)
-            sources.append(present)
-        else:
-            continue
+            sources.append(parameter.grad)
         parameter.grad = gradient
     if zeroed:
         torch._foreach_zero_(zeroed)
@@ -309,17 +271,13 @@ def note_waits(places: list[str]) -> Iterator[None]:
 
 
 def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None], Any, Any]:
-    """Records the kernels of a function without running them.
+    """Records the kernels of a function, which has run on the side stream before, without running them.
 
-    Args:
-        function: the function. It has run on the side stream before.
-        memory: memory of earlier graphs, which the new graph may overwrite; None for the first.
+    `memory` belongs to earlier graphs, and the new graph may overwrite it. `torch.OutOfMemoryError`: there is no
+    memory for the graph, or for batches that run eagerly in addition.
 
     Returns:
         A function that starts the graph, its memory, and the result of `function`.
-
-    Raises:
-        torch.OutOfMemoryError: there is no memory for the graph, or for batches that run eagerly in addition.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())

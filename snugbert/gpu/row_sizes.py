@@ -45,9 +45,8 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
 
     Compiled code and CUDA graphs need fixed shapes. Losses, gradients and outputs of the sequences do not change. The
     padding consists of unlabeled sequences of at most 32 tokens (`PADDING_LENGTH`) at the end of the row. All batches
-    with the same N and T get the same number of padding sequences. So some padding sequences can be empty.
-
-    Runs on any device, without waiting for it.
+    with the same N and T get the same number of padding sequences. So some padding sequences can be empty. Runs on any
+    device, without waiting for it.
 
     Args:
         batch: a packed batch, see [`pack`], with columns of any head except ELECTRA's generator.
@@ -58,17 +57,11 @@ def pad_row(batch: Mapping[str, Any], pad_to_multiple_of: int, max_sequences: in
     Returns:
         The batch with additional sequences of padding tokens, which have id 0. Positions restart in each sequence.
 
-        - `labels`, `next_sentence_label`, `start_positions` and `end_positions` are -100 at padding.
-        - `max_length_q` becomes 128, 512 or T.
+        - The labels of padding are -100. `max_length_q` becomes 128, 512 or T.
         - `label_indices` also lists tokens without a label, at its end. Its length is rounded up to a
           multiple of T/32. If it is above T/2, it becomes T.
         - `num_sequences` is N before padding. Regression and multi-label classification need it, because their losses
           do not ignore -100.
-
-        Other columns are unchanged.
-
-    Raises:
-        ValueError: the batch has more than `max_sequences` sequences, or documents of several windows.
     """
     if "num_windows" in batch:
         raise ValueError("Batches of documents with several windows cannot be filled. Remove `pad_to_multiple_of`.")
@@ -116,12 +109,7 @@ def _pad_label_indices(indices: torch.Tensor, labels: torch.Tensor) -> torch.Ten
 
 @dataclass(eq=False)
 class FillRows:
-    """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged.
-
-    Args:
-        collate: the data collator.
-        pad_to_multiple_of, max_sequences: as in [`pad_row`].
-    """
+    """Fills the packed batches of a data collator, see [`pad_row`]. Other batches stay unchanged."""
 
     collate: Callable[[Any], Any]
     pad_to_multiple_of: int
@@ -136,12 +124,11 @@ class FillRows:
 
 
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
-    """Chooses `pad_to_multiple_of` of pretraining.
+    """Chooses `pad_to_multiple_of` of pretraining with rows of `batch_size` examples.
 
     The longest row is about a multiple of the result. Many rows are nearly full, so they need little padding.
 
     Args:
-        batch_size: examples of a row.
         dataset: a [`PretrainingDataset`], or another dataset with `max_seq_length` whose examples are in random order.
             The first examples are a sample.
     """
@@ -152,22 +139,14 @@ def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
 
 
 def choose_fine_tuning_multiple(batch_size: int, lengths: np.ndarray) -> int:
-    """Chooses `pad_to_multiple_of` of fine-tuning.
-
-    Args:
-        batch_size: examples of a row, drawn at random.
-        lengths: tokens of each example. *Shape:* (examples,)
-    """
+    """Chooses `pad_to_multiple_of` of fine-tuning with rows of `batch_size` examples of these lengths."""
     return _round_up(FINE_TUNING_DEVIATIONS * math.sqrt(batch_size) * float(lengths.std()))
 
 
 def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
-    """Chooses `pad_to_multiple_of` of a prediction call.
+    """Chooses `pad_to_multiple_of` of a prediction call of some `batches`, the largest of `max_tokens`.
 
-    Args:
-        model: the model.
-        max_tokens: tokens of the largest batch. Batches have up to 8 sizes (`PREDICTION_SIZES`).
-        batches: number of batches of the call.
+    Batches have up to 8 sizes (`PREDICTION_SIZES`).
 
     Returns:
         None if rows should not be filled: the call has fewer than 3 batches (`PREDICTION_BATCHES`), the model is not

@@ -5,14 +5,13 @@ import torch
 from benchmark_files import BENCHMARKS
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from snugbert.trainers.pretraining import training_log
 from snugbert_cli import main as snugbert_command
 
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    monkeypatch.setattr(training_log, "RUN_SECONDS", 0.001)  # a run of ten that measure the peak FLOPs
+    monkeypatch.setattr("side_by_side.RATE_SECONDS", 0.001)  # a run of ten that measure the rate of products
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_rehearsal_of_the_gpu_measurements(tmp_path, monkeypatch):
 
     assert list(gpu_quick.PLAN) == list(gpu.PIECES)
     rehearsal = gpu.parse_arguments(["correctness", "--rehearse"])
-    monkeypatch.setattr(gpu, "peak_flops", lambda *args: 1e12)
+    monkeypatch.setattr(gpu, "matmul_rate", lambda *args: 1e12)
     for module in (gpu, gpu_rows):  # collecting takes a tenth of a second after each row
         monkeypatch.setattr(module, "gc", SimpleNamespace(collect=lambda: None))
     flags = ["--rehearse", "--output_dir", str(tmp_path)]
@@ -115,7 +115,7 @@ def test_failures_of_gpu_measurements(tmp_path, monkeypatch):
         return build(side, work, settings, **({"hidden_act": "relu"} if side == "stock" else {}))
 
     monkeypatch.setattr(gpu, "build", another)
-    monkeypatch.setattr(gpu, "peak_flops", lambda *args: 1e12)
+    monkeypatch.setattr(gpu, "matmul_rate", lambda *args: 1e12)
     stock = [gpu.STOCK, gpu.STOCK, gpu.EAGER, gpu.STOCK]
 
     def step_rows(args):

@@ -9,11 +9,9 @@ from synthetic import make_pair, make_teacher, make_trainer, tiny_model
 from torch._dynamo.exc import TorchDynamoException
 
 import snugbert
-from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.gpu import compilation
 from snugbert.gpu.compilation import COMPILE_PASSES, Compilation, compile_model, find_compiler_problem
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
@@ -52,18 +50,6 @@ def test_no_mode_uses_the_cuda_graphs_of_torch(monkeypatch):
     assert used[::2] == [None, "default", None, *["max-autotune-no-cudagraphs"] * 2]
 
 
-@pytest.mark.parametrize("arguments_class", [PretrainingArguments, FineTuningArguments])
-def test_flags_choose_compilation(tmp_path, arguments_class):
-    for flags, expected in (
-        ([], None),
-        (["--torch_compile"], True),
-        (["--torch_compile", "false"], False),
-        (["--torch_compile_mode", "max-autotune"], True),
-    ):
-        argv = ["--output_dir", str(tmp_path), "--use_cpu", *flags]
-        assert parse_arguments((arguments_class,), argv, prog="", description="")[0].torch_compile is expected
-
-
 @pytest.mark.parametrize(
     ("trainer_class", "device", "chosen", "passes", "problem", "compiles", "line"),
     [
@@ -100,12 +86,6 @@ def test_when_runs_compile(trainer_class, device, chosen, passes, problem, compi
 
 def test_why_a_compiler_does_not_work(monkeypatch):
     problem = find_compiler_problem.__wrapped__  # without the cache
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
-    assert problem(CUDA) == "The compute capability of the GPU is below 7.0."
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    monkeypatch.setattr(compilation, "find_spec", lambda name: None)
-    assert problem(CUDA) == PROBLEM
-    monkeypatch.setattr(compilation, "find_spec", lambda name: True)
 
     def fail(*_):
         raise RuntimeError("no gcc" + 1000 * " and more")
@@ -145,12 +125,3 @@ def test_logits_have_a_gradient_only_for_a_teacher_or_a_caller(tmp_path):
         trainer.model.train()
         trainer.compute_loss(trainer.model, batches[0], returns, num_items_in_batch=labeled)
         assert get_mlm_logits(outputs[0]).requires_grad == (teacher is not None or returns)
-
-
-@pytest.mark.usefixtures("new_compiler")
-def test_the_log_says_what_was_compiled(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    make_trainer(tmp_path, max_steps=2, torch_compile=True, torch_compile_backend="eager").train()
-    lines = [line for line in caplog.messages if line.startswith("compil")]
-    assert lines[0] == "compiling: layers. The first steps take longer (--torch_compile false: do not compile)."
-    assert lines[1].startswith("compiled: layers; 2 graphs in ") and len(lines) == 2

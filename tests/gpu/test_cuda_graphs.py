@@ -2,10 +2,7 @@
 
 import copy
 import logging
-import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,19 +131,16 @@ def test_predictions_of_graphs():
     assert graphs.count == 2 and model.classifier.weight.grad.eq(1).all()
 
 
-def test_further_sizes_run_eagerly_until_a_graph_is_unused(log, monkeypatch):
+def test_further_sizes_run_eagerly(log, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "MOST_GRAPHS", 1)
-    monkeypatch.setattr(cuda_graphs, "UNUSED_BATCHES", 3)
     eager = ours_and_stock("ForMaskedLM")[0].train()
     model = copy.deepcopy(eager)
     graphs = CudaGraphs(make_step(model), model)
-    batches = make_batches("ForMaskedLM", 22)
+    batches = make_batches("ForMaskedLM", 12)
     with emulated_graphs():
-        losses = train(model, graphs, batches[:12])
-        assert graphs.count == log.text.count("recorded in") == log.text.count("1 batch sizes, the limit") == 1
-        losses += train(model, graphs, batches[13::2])  # of the second size only
-        expected = train(eager, make_step(eager), batches[:12]) + train(eager, make_step(eager), batches[13::2])
-    assert graphs.count == 1 and log.text.count("recorded in") == 2
+        losses = train(model, graphs, batches)
+        expected = train(eager, make_step(eager), batches)
+    assert graphs.count == log.text.count(", the last. Other sizes run eagerly.") == 1
     torch.testing.assert_close(losses, expected, atol=0, rtol=0)
 
 
@@ -227,51 +221,6 @@ def test_autocast_outside_of_the_function_leaves_no_old_weights():
             results[-1].append(forward(batches[4]))  # without autocast
     assert graphs.count == 1
     torch.testing.assert_close(results[1], results[0], atol=5e-3, rtol=0)
-
-
-def test_waits_are_noted(monkeypatch):
-    """torch's warnings about waits are collected. Others stay warnings."""
-    modes = []
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    places = []
-    with pytest.warns(UserWarning) as caught, cuda_graphs.note_waits(places):
-        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
-        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-    assert modes == ["warn", "default"] and [str(warning.message) for warning in caught] == ["something else"]
-    assert len(places) == 1 and "test_cuda_graphs.py:" in places[0]
-
-
-def test_graphs_are_recorded_with_torch(monkeypatch):
-    """On the side stream, in the memory of earlier graphs, and not disturbed by the data loader's thread."""
-    calls = []
-
-    @contextmanager
-    def graph(*args, **kwargs):
-        calls.append(kwargs)
-        yield
-
-    reserved, free, streams = [100, 150, 100, 150], [50, 49], []
-    replaced = {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: "started", pool=lambda: 7),
-        "graph": graph,
-        "current_device": lambda: 0,
-        "current_stream": lambda: "main",
-        "stream": nullcontext,
-        "current_blas_handle": lambda: None,
-        "empty_cache": lambda: None,
-        "memory_reserved": lambda: reserved.pop(0),
-        "mem_get_info": lambda: (free.pop(0), 1000),
-        "set_stream": streams.append,
-    }
-    for name, function in replaced.items():
-        monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(cuda_graphs, "get_side_stream", lambda device: f"stream {device}")
-    replay, memory, result = cuda_graphs.record(lambda: "result", 5)
-    assert (replay(), memory, result) == ("started", 7, "result")
-    assert calls == [{"pool": 5, "stream": "stream 0", "capture_error_mode": "thread_local"}] and streams == ["main"]
-    with pytest.raises(torch.OutOfMemoryError):  # the graph took 50, and a batch besides it has only 49
-        cuda_graphs.record(lambda: "result", 5)
 
 
 def test_a_wait_of_the_second_batch_may_be_a_compilation():

@@ -7,7 +7,6 @@ from torch.utils.data import Subset
 
 import snugbert
 from snugbert.gpu.row_sizes import (
-    FillRows,
     choose_fine_tuning_multiple,
     choose_prediction_multiple,
     choose_pretraining_multiple,
@@ -47,13 +46,6 @@ def test_pretraining_fills_rows_on_cuda_or_on_request(tmp_path, monkeypatch, cap
     trainer = make_trainer(tmp_path, **options)
     (batch,) = trainer.get_eval_dataloader(Subset(trainer.phases[0].dataset, range(8)))  # as with --max_eval_samples
     assert batch["num_sequences"] == 8 and batch["input_ids"].shape[1] % 4 == 0
-
-
-def test_other_batches_are_unchanged():
-    padded = {"input_ids": 1, "attention_mask": 1}
-    filled = {"cu_seq_lens_q": 1, "num_sequences": 1}
-    for batch in (padded, filled, [1]):
-        assert FillRows(lambda features: features, 8)(batch) is batch
 
 
 def test_prediction_fills_rows_of_several_batches_on_cuda_only(monkeypatch):

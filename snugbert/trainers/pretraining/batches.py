@@ -23,7 +23,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
@@ -46,12 +46,9 @@ class SizedDataset(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive steps on the examples of one dataset.
+    """Consecutive steps on the examples of one dataset. Every epoch has a different order.
 
     Attributes:
-        dataset: the examples of an epoch. Every epoch has a different order. A [`PretrainingDataset`] also has new
-            examples in every epoch.
-        steps: optimizer steps.
         batch_size: examples per step, over all processes and accumulated batches.
     """
 
@@ -71,15 +68,9 @@ class Phase:
 
 
 def check_dataset(dataset: object) -> None:
-    """Checks that `dataset` is map-style, has a length, and is not empty.
-
-    Raises:
-        InputError: `dataset` fails one of these checks.
-    """
+    """Checks that `dataset` is map-style, has a length, and is not empty."""
     kind = type(dataset).__name__
-    # A torch IterableDataset may have a length, and inherits a `__getitem__` that only raises an error.
-    is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
-    if is_stream or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(
             f"train_dataset: a {kind} has no length or no random access. Pass a list, a map-style torch Dataset or a "
             "datasets.Dataset."
@@ -147,15 +138,7 @@ def as_one_epoch(args: PretrainingArguments, phases: Sequence[Phase]) -> Pretrai
 
 
 def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> list[int]:
-    """Returns the number of examples per step for each phase.
-
-    Args:
-        lengths: maximum sequence length of each phase. A single one may be None.
-        args: the batch size of the first phase.
-
-    Raises:
-        InputError: a step has fewer examples than processes x accumulation steps.
-    """
+    """Returns the number of examples per step for each phase. A single length may be None."""
     parts = args.gradient_accumulation_steps * args.world_size
     batch_sizes = [args.per_device_train_batch_size * parts]
     batch_sizes += [max(1, round(batch_sizes[0] * lengths[0] / length)) for length in lengths[1:]]
@@ -169,20 +152,15 @@ def choose_batch_sizes(lengths: Sequence[Any], args: PretrainingArguments) -> li
 
 
 def check_processes(phases: Sequence[Phase]) -> None:
-    """Checks that all processes have the same examples. Machines without shared disks make their own tables.
-
-    Raises:
-        InputError: two processes have different examples.
-    """
+    """Checks that all processes have the same examples. Machines may prepare the text on their own."""
     examples = [(len(phase.dataset), _checksum(phase.dataset)) for phase in phases]
     wait_for_all()  # machines may take different times for their tables
     everywhere = gather_object([examples])
     for rank, others in enumerate(everywhere):
         if others != everywhere[0]:
             raise InputError(
-                f"processes 0 and {rank} have different training examples "
-                f"({sum(size for size, _ in everywhere[0]):,} and {sum(size for size, _ in others):,}). Use the same "
-                "text and the same version of SnugBERT on all machines."
+                f"Processes 0 and {rank} have different training examples. Use the same text and the same version of "
+                "SnugBERT on all machines."
             )
 
 
@@ -190,31 +168,23 @@ def _checksum(dataset: object) -> int:
     return zlib.crc32(dataset.open_table(Window(0, 0)).data) if isinstance(dataset, PretrainingDataset) else 0
 
 
-def note_missing_pairs(phases: Sequence[Phase]) -> list[str]:
-    """Returns a text for each phase: a remark if only other phases have sentence pairs, otherwise an empty text."""
+def describe_phases(phases: Sequence[Phase]) -> list[str]:
+    """Describes the steps of each phase, with a remark if only other phases have sentence pairs."""
     has_pairs = any(phase.objective in PAIR_TASKS for phase in phases)
-    return [", no sentence pairs" if has_pairs and phase.objective == "mlm" else "" for phase in phases]
-
-
-def find_phase(phases: Sequence[Phase], step: int) -> Phase:
-    """Returns the phase of `step`, counted from 0."""
-    for phase, end in zip(phases, accumulate(phase.steps for phase in phases), strict=True):
-        if step < end:
-            return phase
-    raise IndexError(step)
+    texts = []
+    for phase in phases:
+        length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens"
+        remark = ", no sentence pairs" if has_pairs and phase.objective == "mlm" else ""
+        epochs = phase.steps * phase.batch_size / len(phase.dataset)
+        steps = format_count(phase.steps, "step")
+        texts.append(f"{steps} of {phase.batch_size:,} examples{length}{remark}, {epochs:.3g} epochs")
+    return texts
 
 
 def interpolate_rate(rates: tuple[float, float], step: int, steps: int) -> float:
     """Returns the share of tokens to mask in `step`, counted from 0: linear from the first to the last of `steps`."""
     first, last = rates
     return first + (last - first) * step / max(steps - 1, 1)
-
-
-def find_first_example(phases: Sequence[Phase], step: int) -> int:
-    """Returns the number of the first example of `step`, over all epochs of its phase. Both count from 0."""
-    phase = find_phase(phases, step)
-    first_step = sum(earlier.steps for earlier in phases[: phases.index(phase)])
-    return (step - first_step) * phase.batch_size
 
 
 def count_epochs(phases: Sequence[Phase], steps: int) -> float:
@@ -233,10 +203,6 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     The examples of a step are split as evenly as possible over processes and accumulated batches.
 
     Args:
-        phases: phases of the run.
-        accumulation_steps: batches per step that each process accumulates.
-        num_processes: processes that share a step.
-        process_index: the index of this process.
         first_step: the first step to yield. Skipping steps costs nothing.
         prefetched_batches: batches of this process that data workers may have to read when a batch is yielded.
     """
@@ -280,15 +246,10 @@ class RunBatches(torch.utils.data.Dataset):
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
-    after resuming.
-
-    Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels.
+    after resuming. Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels.
 
     Args:
-        phases: phases of the run.
-        collator: makes a batch from a list of examples.
-        seed: seed of the order, and of the random state in datasets and `collator`. A [`PretrainingDataset`] has its
-            own seed.
+        seed: of the order, and of the random state. A [`PretrainingDataset`] has its own seed.
         config, generator, teacher: configurations of the models, for the counts, see [`count_batch`].
         mask_rates: the first and the last share of tokens to mask. Each example gets the share of its step as
             `mlm_probability`. None: the collator's own share.

@@ -11,16 +11,14 @@ from its two neighbors:
   word embeddings, as in Levy and Goldberg (2014), "Neural Word Embedding as Implicit Matrix Factorization".
 - In the first layer, half of the heads attend to the previous token and half to the next. Their values and outputs
   map the embedding of a token to the scores of its neighbors. With an odd number of heads, the last head outputs zero.
-- With relative positions, the query of these heads is constant, and the keys of the distances determine the attention.
 - The output of all other sublayers is zero, as in Zhang et al. (2019), "Fixup Initialization". But in layer n, counted
   from 1, two heads already attend to the tokens n positions before and after.
 - The transform of the masked token head passes these scores on for [MASK], but not for other tokens.
 
-If embeddings and layers have different sizes, as in ELECTRA's generator, then the layers use the largest singular
-vectors. The architecture remains BERT's, and training changes all of these weights.
+The architecture remains BERT's, and training changes all of these weights.
 
-Shapes: V vocabulary size, E embedding size, H hidden size, K dimensions of a word in the layers, W in the embeddings,
-R rank of the scores of a head, n any number of columns.
+Shapes: V vocabulary size, H hidden size, W dimensions of a word, R rank of the scores of a head, n any number of
+columns.
 """
 
 import math
@@ -47,7 +45,6 @@ COLUMNS_AT_ONCE = 16  # while multiplying, because so many fit into the processo
 # Chosen with `mini` on English books.
 POSITION_SHARE = 0.5  # norm of the position embeddings, divided by the mean norm of the word embeddings
 FREQUENCIES = 16  # number of frequencies of the position embeddings
-PROJECTED_FREQUENCIES = 8  # the same if embeddings are projected. Chosen with the generator of `mini`
 FASTEST, SLOWEST = 2.0, 2 * math.pi / 512  # the highest and the lowest frequency, in radians per token
 SHARPNESS = 5.0  # attention score of a head's target, minus the score of the token next to it
 SCORE_SHARE = 0.375  # norm of the vector that both neighbors add to a hidden state, divided by the state's norm
@@ -122,11 +119,6 @@ def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> 
 
     So each token gets one vector for both uses: as a context, and as a token to predict.
 
-    Args:
-        sides: the matrices.
-        rank: number of singular vectors.
-        rng: draws the first guess of the randomized SVD.
-
     Returns:
         The singular vectors (V, n), and the singular values (n,), largest first. n is `rank`, but at most V.
     """
@@ -151,13 +143,11 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
     """Fits `contexts @ a @ b @ tokens.T` to mutual information: weighted least squares, by reduced-rank regression.
 
     Args:
-        side: the mutual information of one side.
-        contexts: embeddings of the tokens as contexts. *Shape:* (V, K)
-        tokens: embeddings of the tokens to predict. *Shape:* (V, K)
+        contexts, tokens: embeddings of the tokens as contexts, and as tokens to predict. *Shape:* (V, W)
         rank: maximum of R.
 
     Returns:
-        a (K, R) and b (R, K). Each column of a has the same norm as its row of b. R is at most the rank of the
+        a (W, R) and b (R, W). Each column of a has the same norm as its row of b. R is at most the rank of the
         embeddings.
     """
     (q_context, w_context), (q_token, w_token) = (_whiten(side.root[:, None] * each) for each in (contexts, tokens))
@@ -170,19 +160,15 @@ def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int)
 
 
 def _multiply(matrix: scipy.sparse.sparray, columns: np.ndarray) -> np.ndarray:
-    """Returns the sparse `matrix` times `columns`, in float64. *Shape:* (V, n) -> (V, n)
-
-    torch's sparse product is not faster.
-    """
+    """Returns the sparse `matrix` times `columns`. *Shape:* (V, n) -> (V, n)"""
     starts = range(0, columns.shape[1], COLUMNS_AT_ONCE)
     return np.concatenate([matrix @ columns[:, start : start + COLUMNS_AT_ONCE] for start in starts], axis=1)
 
 
 def _whiten(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes an orthonormal basis of the columns. Unlike QR, this works for a vocabulary of fewer than K tokens.
+    """Returns an orthonormal basis q (V, n) of the columns, and w (W, n) with q = matrix @ w.
 
-    Returns:
-        The basis q (V, n), and w (K, n) with q = matrix @ w.
+    Unlike QR, this works for a vocabulary of fewer than W tokens.
     """
     values, vectors = np.linalg.eigh(matrix.T @ matrix)
     used = values > values[-1] * NEGLIGIBLE
@@ -206,15 +192,10 @@ def initialize_from_bigrams(
     of threads compute the same weights. Between machines they may differ in rounding.
 
     Args:
-        model: a SnugBERT model with a masked token head, such as ELECTRA's generator. The discriminator shares the
-            generator's embeddings, and keeps its other random weights.
+        model: a SnugBERT model with a masked token head.
         corpus: the training text.
-        tokenizer: its tokenizer.
-        seed: seed of the random choices: the embeddings of special tokens, and a rotation of all embeddings.
+        seed: seed of the embeddings of special tokens, and of a rotation of all embeddings.
         block_numbers: the blocks whose bigrams are counted. Default: all.
-
-    Raises:
-        InputError: the configuration does not allow such weights, or the text has no bigrams.
     """
     config: SnugBertConfig = model.config
     check_bigram_config(config)
@@ -223,7 +204,6 @@ def initialize_from_bigrams(
     first = _fit_first_layer(config, frequencies, sides, rng)
     with torch.no_grad():
         _set_embeddings(model, tokenizer, first, rng)
-        _set_projection(model.bert.embeddings_project, first)
         layers = model.bert.encoder.layer
         for layer in layers:  # all sublayers output zero, except the attention of the first layer
             layer.attention.output.dense.weight.zero_()
@@ -237,11 +217,7 @@ def initialize_from_bigrams(
 
 
 def check_bigram_config(config: SnugBertConfig) -> None:
-    """Checks that [`initialize_from_bigrams`] works for this configuration.
-
-    Raises:
-        InputError: the configuration does not support [`initialize_from_bigrams`].
-    """
+    """Checks that [`initialize_from_bigrams`] works for this configuration."""
     if config.num_attention_heads < 2:
         raise InputError(
             "--bigram_init needs at least 2 attention heads, for the previous and the next token. Remove the flag, or "
@@ -252,31 +228,25 @@ def check_bigram_config(config: SnugBertConfig) -> None:
         raise InputError(
             f"--bigram_init needs attention heads of at least {SMALLEST_HEAD} dimensions, not {head_size}."
         )
-    embedding_size, smallest = compute_embedding_size(config), 2 * _count_frequencies(config) + 2
-    if embedding_size < smallest:
-        raise InputError(f"--bigram_init needs an embedding_size of at least {smallest}, not {embedding_size}.")
+    if compute_embedding_size(config) != config.hidden_size:
+        raise InputError("--bigram_init needs embeddings as wide as the layers. Remove embedding_size.")
     if "gelu" not in config.hidden_act and config.hidden_act != "relu":
         raise InputError(f"--bigram_init needs hidden_act gelu or relu, not {config.hidden_act}.")
-    if config.position_embedding_type not in ("absolute", "relative"):
-        raise InputError("--bigram_init needs learned positions (position_embedding_type absolute or relative).")
+    if config.position_embedding_type != "absolute":
+        raise InputError("--bigram_init needs learned positions (position_embedding_type absolute).")
     if not config.tie_word_embeddings:
         raise InputError("--bigram_init needs tied word embeddings (tie_word_embeddings true).")
 
 
 def _count_frequencies(config: SnugBertConfig) -> int:
     """Returns the number of frequencies of the position embeddings. Each frequency takes two dimensions."""
-    is_projected = compute_embedding_size(config) != config.hidden_size
-    return min(PROJECTED_FREQUENCIES if is_projected else FREQUENCIES, compute_head_size(config) // 2)
+    return min(FREQUENCIES, compute_head_size(config) // 2)
 
 
 def _count_text(
     corpus: Corpus, vocab_size: int, block_numbers: Iterable[int] | None
 ) -> tuple[np.ndarray, list[Bigrams]]:
-    """Returns the token frequencies, and the mutual information with the previous and with the next token.
-
-    Raises:
-        InputError: the text has no bigrams.
-    """
+    """Returns the token frequencies, and the mutual information with the previous and with the next token."""
     counts = count_corpus_tokens(corpus, vocab_size) + 1.0
     frequencies = counts / counts.sum()
     numbers = range(len(corpus.blocks)) if block_numbers is None else block_numbers
@@ -291,12 +261,10 @@ class _FirstLayer:
     """What the weights of the embeddings and of the first layer consist of."""
 
     embeddings: np.ndarray  # of words. *Shape:* (V, W)
-    projection: np.ndarray  # from the embeddings of words to the layers, without scale. *Shape:* (W, K)
-    is_relative: bool  # whether the distances of tokens have embeddings, instead of their positions
     position_norm: float  # of the position embeddings
     radians: np.ndarray  # frequencies of the position embeddings
     amplitude: float  # of the position embeddings after LayerNorm
-    # Values a (K, R) and outputs b (R, K) of the heads for the previous token, and for the next.
+    # Values a (W, R) and outputs b (R, W) of the heads for the previous token, and for the next.
     maps: list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -304,55 +272,32 @@ def _fit_first_layer(
     config: SnugBertConfig, frequencies: np.ndarray, sides: Sequence[Bigrams], rng: np.random.Generator
 ) -> _FirstLayer:
     """Factorizes mutual information into embeddings and heads."""
-    E, H, head_size = compute_embedding_size(config), config.hidden_size, compute_head_size(config)
+    H, head_size = config.hidden_size, compute_head_size(config)
     radians = FASTEST * (SLOWEST / FASTEST) ** np.linspace(0, 1, _count_frequencies(config))
-    W, K = (size - 2 * len(radians) - 1 for size in (E, H))  # one dimension is for [MASK]
+    W = H - 2 * len(radians) - 1  # one dimension is for [MASK]
     vectors, values = factorize(sides, W, rng)
     # Singular vectors have very different norms. A rotation makes all dimensions alike.
     rotation, _ = np.linalg.qr(rng.standard_normal((W, W)))
     embeddings = vectors / sides[0].root[:, None] * np.sqrt(values) @ rotation[: len(values)]
-    projection = np.eye(K) if K == W else _choose_dimensions(rotation, K, rng)
     position_norm = POSITION_SHARE * float(frequencies @ np.linalg.norm(embeddings, axis=1))
 
-    # LayerNorm gives the sum of word and position embeddings the norm sqrt(E). Distances have their own LayerNorm.
-    is_relative = config.position_embedding_type == "relative"
-    norms = np.sqrt((embeddings**2).sum(axis=1) + (0 if is_relative else position_norm**2))
-    normalized = embeddings / norms[:, None] * math.sqrt(E)
-    amplitude = math.sqrt(H / len(radians))
-    amplitude *= 1 if is_relative else position_norm * float(frequencies @ (1 / norms))
-
-    # Hidden states have the norm sqrt(H), so the projection also scales. The masked token head scales back.
-    ratio = math.sqrt(H / E)
-    contexts, tokens = normalized @ projection * ratio, embeddings @ projection / ratio
-    maps = [fit_side(side, contexts, tokens, config.num_attention_heads // 2 * head_size) for side in sides]
+    # LayerNorm gives the sum of word and position embeddings the norm sqrt(H).
+    norms = np.sqrt((embeddings**2).sum(axis=1) + position_norm**2)
+    contexts = embeddings / norms[:, None] * math.sqrt(H)
+    amplitude = math.sqrt(H / len(radians)) * position_norm * float(frequencies @ (1 / norms))
+    maps = [fit_side(side, contexts, embeddings, config.num_attention_heads // 2 * head_size) for side in sides]
     # With larger embeddings, smaller vectors give the same scores.
     added = sum(frequencies @ ((contexts @ a @ b) ** 2).sum(axis=1) for a, b in maps)
     scale = math.sqrt(added / H) / SCORE_SHARE
     maps = [(a / math.sqrt(scale), b / math.sqrt(scale)) for a, b in maps]
-    return _FirstLayer(embeddings * scale, projection, is_relative, position_norm * scale, radians, amplitude, maps)
-
-
-def _choose_dimensions(rotation: np.ndarray, K: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns a projection to the largest singular vectors, which keeps their norms. All of its dimensions are alike.
-
-    Args:
-        rotation: from singular vectors, largest first, to the embeddings. *Shape:* (W, W)
-        K: dimensions after the projection. If there are more than W, all singular vectors are kept.
-        rng: draws another rotation.
-
-    Returns:
-        The projection. *Shape:* (W, K)
-    """
-    other, _ = np.linalg.qr(rng.standard_normal((K, K)))
-    used = min(K, len(rotation))
-    return rotation[:used].T @ other[:used]
+    return _FirstLayer(embeddings * scale, position_norm * scale, radians, amplitude, maps)
 
 
 def _set_embeddings(
     model: Any, tokenizer: PreTrainedTokenizerBase, first: _FirstLayer, rng: np.random.Generator
 ) -> None:
-    """Sets the embeddings. Words, [MASK] and positions or distances use different dimensions, in this order."""
-    module, W = model.bert.embeddings, len(first.projection)
+    """Sets the embeddings. Words, [MASK] and positions use different dimensions, in this order."""
+    module, W = model.bert.embeddings, first.embeddings.shape[1]
     norm = float(np.mean(np.linalg.norm(first.embeddings, axis=1)))
     words = torch.zeros(module.word_embeddings.weight.shape)
     words[:, :W] = torch.from_numpy(first.embeddings)
@@ -362,27 +307,14 @@ def _set_embeddings(
     words[tokenizer.mask_token_id, W] = norm
     if module.word_embeddings.padding_idx is not None:
         words[module.word_embeddings.padding_idx] = 0
-    table, start = module.position_embeddings, 0
-    if first.is_relative:
-        table, start = model.bert.encoder.rel_embeddings, -model.config.position_buckets
-    angles = np.arange(start, start + len(table.weight))[:, None] * first.radians
+    table = module.position_embeddings
+    angles = np.arange(len(table.weight))[:, None] * first.radians
     positions = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     positions *= first.position_norm / math.sqrt(len(first.radians))
     module.word_embeddings.weight.copy_(words)
     table.weight.zero_()[:, -2 * len(first.radians) :] = torch.from_numpy(positions)
     if model.config.type_vocab_size:
         module.token_type_embeddings.weight.zero_()
-
-
-def _set_projection(project: Any, first: _FirstLayer) -> None:
-    """Sets the layer between embeddings and encoder, if the model has it. It keeps the order of the dimensions."""
-    if project is None:
-        return
-    W, K = first.projection.shape
-    weight = project.weight.zero_()
-    weight[:K, :W] = torch.from_numpy(first.projection.T)
-    weight[K:, W:] = torch.eye(len(weight) - K)
-    weight *= math.sqrt(weight.shape[0] / weight.shape[1])
 
 
 def _set_heads(attention: Any, first: _FirstLayer, config: SnugBertConfig) -> None:
@@ -406,35 +338,30 @@ def _attend_to(attention: Any, rows: slice, first: _FirstLayer, offset: int) -> 
 
     The product of query and key is a sum of cos(radians * (distance - offset)), which is largest at this offset. The
     other query dimensions stay random and the other key dimensions are zero. If both were zero, neither would have a
-    gradient. With relative positions, distances are counted from the key to the query, and the query is a bias.
+    gradient.
     """
     radians, n, head_size = first.radians, len(first.radians), rows.stop - rows.start
     contrast = first.amplitude**2 * float((1 - np.cos(radians)).sum())
-    # Relative attention divides by the root of 3, because it adds up three products.
-    gain = math.sqrt(SHARPNESS * math.sqrt(head_size * (3 if first.is_relative else 1)) / contrast)
+    gain = math.sqrt(SHARPNESS * math.sqrt(head_size) / contrast)
     cos, sin = np.diag(np.cos(offset * radians)), np.diag(np.sin(offset * radians))
     dimensions = slice(rows.start, rows.start + 2 * n)
     attention.key.weight[rows] = 0
     for module, weight in ((attention.query, np.block([[cos, sin], [-sin, cos]])), (attention.key, np.eye(2 * n))):
         module.weight[dimensions] = 0
         module.weight[dimensions, -2 * n :] = torch.from_numpy(gain * weight).float()
-    if first.is_relative:
-        attention.query.weight[dimensions] = 0
-        target = np.concatenate([np.sin(-offset * radians), np.cos(-offset * radians)])
-        attention.query.bias[dimensions] = torch.from_numpy(gain * first.amplitude * target).float()
 
 
 def _map_tokens(attention: Any, rows: slice, a: np.ndarray, b: np.ndarray) -> None:
-    """Sets the value weights of a head to `a` (K, R) and its output weights to `b` (R, K).
+    """Sets the value weights of a head to `a` (W, R) and its output weights to `b` (R, W).
 
     Value weights of the head's other dimensions stay random.
     """
     value, output = attention.self.value.weight, attention.output.dense.weight
-    K, rank = a.shape
+    W, rank = a.shape
     dimensions = slice(rows.start, rows.start + rank)
     value[dimensions] = 0
-    value[dimensions, :K] = torch.from_numpy(a.T).float()
-    output[:K, dimensions] = torch.from_numpy(b.T).float()
+    value[dimensions, :W] = torch.from_numpy(a.T).float()
+    output[:W, dimensions] = torch.from_numpy(b.T).float()
 
 
 def _set_transform(transform: Any, first: _FirstLayer) -> None:
@@ -445,15 +372,14 @@ def _set_transform(transform: Any, first: _FirstLayer) -> None:
     linear. The dimensions of positions become constants. So all transformed states have about the same norm, and
     LayerNorm does not change the scores.
     """
-    weight, bias, (W, K) = transform.dense.weight, transform.dense.bias, first.projection.shape
-    E, H = weight.shape
-    position_share = 0 if first.is_relative else POSITION_SHARE
+    weight, bias = transform.dense.weight, transform.dense.bias
+    H, W = weight.shape[1], first.embeddings.shape[1]
     # The value of the [MASK] dimension in the last layer.
-    mask = math.sqrt(H / (1 + position_share**2) / (1 + SCORE_SHARE**2))
-    constant = CONSTANT_SHARE * math.sqrt(E / (E - W - 1))
+    mask = math.sqrt(H / (1 + POSITION_SHARE**2) / (1 + SCORE_SHARE**2))
+    constant = CONSTANT_SHARE * math.sqrt(H / (H - W - 1))
     weight.zero_()
-    weight[:W, :K] = torch.from_numpy(first.projection * math.sqrt(E / H))
-    weight[:, K] = (LINEAR - CLOSED) / mask
+    weight[:W, :W] = torch.eye(W)
+    weight[:, W] = (LINEAR - CLOSED) / mask
     bias.fill_(CLOSED)
     bias[W + 1 :: 2] += constant
     bias[W + 2 :: 2] -= constant

@@ -11,7 +11,7 @@ from snugbert.data.sources import describe_dataset, hub_id
 from snugbert.errors import format_count
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.reports.pretrained_card import write_pretraining_card
-from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
+from snugbert.trainers.pretraining.batches import describe_phases
 from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import list_sources
 from snugbert.trainers.pretraining.electra import ElectraPair
@@ -42,14 +42,8 @@ def write_run_card(
 ) -> None:
     """Writes the model card of a run, finished or not, into its output folder.
 
-    Without the arguments of the command, the card omits the facts that only they contain.
-
-    Args:
-        trainer: the trainer, after it began to train.
-        metrics: metrics on the validation text, without a prefix.
-        baselines: metrics of trivial predictions.
-        model_args: the command's arguments of the model.
-        data_args: the command's arguments of the data.
+    Without the arguments of the command, the card omits the facts that only they contain. `metrics` are the metrics on
+    the validation text, without a prefix. `baselines` are the metrics of trivial predictions.
     """
     output_dir = Path(trainer.args.output_dir or "")
     train, validation = find_corpus(trainer.phases[0].dataset), find_corpus(trainer.eval_dataset)
@@ -117,7 +111,7 @@ def _describe_training(
         **sizes,
         "objective": _describe_objective(trainer),
         **_describe_masks(getattr(trainer.data_collator, "collate", None)),
-        "steps": "; ".join(map(_describe_phase, trainer.phases, note_missing_pairs(trainer.phases))),
+        "steps": "; ".join(describe_phases(trainer.phases)),
         "steps done": f"{state.global_step:,} of {state.max_steps:,}",
         "tokens seen": f"{state.num_input_tokens_seen:,}",
         "optimizer": f"{optimizer}, learning rate {args.learning_rate:g}, weight decay {args.weight_decay:g}",
@@ -147,8 +141,6 @@ def _describe_start(
         start = f"layers {layers} of the teacher, counted from 0"
     if data_args.bigram_init:
         start = "bigrams of the training text"
-        if isinstance(model, ElectraPair):
-            start += " (generator and embeddings), otherwise random"
     return {"initial weights": start}
 
 
@@ -178,11 +170,6 @@ def _describe_masks(collator: Any) -> dict[str, str]:
         "masking": f"{rate} of the {units}: {collator.mask_replace_prob:.0%} replaced by "
         f"[MASK], {collator.random_replace_prob:.0%} by random tokens, the rest unchanged"
     }
-
-
-def _describe_phase(phase: Phase, remark: str) -> str:
-    length = "" if phase.max_seq_length is None else f" of at most {phase.max_seq_length} tokens each"
-    return f"{phase.steps:,} with {phase.batch_size:,} examples{length}{remark}"
 
 
 def _describe_model(model: Any) -> str:

@@ -2,14 +2,14 @@
 
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import decoders
-from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.models import WordPiece
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.cli.ranges import Range, check_ranges
@@ -26,21 +26,18 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     parse_mask_rates,
 )
 
-CUT = "‖"
-SPACE_MARKS = ("Ġ", "▁")  # byte-level BPE and SentencePiece mark the space before a token with this first character
 NO_WORDS = (
     "the examples have no `continues_word`. Prepare the text with `store_words`. With another "
     "trainer, or with your own collator around this one, set remove_unused_columns=False."
 )
 # Explain the output of `describe`.
-OTHER_MARKS = f"Tokens without braces have no label. {CUT} marks a place where a sentence was cut."
 LEGEND = (
     "input{label}: [MASK]{word} is masked, other{word} is replaced by a random token, word{word} is unchanged but "
-    f"must be predicted. {OTHER_MARKS}"
+    "must be predicted. Tokens without braces have no label."
 )
 ELECTRA_LEGEND = (
     "input{label} of the generator: [MASK]{word} is masked, word{word} is unchanged but must be predicted. The "
-    f"discriminator reads the generator's predictions in these places. {OTHER_MARKS}"
+    "discriminator reads the generator's predictions in these places. Tokens without braces have no label."
 )
 
 
@@ -179,11 +176,8 @@ class SnugBertDataCollatorForPretraining:
             raise InputError(f"--masking {self.masking}: {NO_WORDS}")
         return np.asarray(example["continues_word"])
 
-    def describe(self, example: dict[str, Any], objective: Objective, cuts: Sequence[Sequence[int]] = ()) -> str:
-        """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains the format.
-
-        `cuts` are places to mark, from [`PretrainingDataset.find_cuts`].
-        """
+    def describe(self, example: dict[str, Any], objective: Objective) -> str:
+        """Formats a masked example as text, wrapped to the width of the terminal. [`LEGEND`] explains the format."""
         seen, labels = self._mask(example, self._make_generator(example))
         facts = [f"{len(seen)} tokens", f"{np.count_nonzero(labels != IGNORE_INDEX)} to predict"]
         if is_pair := "next_sentence_label" in example:
@@ -192,8 +186,7 @@ class SnugBertDataCollatorForPretraining:
         ends = np.flatnonzero(example["input_ids"] == self.tokenizer.sep_token_id).tolist()
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             part = slice(start + 1, end)
-            marked = cuts[number] if cuts else ()
-            text = self._format_span(example["input_ids"][part], seen[part], labels[part], marked)
+            text = self._format_span(example["input_ids"][part], seen[part], labels[part])
             lines += textwrap.wrap(
                 f"{'AB'[number] if is_pair else '-'}  {text}",
                 width=shutil.get_terminal_size().columns,
@@ -203,28 +196,14 @@ class SnugBertDataCollatorForPretraining:
             )
         return "\n".join(lines)
 
-    def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray, cuts: Sequence[int]) -> str:
-        model = self.tokenizer.backend_tokenizer.model
-        prefix = getattr(model, "continuing_subword_prefix", None)
-        # Byte-level BPE and SentencePiece mark tokens that begin a word. WordPiece marks tokens that continue a word.
-        marks_spaces = isinstance(model, (BPE, Unigram)) and not prefix
+    def _format_span(self, original: np.ndarray, seen: np.ndarray, labels: np.ndarray) -> str:
         tokens, seen_tokens = (self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in (original, seen))
         if "ByteLevel" in repr(self.tokenizer.backend_tokenizer.decoder):
             tokens, seen_tokens = (list(map(_decode_bytes, each)) for each in (tokens, seen_tokens))
-        text = ""
-        for place, (token, seen_token, label) in enumerate(zip(tokens, seen_tokens, labels, strict=True)):
-            if place in cuts:
-                text += f" {CUT}" if text else CUT
-            is_inside = not token.startswith(SPACE_MARKS) if marks_spaces else token.startswith(prefix or "##")
-            continues_word = is_inside and text != "" and place not in cuts
-            text += "" if continues_word or not text else " "
-            if label == IGNORE_INDEX and marks_spaces:
-                text += token[1:] if token[1:] and not is_inside else token
-            elif label == IGNORE_INDEX:
-                text += token.removeprefix(prefix or "##") if continues_word else token
-            else:
-                text += f"{seen_token}{{{token}}}"
-        return f"{text} {CUT}" if len(tokens) in cuts else text
+        return " ".join(
+            token if label == IGNORE_INDEX else f"{seen_token}{{{token}}}"
+            for token, seen_token, label in zip(tokens, seen_tokens, labels, strict=True)
+        )
 
 
 def _decode_bytes(token: str) -> str:

@@ -41,15 +41,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ElectraOutput(ModelOutput):
-    """Output of [`ElectraPair`].
+    """Output of [`ElectraPair`]. The losses of the two models are detached, for logging.
 
     Attributes:
         loss: `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
         logits: the generator's logits of the masked tokens. *Shape:* (M, V)
         discriminator_logits: above 0 means replaced. *Shape:* (B, L)
         is_replaced: 1 for replaced tokens, 0 for other tokens, -100 at padding. *Shape:* (B, L)
-        mlm_loss: the generator's masked token loss, detached, for logging. *Shape:* ()
-        disc_loss: the discriminator's loss, detached, for logging. *Shape:* ()
     """
 
     loss: torch.Tensor | None = None
@@ -63,11 +61,8 @@ class ElectraOutput(ModelOutput):
 class ElectraPair(SnugBertPreTrainedModel):
     """A discriminator and its generator, for training. [`PretrainingTrainer`] saves them as two models.
 
-    Batches need `replacement_keys`, see [`SnugBertDataCollatorForPretraining`].
-
-    Args:
-        discriminator: any size.
-        generator: the same `embedding_size` and vocabulary. It gets the embeddings of the discriminator.
+    The generator gets the embeddings of the discriminator. Batches need `replacement_keys`, see
+    [`SnugBertDataCollatorForPretraining`].
     """
 
     def __init__(self, discriminator: SnugBertForReplacedTokenDetection, generator: SnugBertForMaskedLM):
@@ -97,15 +92,13 @@ class ElectraPair(SnugBertPreTrainedModel):
         sparse_prediction: bool | None = None,
         **kwargs,
     ) -> ElectraOutput:
-        r"""Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
+        """Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids, kwargs: as in [`SnugBertModel`].
             labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
             replacement_keys: a random int64 for each masked token. It determines the token that replaces it.
                 *Shape:* (M,)
-            num_items_in_batch: number of masked tokens in the global batch. None: in this batch.
-            num_tokens_in_batch: number of tokens in the global batch, without padding. None: in this batch.
+            num_items_in_batch, num_tokens_in_batch: masked tokens, and tokens without padding, in the global batch.
             sparse_prediction: ignored. The generator computes masked tokens only.
         """
         inputs = {
@@ -161,13 +154,8 @@ def sample_tokens(logits: torch.Tensor, token_keys: torch.Tensor, vocabulary_key
     by an odd number modulo 2^64 is a bijection. The products of a row are not independent, but the frequencies of
     tokens do not differ measurably from the softmax (chi-squared tests). Rows are independent, because their keys are.
 
-    Args:
-        logits: *Shape:* (M, V)
-        token_keys: random, int64. *Shape:* (M,)
-        vocabulary_keys: random and odd, int64, and the same in every step. *Shape:* (V,)
-
-    Returns:
-        Token ids. *Shape:* (M,)
+    The keys are random int64. The keys of the vocabulary are odd, and the same in every step.
+    *Shape:* (M, V), (M,), (V,) -> (M,)
     """
     rows = max(1, (NUMBERS_ON_CPU if has_own_kernels(logits) else NUMBERS_ON_GPU) // logits.shape[-1])
     tokens = []
@@ -184,14 +172,8 @@ def load_pair(
 ) -> ElectraPair:
     """Loads a discriminator and its generator, or builds them with random weights.
 
-    Args:
-        model_args: which checkpoint. If it has no generator, the generator gets random weights.
-        config: configuration of the discriminator, from [`load_config`].
-        tokenizer: the tokenizer of both.
-        generator_size: size of a new generator, see [`shrink_config`].
-
-    Raises:
-        InputError: as in [`load_model`], or the generator of the checkpoint does not fit its discriminator.
+    `config` is the discriminator's, from [`load_config`]. If the checkpoint has no generator, the generator gets
+    random weights and the size of [`shrink_config`].
     """
     config.architectures = [SnugBertForReplacedTokenDetection.__name__]  # AutoModelForPreTraining maps to two classes
     discriminator = load_model(AutoModelForPreTraining, model_args, config)
@@ -203,7 +185,6 @@ def load_pair(
         logger.info("generator: %s (--generator_size has no effect)", folder)
         generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
         generator_config = load_config(generator_args, tokenizer)
-        _check_generator(folder, generator_config, config)
         store_language(read_language(config), generator_config)
         generator_config.hidden_dropout_prob = config.hidden_dropout_prob
         generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
@@ -228,28 +209,15 @@ def find_generator(model_args: ModelArguments) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: SnugBertConfig) -> None:
-    """Checks that both models can share their embeddings."""
-    sizes = {"embedding_size": tuple(map(compute_embedding_size, (generator, discriminator)))}
-    for name in ("vocab_size", "max_position_embeddings", "type_vocab_size", "position_embedding_type"):
-        sizes[name] = getattr(generator, name), getattr(discriminator, name)
-    for name, (value, other) in sizes.items():
-        if value != other:
-            raise InputError(
-                f"{folder}: {name} is {value}, but {other} in the discriminator, which shares the embeddings. To "
-                "start with a new generator, move this folder away."
-            )
-
-
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
     """Returns the configuration of a generator: narrower layers, but the same number and the same embeddings.
 
+    The number of attention heads is rounded, to at least 2. The size of a head is rounded to a multiple of 8, because
+    GPU kernels pad other sizes. The feed-forward size keeps its ratio to the width.
+
     Args:
         config: configuration of the discriminator.
-        size: width of the generator, as a share of `config.hidden_size`. The number of attention heads is rounded, to
-            at least 2 (or 1 as in `config`), because `--bigram_init` needs a head for each neighbor. The size of a
-            head is rounded to a multiple of 8, because GPU kernels pad other sizes. The feed-forward size has the same
-            ratio to the width as in `config`.
+        size: width of the generator, as a share of `config.hidden_size`.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

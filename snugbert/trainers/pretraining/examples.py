@@ -8,11 +8,9 @@ list.
 import functools
 import hashlib
 import random
-import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -25,7 +23,6 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus import Corpus
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks
-from snugbert.data.corpus.part_files import Block
 from snugbert.data.tokenizing import hash_tokenizer, map_in_order
 from snugbert.errors import InputError
 from snugbert.files import NO_SPACE, hash_json, lock_file, replacing
@@ -38,15 +35,11 @@ from snugbert.trainers.pretraining.sentence_pairs import (
     cut_pairs,
     exchange_second_segments,
     full_sentences,
-    rank_places,
-    sentence_limit,
-    split_long_sentences,
     swap_segments,
 )
 
 RECIPE_VERSION = 4  # part of a table's name. Increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
-STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
 OPEN_WINDOWS = 2  # a batch may have examples of two windows
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
@@ -174,27 +167,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
             parts += [self.corpus.blocks[block].read_continuations(start, length), np.zeros(1, dtype=bool)]
         return np.concatenate(parts)
 
-    def find_cuts(self, position: int) -> list[list[int]]:
-        """Returns the places in each segment of an example of the first epoch where a sentence was cut, for `--show`.
-
-        0 means that the segment begins within a sentence. The length of the segment means that the segment ends within
-        a sentence. At other places, an over-long sentence was split.
-        """
-        spans, _ = self._find_spans(0, position)
-        return [self._find_cuts(*span) for span in spans]
-
-    def _find_cuts(self, block_index: int, start: int, length: int) -> list[int]:
-        block = self.corpus.blocks[block_index]
-        first = int(np.searchsorted(block.sentences, start, side="right")) - 1
-        last = int(np.searchsorted(block.sentences, start + length))
-        sentences = block.sentences[first : last + 1]
-        part = Block(block.tokens[sentences[0] : sentences[-1]], sentences - sentences[0], np.array([0, last - first]))
-        places = {start, start + length}
-        if self.objective != "mlm":
-            split = split_long_sentences(part, rank_places(part, self._token_kinds), self.sentence_limit)
-            places |= set((split + sentences[0]).tolist())
-        return sorted(place - start for place in places - set(sentences.tolist()) if start <= place <= start + length)
-
     def _find_spans(self, epoch: int, position: int) -> tuple[list[tuple[int, int, int]], int]:
         """Returns the spans of an example, each as block, start and length, and its label."""
         window, place = self.windows.locate(epoch, position, self._length)
@@ -206,11 +178,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
         bounds = [0, *self._find_document_starts(block, start, length), length]
         return [(block, start + begin, end - begin) for begin, end in pairwise(bounds)], label
 
-    @property
-    def sentence_limit(self) -> int:
-        """Tokens of the longest sentence that is not split."""
-        return sentence_limit(self.max_seq_length, self.objective)
-
     def open_table(self, window: Window) -> np.ndarray:
         """Returns the examples of a window in the order of the text. *Shape:* (examples,), [`EXAMPLE`], read-only
 
@@ -221,11 +188,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
                 del self._tables[old]
             self._tables[window] = self._open_table(window)
         return self._tables[window]
-
-    def find_unused(self, window: Window) -> list[int]:
-        """Returns the rows of the table that a run does not use, if the window has more examples than positions."""
-        size, key = len(self.open_table(window)), f"{self.seed} {self.windows.make_key(window)}"
-        return sorted(shuffle_position(at, size, key) for at in range(self.count_positions(window), size))
 
     def count_positions(self, window: Window) -> int:
         """Returns the number of examples that a run takes from a window."""
@@ -330,12 +292,7 @@ class PretrainingDataset(torch.utils.data.Dataset):
                     self._remove_old_tables(name, window)
                 return np.memmap(file, dtype=EXAMPLE, mode="r")
         except OSError as error:
-            is_full = error.errno in NO_SPACE
-            remedy = (
-                f" Each example takes {EXAMPLE.itemsize} bytes. Free some space, or choose another folder."
-                if is_full
-                else ""
-            )
+            remedy = f" Free some space: an example takes {EXAMPLE.itemsize} bytes." if error.errno in NO_SPACE else ""
             raise OSError(
                 f"{self.epochs_dir}: cannot store the examples of epoch {window.epoch} ({error.strerror}).{remedy}"
             ) from error
@@ -362,10 +319,6 @@ class PretrainingDataset(torch.utils.data.Dataset):
             place = Window(*map(int, old.stem.split("-")[1:]))
             if place != Window(0, 0) and place < window and self.windows.follow(place) != window:
                 old.unlink(missing_ok=True)
-        for old in self.epochs_dir.glob(f"{name}-*.unfinished"):  # of killed processes
-            with suppress(FileNotFoundError):
-                if time.time() - old.stat().st_mtime > STALE_SECONDS:
-                    old.unlink()
 
     def _write_table(self, window: Window, file: Path) -> None:
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""

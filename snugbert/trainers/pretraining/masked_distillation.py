@@ -42,14 +42,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class DistillationOutput(ModelOutput):
-    """Output of [`distill`].
+    """Output of [`distill`]: its loss, the student's logits, and the parts of the loss, detached, for logging.
 
     Attributes:
         loss: 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
-        logits: the student's logits of the masked tokens. *Shape:* (M, V)
-        seq_relationship_logits: the student's logits of sentence pairs. None without pairs. *Shape:* (N, 2)
-        mlm_loss, nsp_loss: the student's losses on the text, detached, for logging. *Shape:* ()
-        soft_loss, cos_loss: the losses on the teacher's outputs, detached, for logging. *Shape:* ()
+        logits: of the masked tokens. *Shape:* (M, V)
+        seq_relationship_logits: of sentence pairs. None without pairs. *Shape:* (N, 2)
     """
 
     loss: torch.Tensor | None = None
@@ -73,8 +71,7 @@ def distill(
     Args:
         student: a model with a masked token head, in training mode. It may be wrapped for several processes.
         teacher: a masked language model, in evaluation mode.
-        inputs: a packed or padded batch with `labels` and, if the student learns from sentence pairs,
-            `next_sentence_label`.
+        inputs: a packed or padded batch with `labels` and, if the student learns from pairs, `next_sentence_label`.
         denominators: counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
             padding) and, with sentence pairs, `num_sequences_in_batch`. *Shape:* () each
         with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
@@ -105,11 +102,7 @@ def distill(
 
 
 def prepare_teacher(teacher: PreTrainedModel, config: SnugBertConfig, device: torch.device) -> None:
-    """Moves the teacher to the device of the model with this `config`, and freezes it.
-
-    Raises:
-        InputError: the teacher does not fit the model.
-    """
+    """Moves the teacher to the device of the model with this `config`, and freezes it."""
     if not hasattr(teacher, "_predict_tokens") or teacher.config.vocab_size != config.vocab_size:
         raise InputError(
             "PretrainingTrainer: the teacher must be a SnugBertForMaskedLM or SnugBertForPreTraining with the "
@@ -128,13 +121,7 @@ def sum_soft_losses(
 
     The sum has the gradient of cross entropy with soft targets, but is 0 if both models agree. It is multiplied by the
     square of the temperature, so that its size does not depend on the temperature (Hinton et al., 2015, section 2).
-
-    Args:
-        logits, teacher_logits: *Shape:* (M, V)
-        temperature: divides both logits.
-
-    Returns:
-        The sum. For M = 0 it is 0 and has a gradient. *Shape:* ()
+    For M = 0 it is 0 and has a gradient. *Shape:* (M, V), (M, V) -> ()
     """
     return _SoftLoss.apply(logits, teacher_logits.detach(), temperature)
 
@@ -169,14 +156,9 @@ class _SoftLoss(torch.autograd.Function):
 def sum_cosine_losses(
     hidden_states: torch.Tensor, teacher_hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Adds up 1 - cosine of the angle between the hidden states of all tokens.
+    """Adds up 1 - cosine of the angle between the hidden states of all tokens, without padding.
 
-    Args:
-        hidden_states, teacher_hidden_states: *Shape:* (B, L, H)
-        attention_mask: 0 at padding, which does not count. None: no padding. *Shape:* (B, L)
-
-    Returns:
-        The sum. *Shape:* ()
+    *Shape:* (B, L, H), (B, L, H), (B, L) -> ()
     """
     losses = 1 - F.cosine_similarity(upcast(hidden_states), upcast(teacher_hidden_states.detach()), dim=-1)
     return (losses if attention_mask is None else losses.masked_fill(attention_mask == 0, 0)).sum()
@@ -188,22 +170,14 @@ def sum_cosine_losses(
 def load_teacher_config(
     model_args: PretrainingModelArguments, config: SnugBertConfig, tokenizer: PreTrainedTokenizerBase
 ) -> SnugBertConfig:
-    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's.
-
-    Raises:
-        InputError: the teacher does not exist, the vocabularies differ, or `config` differs from the teacher's.
-    """
+    """Loads the configuration of the teacher. `config` and `tokenizer` are the student's."""
     teacher_args = model_args.as_teacher()
     own_tokenizer = load_tokenizer(teacher_args)
     teacher_config = load_config(teacher_args, own_tokenizer)
-    name = model_args.teacher_name_or_path
-    sizes = teacher_config.vocab_size, config.vocab_size
-    if own_tokenizer.get_vocab() != tokenizer.get_vocab() or sizes[0] != sizes[1]:
-        reason = "differs from the student's"
-        reason += f": {sizes[0]:,} and {sizes[1]:,} tokens" if sizes[0] != sizes[1] else ""
+    if own_tokenizer.get_vocab() != tokenizer.get_vocab() or teacher_config.vocab_size != config.vocab_size:
         raise InputError(
-            f"--teacher_name_or_path: the vocabulary of {name} {reason}. Teacher and student predict the same tokens, "
-            "so they need the same vocabulary."
+            f"--teacher_name_or_path: the vocabulary of {model_args.teacher_name_or_path} differs from the student's. "
+            "Teacher and student predict the same tokens, so they need the same vocabulary."
         )
     if model_args.num_student_layers is not None:
         ours, theirs = config.to_dict(), teacher_config.to_dict()
@@ -224,14 +198,7 @@ def load_student(
 ) -> PreTrainedModel:
     """Loads the layers of the teacher that the student starts from, with all heads that training needs.
 
-    Args:
-        auto_class: such as `AutoModelForPreTraining`. A head that the teacher lacks starts from random weights.
-        model_args: which teacher, and how many layers.
-        config: configuration of the student, for its dropout.
-        teacher_config: configuration of the teacher.
-
-    Raises:
-        InputError: as in [`load_model`] and [`choose_student_layers`].
+    A head of `auto_class` that the teacher lacks starts from random weights. The student has the dropout of `config`.
     """
     source_config = copy.deepcopy(teacher_config)
     source_config.architectures = []  # an ELECTRA class would select ELECTRA's head

@@ -28,9 +28,7 @@ def mask_tokens(
     Args:
         input_ids: token ids of a sequence. They are not changed. *Shape:* (tokens,)
         candidates: whether a token may be chosen: all except special tokens. *Shape:* (tokens,)
-        mask_token_id: id of [MASK].
         replacements: ids to draw random tokens from. *Shape:* (ids,)
-        rng: the source of all random choices.
         mlm_probability: share of the candidates to choose, rounded, at least one token.
         mask_replace_prob, random_replace_prob: see [`SnugBertDataCollatorForPretraining`].
         continues_word: whether a token continues the word of the previous token. If given, whole words are chosen. A
@@ -97,7 +95,6 @@ def choose_spans(
         continues_word: as in [`mask_tokens`].
         budget: number of tokens to choose. The result has fewer only if no free word is short enough, and more only
             if every word is longer: then one word is chosen.
-        rng: the source of all random choices.
 
     Returns:
         The chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each

@@ -29,7 +29,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Args:
         matrices: 2-D weights of hidden layers, for Muon.
         others: parameter groups for AdamW. A group can have its own weight decay.
-        lr, weight_decay: for both.
         betas, eps: for AdamW.
         bf16: orthogonalize in bfloat16, as torch does, instead of float32.
         options: other arguments of `torch.optim.Muon`, such as `momentum`, `nesterov` and `ns_steps`.
@@ -72,10 +71,8 @@ class BatchedMuon(torch.optim.Muon):
     matrices: BERT-base has 12 of each, and 7 fill a batch.
 
     Args:
-        matrices: as in `torch.optim.Muon`.
         dtype: dtype of the orthogonalization. torch's is bfloat16. On CPUs without instructions for it, bfloat16 takes
             more than 20 times as long as float32.
-        options: other arguments of `torch.optim.Muon`.
     """
 
     def __init__(self, matrices: list[nn.Parameter], dtype: torch.dtype, **options: Any):
@@ -124,14 +121,8 @@ def orthogonalize(
 ) -> torch.Tensor:
     """Moves all singular values close to 1, with the quintic Newton-Schulz iteration of Muon (Jordan, 2024).
 
-    Args:
-        matrices: any matrices. *Shape:* (matrices, M, N)
-        coefficients: of X, X X^T X and X X^T X X^T X.
-        steps: number of iterations.
-        eps: smallest divisor.
-
-    Returns:
-        The new matrices, contiguous. *Shape:* (matrices, M, N)
+    The coefficients belong to X, X X^T X and X X^T X X^T X. The result is contiguous.
+    *Shape:* (matrices, M, N) -> (matrices, M, N)
     """
     a, b, c = coefficients
     tall = matrices.shape[1] > matrices.shape[2]
@@ -147,13 +138,8 @@ def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]
     """Makes the optimizer that `args.optim` names, one of `OPTIMIZERS`.
 
     Args:
-        args: gives learning rate, weight decay, betas and epsilon. `optim_args` holds options of the optimizer, as
-            comma-separated `name=value` pairs.
-        model: gives the parameters to optimize.
+        args: `optim_args` holds options of the optimizer, as comma-separated `name=value` pairs.
         decayed: names of the parameters with weight decay: all except biases and LayerNorm.
-
-    Raises:
-        InputError: the library for LAMB is missing, or an option is invalid.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     common = {
@@ -214,13 +200,7 @@ def _lamb(
 def wsd_arguments(kwargs: Any, warmup_steps: int, num_training_steps: int) -> dict[str, Any]:
     """Returns the arguments of transformers' `get_wsd_schedule`, with a default length of the decay.
 
-    Args:
-        kwargs: `--lr_scheduler_kwargs`. A `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
-        warmup_steps: steps of warmup.
-        num_training_steps: steps of the run.
-
-    Raises:
-        InputError: `num_decay_steps` is not positive, or warmup and decay take more steps than the run has.
+    In `kwargs` (`--lr_scheduler_kwargs`), a `num_decay_steps` below 1 is a share of all steps. The default is 0.1.
     """
     given = (kwargs or {}).get("num_decay_steps", WSD_DECAY)
     decay_steps = math.ceil(given * num_training_steps) if given < 1 else int(given)

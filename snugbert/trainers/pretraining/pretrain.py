@@ -6,8 +6,11 @@ import logging
 import shutil
 import tempfile
 import textwrap
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
 from torch.utils.data import Subset
@@ -25,21 +28,37 @@ from snugbert.cli.parser import changed_flags, format_command
 from snugbert.configuration_snugbert import SnugBertConfig, compute_max_length
 from snugbert.data.corpus.corpus import Corpus, read_corpus_language
 from snugbert.data.languages import Stored, choose_language, store_language, stored_in_model
-from snugbert.errors import InputError
+from snugbert.errors import InputError, format_count
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_config, load_model, load_tokenizer
 from snugbert.families.students import hash_model
 from snugbert.progress import format_duration
 from snugbert.reports.pretrained_card import format_comparison
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.storage.urls import hide_credentials
-from snugbert.trainers.dry_run import shared_folder
-from snugbert.trainers.pretraining.batches import Phase, choose_batch_sizes, note_missing_pairs, plan_phases
+from snugbert.trainers.dry_run import (
+    EVALUATED_BATCHES,
+    as_dry_run,
+    as_steps,
+    describe_peak,
+    describe_seconds,
+    describe_steps,
+    print_plan,
+    seconds_since_start,
+    shared_folder,
+    time_steps,
+)
+from snugbert.trainers.pretraining.batches import (
+    Phase,
+    choose_batch_sizes,
+    describe_phases,
+    plan_phases,
+)
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
 from snugbert.trainers.pretraining.data_settings import collect_example_settings
-from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair, shrink_config
+from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
     list_student_layers,
@@ -52,10 +71,10 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
     PretrainingModelArguments,
 )
-from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretraining
-from snugbert.trainers.pretraining.pretraining_guidance import describe_shortfall, log_recipe
+from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
+from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
 from snugbert.trainers.run.run_lock import lock_output_dir
@@ -72,17 +91,23 @@ logger = logging.getLogger(__name__)
 FINE_TUNING_FILES = {"train_file": "train.csv", "validation_file": "dev.csv"}  # in the suggested next command
 
 
+class _Setup(NamedTuple):
+    """What is known before the text is read. `teacher_config` is None without a teacher."""
+
+    model_args: PretrainingModelArguments
+    data_args: PretrainingDataArguments
+    training_args: PretrainingArguments
+    tokenizer: PreTrainedTokenizerBase
+    config: SnugBertConfig
+    teacher_config: SnugBertConfig | None
+
+
 def pretrain(
     model_args: PretrainingModelArguments,
     data_args: PretrainingDataArguments,
     training_args: PretrainingArguments,
 ) -> None:
-    """Trains, evaluates, or both, and prints a summary.
-
-    Raises:
-        InputError: an argument or a file cannot be used.
-        RunStopped: SIGTERM or SIGINT ended the training.
-    """
+    """Trains, evaluates, or both, and prints a summary."""
     # --do_eval alone means: evaluate only. But --eval_strategy also sets do_eval, and such a run trains.
     training_args.do_train |= not training_args.do_eval or training_args.eval_strategy != "no"
     training_args.do_eval |= bool(data_args.validation_file)
@@ -102,8 +127,7 @@ def pretrain(
         _check_config(data_args, teacher_config, model_args.teacher_name_or_path)
     _check_config(data_args, config, str(model_args.model_name_or_path or model_args.config_name))
     if data_args.bigram_init:
-        is_electra = data_args.objective == "electra"
-        check_bigram_config(shrink_config(config, data_args.generator_size) if is_electra else config)
+        check_bigram_config(config)
     choose_batch_sizes([phase.max_seq_length for phase in data_args.parsed_phases], training_args)
     _choose_language(model_args, data_args, tokenizer, config)
     collator = SnugBertDataCollatorForPretraining(
@@ -114,29 +138,30 @@ def pretrain(
         replacement_keys=data_args.objective == "electra",
         masking=data_args.masking,
     )
+    setup = _Setup(model_args, data_args, training_args, tokenizer, config, teacher_config)
     if data_args.show:
-        _show_examples(data_args, training_args, model_args.cache_dir, tokenizer, collator)
+        _show_examples(setup, collator)
         return
     epochs = shared_folder() if training_args.dry_run else nullcontext(Path(training_args.output_dir or "") / "epochs")
     with lock_output_dir(training_args), epochs as epochs_dir:
-        _train_and_evaluate(
-            model_args, data_args, training_args, tokenizer, config, teacher_config, collator, epochs_dir
-        )
+        _train_and_evaluate(setup, collator, epochs_dir)
 
 
 def _check_arguments(model_args: PretrainingModelArguments, data_args: PretrainingDataArguments) -> None:
     """Checks that the arguments of the model and of the data can be combined."""
-    if model_args.teacher_name_or_path is not None and data_args.objective == "electra":
+    objective, teacher = data_args.objective, model_args.teacher_name_or_path
+    if teacher is not None and objective == "electra":
         raise InputError(
             "--teacher_name_or_path does not support --objective electra. Distill the generator of an ELECTRA with "
             "--objective mlm."
         )
     if not data_args.bigram_init:
         return
-    if model_args.teacher_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --teacher_name_or_path. Remove one of these flags.")
-    if model_args.model_name_or_path is not None:
-        raise InputError("--bigram_init cannot be combined with --model_name_or_path. Use --config_name instead.")
+    if objective == "electra":
+        raise InputError("--bigram_init does not support --objective electra. Remove one of these flags.")
+    for flag, value in (("teacher_name_or_path", teacher), ("model_name_or_path", model_args.model_name_or_path)):
+        if value is not None:
+            raise InputError(f"--bigram_init cannot be combined with --{flag}. Use --config_name instead.")
     if not (data_args.train_file or data_args.dataset_name or data_args.corpus):
         raise InputError("--bigram_init needs training text. Pass --train_file, --dataset_name or --corpus.")
 
@@ -175,27 +200,16 @@ def _choose_language(
     store_language(data_args.language, config, tokenizer)
 
 
-def _show_examples(
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    cache_dir: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    collator: SnugBertDataCollatorForPretraining,
-) -> None:
+def _show_examples(setup: _Setup, collator: SnugBertDataCollatorForPretraining) -> None:
     """Prints the first training examples with their masks, as the model sees them."""
+    data_args, tokenizer = setup.data_args, setup.tokenizer
     data_args.validation_file = []
     length, _, objective = data_args.parsed_phases[0]
-    seed = training_args.examples_seed
+    seed = setup.training_args.examples_seed
     with tempfile.TemporaryDirectory() as folder:
         epochs_dir = Path(folder)
-        corpus, _ = load_corpora(
-            data_args,
-            do_train=True,
-            do_eval=False,
-            cache_dir=cache_dir,
-            tokenizer=tokenizer,
-            blocks_dir=epochs_dir / "blocks",
-        )
+        blocks_dir = epochs_dir / "blocks"
+        corpus, _ = load_corpora(data_args, True, False, setup.model_args.cache_dir, tokenizer, blocks_dir)
         assert corpus is not None  # load_corpora raised an error if there is no text to train on
         log_first_epoch("training text")
         dataset = make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, seed, objective)
@@ -203,21 +217,13 @@ def _show_examples(
         print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
         for index in range(min(data_args.show, len(dataset))):
             shown = dataset[index] | {"mlm_probability": collator.mask_rates[0]}
-            example = collator.describe(shown, dataset.objective, dataset.find_cuts(index))
+            example = collator.describe(shown, dataset.objective)
             print(f"\n{index + 1}. {example}")
 
 
-def _train_and_evaluate(
-    model_args: PretrainingModelArguments,
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-    config: SnugBertConfig,
-    teacher_config: SnugBertConfig | None,
-    collator: SnugBertDataCollatorForPretraining,
-    epochs_dir: Path,
-) -> None:
+def _train_and_evaluate(setup: _Setup, collator: SnugBertDataCollatorForPretraining, epochs_dir: Path) -> None:
     """Checks everything that needs no text, prepares the text, trains, evaluates and reports."""
+    model_args, data_args, training_args, tokenizer, config, teacher_config = setup
     do_train, output_dir = training_args.do_train, Path(training_args.output_dir or "")
     teacher = None
     if teacher_config is not None and do_train:
@@ -230,17 +236,15 @@ def _train_and_evaluate(
         settings = initial_weights | collect_training_settings(training_args, config)
         check_run_settings(checkpoint, PretrainingTrainer.kind, settings)
         check_max_steps(checkpoint, training_args)
-    model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
-    data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
-    is_new_bert = model_args.model_name_or_path is None and data_args.objective != "electra"
-    if is_new_bert:
+    model = _load_model(setup)
+    data = _prepare_data(setup, epochs_dir, checkpoint)
+    if model_args.model_name_or_path is None and data_args.objective != "electra":
         log_recipe(data.phases, model)
     if data_args.bigram_init and data.train_corpus is not None and checkpoint is None:
         logger.info("initial weights: computing them from the bigrams of the training text")
-        predictor = model.generator if isinstance(model, ElectraPair) else model
         dataset: Any = data.phases[0].dataset
         first_window = dataset.windows.list_blocks(Window(0, 0))  # the text may be larger than the disk
-        initialize_from_bigrams(predictor, data.train_corpus, tokenizer, training_args.seed, first_window)
+        initialize_from_bigrams(model, data.train_corpus, tokenizer, training_args.seed, first_window)
         wait_for_all()  # this takes long. DDP then sends the weights of the first process to all
     validation = data.validation
     make_trainer = functools.partial(
@@ -253,7 +257,7 @@ def _train_and_evaluate(
         teacher=teacher,
     )
     if training_args.dry_run:
-        run_dry_pretraining(make_trainer, training_args, data.phases, data.train_corpus, checkpoint)
+        _run_dry(make_trainer, training_args, data.phases, data.train_corpus, checkpoint)
         return
     trainer = make_trainer(args=training_args, phases=data.phases)
     trainer.run_settings.command_settings = initial_weights
@@ -270,9 +274,6 @@ def _train_and_evaluate(
             print(f"\nTrained {trainer.state.global_step:,} steps{after} {format_duration(seconds)}.")
         if metrics:
             print(f"\n{format_comparison(metrics, baselines, PAIR_TASKS.get(data_args.dataset_objective))}")
-        advised = config if is_new_bert and teacher is None and not data_args.bigram_init else None
-        if do_train and (shortfall := describe_shortfall(metrics, trainer.state.log_history, advised)):
-            print(f"\n{shortfall}")
         _print_files(output_dir, do_train, bool(metrics), changed_flags(model_args, ["cache_dir"]))
     if do_train and training_args.push_to_hub:
         trainer.push_to_hub()
@@ -297,15 +298,9 @@ def _collect_initial_weights(
     return initial_weights
 
 
-def _load_model(
-    model_args: PretrainingModelArguments,
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    config: SnugBertConfig,
-    teacher_config: SnugBertConfig | None,
-    tokenizer: PreTrainedTokenizerBase,
-) -> PreTrainedModel:
+def _load_model(setup: _Setup) -> PreTrainedModel:
     """Loads the model. If the run trains, checks the free space and the training arguments with this model."""
+    model_args, data_args, training_args, tokenizer, config, teacher_config = setup
     set_seed(training_args.seed)
     model: PreTrainedModel
     if data_args.objective == "electra":
@@ -351,18 +346,12 @@ class _Data(NamedTuple):
     validation: PretrainingDataset | None
 
 
-def _prepare_data(
-    data_args: PretrainingDataArguments,
-    training_args: PretrainingArguments,
-    cache_dir: str | None,
-    tokenizer: PreTrainedTokenizerBase,
-    epochs_dir: Path,
-    checkpoint: str | None,
-) -> _Data:
+def _prepare_data(setup: _Setup, epochs_dir: Path, checkpoint: str | None) -> _Data:
     """Prepares the text, plans the phases of the run, and compares its data settings with the checkpoint."""
+    data_args, training_args, tokenizer = setup.data_args, setup.training_args, setup.tokenizer
     do_train, do_eval, blocks_dir = training_args.do_train, training_args.do_eval, epochs_dir / "blocks"
     train_corpus, validation_corpus = raise_together(  # machines may prepare the text for hours
-        lambda: load_corpora(data_args, do_train, do_eval, cache_dir, tokenizer, blocks_dir)
+        lambda: load_corpora(data_args, do_train, do_eval, setup.model_args.cache_dir, tokenizer, blocks_dir)
     )
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus, [], {}, None)
@@ -374,15 +363,8 @@ def _prepare_data(
             for length, _, objective in parsed
         ]
         phases = plan_phases(datasets, [phase.share for phase in parsed], training_args)
-        for phase, remark in zip(phases, note_missing_pairs(phases), strict=True):
-            logger.info(
-                "training: %s steps of %s examples of at most %s tokens%s, %.2f epochs",
-                f"{phase.steps:,}",
-                f"{phase.batch_size:,}",
-                phase.max_seq_length,
-                remark,
-                phase.steps * phase.batch_size / len(phase.dataset),
-            )
+        for text in describe_phases(phases):
+            logger.info("training: %s", text)
         settings = collect_example_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
             check_data_settings(checkpoint, PretrainingTrainer.kind, settings)
@@ -435,3 +417,46 @@ def _print_files(output_dir: Path, trained: bool, evaluated: bool, hub_flags: di
     if trained:
         flags = {"model_name_or_path": output_dir, **hub_flags, **FINE_TUNING_FILES, "output_dir": "classifier"}
         print(f"\nNext, fine-tune the model on texts with labels:\n  {format_command('glue', flags)}")
+
+
+def _run_dry(
+    make_trainer: Callable[..., PretrainingTrainer],
+    args: PretrainingArguments,
+    phases: Sequence[Phase],
+    corpus: Corpus | None,
+    checkpoint: str | None,
+) -> None:
+    """Takes the first steps of each phase in memory, and prints the plan of the run. Every process must call this.
+
+    `phases` is empty if the run only evaluates. `checkpoint` is the folder to resume from.
+    """
+    start, steps, rows = seconds_since_start(), sum(phase.steps for phase in phases), dict[str, str]()
+    skipped = 0 if checkpoint is None else step_of(Path(checkpoint))
+    training, watches = 0.0, []
+    if corpus is not None:
+        rows["text"] = str(corpus)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(args=as_dry_run(args, folder), phases=phases)
+        rows["model"] = f"{sum(parameter.numel() for parameter in trainer.model.parameters()):,} parameters"
+        interval = as_steps(trainer.args.eval_steps or 1, steps)  # of the whole run
+        evaluations = 1 + (steps // interval if trainer.args.eval_strategy == "steps" else 0)
+        for number, (phase, text) in enumerate(zip(phases, describe_phases(phases), strict=True)):
+            trainer = make_trainer(args=as_dry_run(args, f"{folder}/{number}"), phases=[phase])
+            watches.append(time_steps(trainer))
+            left = max(phase.steps - skipped, 0)
+            skipped = max(skipped - phase.steps, 0)
+            training += left * mean(watches[-1].seconds)
+            rows["training" if len(phases) == 1 else f"phase {number + 1}"] = text + (
+                "" if checkpoint is None else f", {left:,} left after {checkpoint}"
+            )
+        rows |= describe_steps(trainer, args, steps) if phases else {"memory": describe_peak(args.device)}
+        evaluation = 0.0
+        dataset: Any = trainer.eval_dataset
+        if dataset is not None:
+            rows["evaluation"] = f"{evaluations} x {format_count(len(dataset), 'example')}"
+            number = min(len(dataset), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
+            begin = time.perf_counter()
+            trainer.evaluate(Subset(dataset, range(number)))
+            evaluation = evaluations * (time.perf_counter() - begin) * len(dataset) / number
+    rows["time"] = describe_seconds(start, training, evaluation, watches)
+    print_plan(args, rows)

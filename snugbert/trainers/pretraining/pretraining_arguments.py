@@ -112,11 +112,7 @@ class PretrainingArguments(DeviceArguments):
 
 @dataclass
 class PretrainingModelArguments(StudentArguments):
-    """Which model to pretrain, and its teacher.
-
-    Raises:
-        InputError: as in [`StudentArguments`], or the student's arguments cannot be combined.
-    """
+    """Which model to pretrain, and its teacher."""
 
     def __post_init__(self):
         if self.teacher_name_or_path is None and self.num_student_layers is not None:
@@ -146,12 +142,7 @@ class PhaseArguments(NamedTuple):
 class PretrainingDataArguments(PreparationArguments):
     """Arguments for the text, the examples and the masks.
 
-    Raises:
-        InputError: arguments cannot be combined, or a value is out of range.
-
     Attributes:
-        objective: `mlm+nsp`, `mlm`, `mlm+order` or `electra`.
-        masking: `tokens`, `words` or `spans`.
         mask_rates: share of tokens to predict in the first and in the last step.
         parsed_phases: the phases of the run, at least one.
     """
@@ -268,11 +259,7 @@ class PretrainingDataArguments(PreparationArguments):
 
 
 def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
-    """Returns what to mask, from `--masking` and its short form.
-
-    Raises:
-        InputError: the name is unknown, or the two flags cannot be combined.
-    """
+    """Returns what to mask, from `--masking` and its short form."""
     if whole_word_mask and masking not in (None, "words"):
         raise InputError(f"--masking {masking} and --whole_word_mask cannot be combined. Remove one of these flags.")
     chosen = masking or ("words" if whole_word_mask else "tokens")
@@ -282,11 +269,7 @@ def choose_masking(masking: str | None, whole_word_mask: bool) -> str:
 
 
 def parse_mask_rates(text: str | float) -> tuple[float, float]:
-    """Parses `--mlm_probability`: "0.15" -> (0.15, 0.15), and "0.3:0.15" -> (0.3, 0.15).
-
-    Raises:
-        InputError: the text is not in this format, or a share is out of range.
-    """
+    """Parses `--mlm_probability`: "0.15" -> (0.15, 0.15), and "0.3:0.15" -> (0.3, 0.15)."""
     parts = str(text).split(":")
     try:
         rates = [float(part) for part in parts]
@@ -305,13 +288,7 @@ def parse_mask_rates(text: str | float) -> tuple[float, float]:
 def parse_phases(text: str, objective: Objective) -> list[PhaseArguments]:
     """Parses `--phases`: "64:80%:mlm,128:20%" with "nsp" -> [(64, 0.8, "mlm"), (128, 0.2, "nsp")].
 
-    Args:
-        text: the phases. `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
-        objective: what the examples of the run are for.
-
-    Raises:
-        InputError: the text is not in this format, the shares do not add up to 100 %, or no phase has the pairs that
-            `objective` needs.
+    `:mlm` means that a phase has no pairs. Without pairs in the run, `:mlm` changes nothing.
     """
     phases = []
     for part in text.split(","):

@@ -1,19 +1,16 @@
-"""What a run logs besides its metrics: the recipe that fits, what to expect, and how much of the text an epoch shows.
+"""What a run logs besides its metrics: the recipe that fits, and what to expect.
 
 A run that stays near the frequency baseline also gets one warning.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel, TrainerState
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.data.corpus.corpus import Corpus
-from snugbert.trainers.pretraining.batches import Phase, count_epochs, find_first_example, find_phase
+from snugbert.trainers.pretraining.batches import Phase, count_epochs
 from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.sentence_pairs import LABELED_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +39,7 @@ LARGEST_TEXT = 200_000_000  # tokens: about 100 million words of a language that
 # Number of weights in the matrices of all layers: of size `small`, and of 12 layers of width 384. Embeddings do not
 # count.
 LARGEST_MODELS = {SMALL_RECIPE: 12_600_000, GPU_RECIPE: 21_300_000}
-# Scores after training on 9.3 million English words, with one seed each. See "Ten million words" in docs/explanation.
-SCORES = {
-    SMALL_RECIPE: "mini scored 60.7 % on BLiMP after 1.5 passes and 63.6 % after 8",
-    GPU_RECIPE: "12 layers of width 384 scored 65.6 % on BLiMP after 8 passes",
-}
 SMALLEST_VOCABULARY = 1_000  # with a smaller vocabulary, such as letters, the frequency baseline is already low
-SMALLEST_GAIN = 0.1  # nats. A run that gains less has learned little but the frequencies of the tokens
 WARMUP = 0.1  # share of the steps without a warning: the longer the run, the longer its warmup
 
 
@@ -91,24 +82,17 @@ def describe_recipe(config: PreTrainedConfig, corpus_tokens: int, passes: float)
             f"no recipe was measured for {', '.join(reasons)}. The defaults are the BERT paper's settings, for much "
             "text and many steps."
         )
-    recipe = find_recipe(config)
-    assert recipe is not None  # otherwise, the size of the model would be one of the reasons
     expected = f"an MLM gain of {EXPECTED_GAIN} or more after {EXPECTED_AFTER:,} training tokens"
     tokens = round(passes * corpus_tokens)
     shorter = "" if tokens >= EXPECTED_AFTER else f" This run has only {tokens:,}, so expect less."
     return (
-        f"{recipe} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}.{shorter} On 9 "
-        f"million English words, {SCORES[recipe]} (chance: 50 %)."
+        f"{find_recipe(config)} (in SnugBERT's repository) fits the text and the model. With it, expect {expected}."
+        f"{shorter}"
     )
 
 
 def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
-    """Warns once if a run is closer to the frequency baseline than expected.
-
-    Args:
-        state: state of the run, just after a line was appended to `log_history`.
-        config: configuration of the model.
-    """
+    """Warns once if a run is closer to the frequency baseline than expected, just after a line was logged."""
     lines = [line for line in state.log_history if "mlm_gain" in line]
     if list_unmeasured(config) or not lines or lines[-1] is not state.log_history[-1]:
         return
@@ -127,81 +111,3 @@ def warn_at_baseline(state: TrainerState, config: PreTrainedConfig) -> None:
             find_recipe(config),
             EXPECTED_GAIN,
         )
-
-
-def describe_shortfall(
-    metrics: Mapping[str, float], log_history: Sequence[Mapping[str, float]], config: PreTrainedConfig | None
-) -> str:
-    """Returns a sentence if a run ends at the frequency baseline, and what to try. Empty if it beats the baseline.
-
-    Args:
-        metrics: the metrics on the validation text. Empty: the last log line of training counts.
-        log_history: `trainer.state.log_history`.
-        config: configuration of a model that may need a recipe. None: the run follows one, or no recipe fits.
-    """
-    gain = next((line["mlm_gain"] for line in (metrics, *reversed(log_history)) if "mlm_gain" in line), SMALLEST_GAIN)
-    if gain >= SMALLEST_GAIN:
-        return ""
-    recipe = "" if config is None or list_unmeasured(config) else f"with the recipe {find_recipe(config)}, or "
-    return (
-        f"The model predicts masked tokens {'hardly' if gain > 0 else 'no'} better than their frequency does (MLM "
-        f"gain {gain:.2f} nats). Train {recipe}for more steps."
-    )
-
-
-def log_coverage(phases: Sequence[Phase], step: int) -> None:
-    """Logs how much of the text the window of `step` shows, and how many sentences were too long for an example."""
-    if step >= sum(phase.steps for phase in phases):
-        return  # the run is finished
-    dataset = find_phase(phases, step).dataset
-    if not isinstance(dataset, PretrainingDataset):
-        return
-    limit, lengths = dataset.sentence_limit, dataset.corpus.counts.sentence_lengths
-    window, _ = dataset.find_window(find_first_example(phases, step))
-    share = measure_coverage(
-        dataset.corpus,
-        dataset.open_table(window),
-        dataset.find_unused(window),
-        dataset.windows.list_blocks(window),
-    )
-    logger.info(
-        "epoch %d%s: the examples contain %.2f %% of the tokens. Longest sentence: %s tokens. Split sentences (longer "
-        "than %d tokens): %s",
-        window.epoch,
-        f", window {window.number} of {dataset.windows.per_epoch}" if dataset.windows.per_epoch > 1 else "",
-        100 * share,
-        f"{len(lengths) - 1:,}",
-        limit,
-        f"{lengths[limit + 1 :].sum():,}",
-    )
-
-
-def measure_coverage(
-    corpus: Corpus, table: np.ndarray, unused: Sequence[int] = (), blocks: Sequence[int] | None = None
-) -> float:
-    """Returns the share of a corpus's tokens that are in at least one example.
-
-    Args:
-        corpus: the corpus.
-        table: the examples of a window, in the order of the text. *Shape:* (examples,), [`EXAMPLE`]
-        unused: rows that do not count.
-        blocks: the numbers of the window's blocks. Default: all.
-    """
-    tokens = corpus.counts.tokens
-    block_starts = np.cumsum([0, *tokens])
-    covered = 0
-    # Rows that are labeled together exchange segments only with each other.
-    for numbers in np.array_split(np.arange(len(table)), -(-len(table) // LABELED_ROWS)):
-        rows = table[np.setdiff1d(numbers, unused, assume_unique=True)]
-        starts = np.concatenate(
-            [
-                block_starts[rows["block"]] + rows["start"],
-                block_starts[rows["second_block"]] + rows["second_start"],
-            ]
-        )
-        ends = starts + np.concatenate([rows["length"], rows["second_length"]])
-        order = np.argsort(starts)
-        starts, ends = starts[order], ends[order]
-        before = np.concatenate([[0], np.maximum.accumulate(ends)[:-1]])  # text before this is already counted
-        covered += np.maximum(ends - np.maximum(starts, before), 0).sum()
-    return float(covered / tokens[slice(None) if blocks is None else blocks].sum())

@@ -7,7 +7,6 @@ state of the log, so a run that was killed and resumed ends with the weights and
 Shapes: a batch has N sequences.
 """
 
-import functools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +50,7 @@ from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_su
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
 from snugbert.trainers.pretraining.optimizers import make_optimizer, wsd_arguments
 from snugbert.trainers.pretraining.pretraining_arguments import OPTIMIZERS, PretrainingArguments
-from snugbert.trainers.pretraining.pretraining_guidance import log_coverage, warn_at_baseline
+from snugbert.trainers.pretraining.pretraining_guidance import warn_at_baseline
 from snugbert.trainers.pretraining.scores import (
     add_gain,
     compute_metrics,
@@ -59,7 +58,7 @@ from snugbert.trainers.pretraining.scores import (
     frequency_loss,
     sum_per_sequence,
 )
-from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
+from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, find_peak_flops
 from snugbert.trainers.run.folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer
@@ -68,8 +67,6 @@ logger = logging.getLogger(__name__)
 
 RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for the state of the log
 DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step. Each batch contains them
-
-_peak_flops = functools.cache(peak_flops)  # measured once per process
 
 
 class PretrainingTrainer(RunTrainer):
@@ -119,8 +116,6 @@ class PretrainingTrainer(RunTrainer):
     Attributes:
         phases: phases of the run.
         interrupted: SIGTERM or SIGINT if it ended the last call of `train`. Otherwise None.
-        command_arguments: the model and data arguments of `snugbert pretrain`, for the card. Empty: no command.
-        checks_output_dir: whether `train` refuses an output folder with another run.
 
     Raises:
         InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
@@ -161,8 +156,8 @@ class PretrainingTrainer(RunTrainer):
         self.run_settings.data_settings = data_settings or {}
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
-        self.command_arguments: Any = ()
-        self.checks_output_dir = True
+        self.command_arguments: Any = ()  # model and data arguments of `snugbert pretrain`, for the card
+        self.checks_output_dir = True  # whether `train` refuses an output folder with another run
         self.write_card = self._write_card
         self.add_callback(ClearOutputDir)
         self.add_callback(DrawTraining)
@@ -203,10 +198,7 @@ class PretrainingTrainer(RunTrainer):
     def report(self, metrics: Mapping[str, float] | None = None, baselines: Mapping[str, float] | None = None) -> None:
         """Draws `training.png`, writes the model card, and sends the plot to `report_to`.
 
-        Args:
-            metrics: metrics on the validation text, without a prefix. Default: the last evaluation. If the best model
-                was loaded: the evaluation at its step.
-            baselines: metrics of trivial predictions.
+        Without `metrics` on the validation text, the card has the last evaluation up to the step of the model.
         """
         if self.args.should_save:
             draw_log(Path(self.args.output_dir or ""), baselines)
@@ -236,17 +228,15 @@ class PretrainingTrainer(RunTrainer):
         # Text in an unknown language is prepared as English.
         if corpus is not None and corpus.language != DEFAULT and self.model_config is not None:
             store_language(corpus.language, self.model_config)
-        if self.args.device.type != "cpu":
-            precisions = {"bf16": torch.bfloat16, "fp16": torch.float16}
-            precision = precisions.get(self.accelerator.mixed_precision, torch.float32)
-            self.training_log.peak_flops = self.args.world_size * _peak_flops(self.args.device, precision)
+        if self.args.device.type == "cuda" and self.accelerator.mixed_precision in ("bf16", "fp16"):
+            peak = find_peak_flops(torch.cuda.get_device_name(self.args.device))
+            self.training_log.peak_flops = peak and self.args.world_size * peak
         check_processes(self.phases)
         self._train_counts = count_dataset(self.phases[0].dataset)
         if self._train_counts is not None:
             self.training_log.frequency_loss = frequency_loss(self._train_counts, self._train_counts)
         if self.is_world_process_zero():
             self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
-            log_coverage(self.phases, self._first_step)
 
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
@@ -337,10 +327,7 @@ class PretrainingTrainer(RunTrainer):
         return max(multiples, default=0)
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """Returns the batches of this process, from the first step of this call, with their counts for the log.
-
-        accelerate must not split these batches.
-        """
+        """Returns the batches of this process, from the first step of this call. accelerate must not split them."""
         if not self.phases:
             raise ValueError("PretrainingTrainer: training requires a `train_dataset` or `phases`.")
         sampler = BatchSampler(

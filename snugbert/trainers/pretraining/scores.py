@@ -103,12 +103,9 @@ def average_sums(sums_per_sequence: np.ndarray) -> dict[str, float]:
 def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict[str, float]:
     """Computes the metrics of a model that ignores its input.
 
-    Args:
-        dataset: the validation examples.
-        train: the training text. None: leave out [`unigram_baseline`].
-
     Returns:
-        `nsp_accuracy` of always predicting the more frequent label, if there are pairs; [`unigram_baseline`].
+        `nsp_accuracy` of always predicting the more frequent label, if there are pairs. With training text,
+        [`unigram_baseline`].
     """
     baselines: dict[str, float] = {}
     if dataset.next_share is not None:
@@ -121,9 +118,7 @@ def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict
 def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, float]:
     """Computes the metrics of a model that predicts tokens by their frequency in the training text.
 
-    Args:
-        train: text that gives the frequencies, with add-one (Laplace) smoothing.
-        dataset: examples of the text to predict. Special tokens do not count, because they are never predicted.
+    Special tokens of `dataset` do not count, because they are never predicted.
 
     Returns:
         `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
@@ -151,12 +146,9 @@ def detection_baseline(replaced: float) -> dict[str, float]:
 
 
 def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
-    """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency.
+    """Returns the mean cross-entropy, in nats, of predicting tokens by their frequency in the training text.
 
-    Args:
-        train_counts: count of each token in the training text. The counts give the frequencies, with add-one (Laplace)
-            smoothing. *Shape:* (vocabulary,)
-        counts: the same for the text to predict.
+    The counts of the training text get add-one (Laplace) smoothing. *Shape:* (vocabulary,) each
     """
     log_probabilities = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
     return float(-(counts * log_probabilities).sum() / (counts.sum() or math.nan))
@@ -165,10 +157,7 @@ def frequency_loss(train_counts: np.ndarray, counts: np.ndarray) -> float:
 def add_gain(metrics: dict[str, float], train_counts: np.ndarray | None, dataset: object) -> None:
     """Adds `mlm_gain` to the metrics of an evaluation: how much lower its loss is than [`frequency_loss`].
 
-    Args:
-        metrics: the metrics of an evaluation. Names begin with a prefix.
-        train_counts: count of each token in the training text. None: unknown, and nothing is added.
-        dataset: the evaluation set. Unless it is a [`PretrainingDataset`], nothing is added.
+    Adds nothing if the counts of the training text are unknown, or if `dataset` is not a [`PretrainingDataset`].
     """
     if train_counts is None or (counts := count_dataset(dataset)) is None:
         return

@@ -46,8 +46,7 @@ IN_WORD, BESIDE_MARK, WORD_END, CLAUSE_END, SENTENCE_END = range(5)
 def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Returns the kind of each token: a word, its continuation, or a kind of punctuation.
 
-    Returns:
-        *Shape:* (vocabulary,), uint8
+    *Shape:* (vocabulary,), uint8
     """
     backend = tokenizer.backend_tokenizer
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -119,12 +118,7 @@ RANKS = np.array(
 def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
     """Ranks how well a text can be cut before each of its tokens: best after a sentence, worst within a word.
 
-    Args:
-        block: any text.
-        token_kinds: from [`classify_tokens`].
-
-    Returns:
-        One of the ranks above for each token. *Shape:* (tokens,), uint8
+    *Shape:* (tokens,), uint8
     """
     kinds = token_kinds[block.tokens]
     contexts = kinds.copy()
@@ -140,11 +134,6 @@ def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.nda
     """Splits sentences of more than `limit` tokens at the best place within reach. Of equal places, the last is used.
 
     A part has at most `limit` tokens, and at least half of that unless it is the last part.
-
-    Args:
-        block: any text.
-        places: from [`rank_places`].
-        limit: tokens of the longest part.
 
     Returns:
         The offsets of all sentences and parts, and of the end. *Shape:* (parts + 1,)
@@ -210,12 +199,9 @@ def cut_pairs(
     of two segments do not reveal which segment was first.
 
     Args:
-        block: any number of documents.
-        block_index: index of the block.
         token_kinds: from [`classify_tokens`].
         max_seq_length: tokens of the longest pair, special tokens included.
         short_seq_prob: share of the pairs with a random shorter target, so that the model also sees short sequences.
-        rng: the source of all random choices.
         objective: `"nsp"`, or `"sop"`, which ends pairs with the last sentence that fits. If such pairs ended within
             sentences but were split between sentences, the ends of swapped segments would reveal the label.
 
@@ -309,7 +295,7 @@ def _find_place(ranks: bytes, places: range) -> int:
 
 
 def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: int, rng: random.Random) -> None:
-    """Makes half of the pairs random: they exchange their second segments. Changes `table`.
+    """Makes half of the pairs of [`cut_pairs`] random: they exchange their second segments, and get label 1.
 
     Segments of similar length are exchanged, never within a document. A segment that ends within a sentence is
     shortened or extended to fill its new pair. So nearly every token is still shown once, and both labels have the
@@ -318,12 +304,6 @@ def exchange_second_segments(table: np.ndarray, corpus: Corpus, max_seq_length: 
     If one document has more than half of the random pairs, some of these pairs copy the second segment of another
     document, and their own second segments are not shown in this epoch. Without another document, such pairs stay
     unchanged, with label 0.
-
-    Args:
-        table: from [`cut_pairs`]. `label` becomes 1 for random pairs.
-        corpus: the corpus.
-        max_seq_length: as in [`cut_pairs`].
-        rng: the source of all random choices.
     """
     ends = _find_ends(table, corpus)
     random_rows = rng.sample(range(len(table)), (len(table) + rng.getrandbits(1)) // 2)
@@ -407,16 +387,8 @@ def swap_segments(table: np.ndarray, rng: random.Random) -> None:
 def full_sentences(block: Block, block_index: int, token_kinds: np.ndarray, max_seq_length: int) -> np.ndarray:
     """Cuts a block into examples of as many whole sentences as fit, from one or more documents.
 
-    A sentence that is longer than an example is cut between words. The rest of it starts the next example.
-
-    Args:
-        block: any number of documents.
-        block_index: index of the block.
-        token_kinds: from [`classify_tokens`].
-        max_seq_length: tokens of the longest example, including [CLS], the final [SEP] and a [SEP] between documents.
-
-    Returns:
-        Rows with one span. *Shape:* (examples,), [`EXAMPLE`]
+    A sentence that is longer than an example is cut between words. The rest of it starts the next example. The length
+    includes [CLS], the final [SEP] and a [SEP] between documents. *Shape:* (examples,), [`EXAMPLE`]
     """
     sentences, documents = block.sentences.tolist(), block.sentences[block.documents].tolist()
     ranks = rank_places(block, token_kinds).tobytes()

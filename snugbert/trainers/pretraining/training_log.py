@@ -5,12 +5,9 @@ of a resumed run equals the log of an uninterrupted run.
 
 Model FLOPs utilization (MFU: Chowdhery et al., 2022, "PaLM", appendix B) is
 
-    FLOPs that the steps need / (seconds x processes x FLOPs per second of large matrix products)
+    FLOPs that the steps need / (seconds x processes x peak FLOPs per second of the datasheet)
 
-Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation. The rate is not from a datasheet. It is
-measured on the same accelerator, in the precision of training, when the run starts. At 100 % the device would do
-nothing but large matrix products. Runs on a CPU report no MFU. Other programs may use the CPU, too, so the rate at the
-start may not hold for the whole run.
+Needed FLOPs exclude waste: padding, logits of unlabeled tokens, recomputation.
 
 Shapes: N sequences of T tokens in total.
 """
@@ -47,11 +44,22 @@ MODEL_SUMS = (
 DATA_SUMS = ("labeled", "pairs", "tokens", "positions", "flops")
 
 TRAINING_COST = 3  # the backward pass needs two matrix products for each one of the forward pass
-# Rows of the square matrices in `peak_flops`. Larger matrices are not faster.
-ROWS_ON_CPU = 1024
-ROWS_ON_ACCELERATOR = 8192
-RUN_SECONDS = 0.05  # per measurement, so that the clock and kernel launches do not matter
-RUNS = 10
+# FLOPs per second of dense 16-bit matrix products, from NVIDIA's datasheets. Keys are words of the GPU's name.
+PEAK_FLOPS = {
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "V100": 125e12,  # float16
+    "T4": 65e12,  # float16
+}
 
 
 def count_batch(
@@ -70,8 +78,7 @@ def count_batch(
         config, generator, teacher: configurations of the models, see [`training_flops`].
 
     Returns:
-        The numbers of `DATA_SUMS`: labeled tokens, labeled sentence pairs, tokens, positions with padding, and FLOPs.
-        *Shape:* (5,), int64
+        The numbers of `DATA_SUMS`. *Shape:* (5,), int64
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
@@ -79,7 +86,7 @@ def count_batch(
     if "cu_seq_lens_q" in batch:
         positions = len(lengths) * (max_seq_length or int(lengths.max()))
     flops = training_flops(config, batch, generator, teacher)
-    counts = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops.item()]
+    counts = [labeled.sum().item(), pairs.item(), lengths.sum().item(), positions, flops]
     return torch.tensor(counts, dtype=torch.int64)
 
 
@@ -87,13 +94,11 @@ class TrainingLog:
     """Counts what a training run logs.
 
     Args:
-        device: device of this process.
         is_main_process: whether this process keeps the sums of all processes after they are collected.
         reduce: adds up a tensor over all processes.
 
     Attributes:
-        peak_flops: FLOPs per second that the devices of all processes reach together. None: unknown, so there is no
-            `mfu`.
+        peak_flops: FLOPs per second of the devices of all processes together. None: unknown, so there is no `mfu`.
         frequency_loss: masked token loss of predicting tokens by their frequency, for `mlm_gain`. None if the training
             dataset has no text to count.
         has_teacher: whether the outputs have the losses of distillation.
@@ -173,14 +178,8 @@ class TrainingLog:
     def next_line(self) -> dict[str, float]:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
-        Returns:
-            `loss`, `mlm_loss` and `mlm_accuracy`; with sentence pairs `nsp_loss` and `nsp_accuracy`, over the steps
-            that have them; with ELECTRA's discriminator `disc_loss` (not yet multiplied by its weight of 50),
-            `disc_accuracy` over all tokens, and `replaced`, the share of tokens that the generator replaced; with a
-            teacher `soft_loss` and `cos_loss`, not yet multiplied by their weights; with a `frequency_loss`,
-            `mlm_gain` = `frequency_loss` - `mlm_loss`; `tokens` of the run so far; `tokens_per_second`; `padding`, the
-            share of padding in padded batches, or the share that packing saves; with `peak_flops`, `mfu`, the model's
-            FLOPs per second divided by `peak_flops`.
+        docs/reference/output-folders.md describes the metrics. `disc_loss`, `soft_loss` and `cos_loss` are not yet
+        multiplied by their weights.
         """
         sums, seconds = self._collect(), self._elapsed_seconds()
         steps, pair_steps = self._steps, self._pair_steps
@@ -242,10 +241,10 @@ class TrainingLog:
         self._model_sums.copy_(self._model_sums.new_tensor([sums.get(name, 0.0) for name in MODEL_SUMS]))
         self._data_sums = np.array([sums.get(name, 0.0) for name in DATA_SUMS], dtype=np.float64)
         self._steps = int(state["steps"])
-        self._pair_steps = int(state.get("pair_steps", self._steps))  # before `:mlm`, all steps or none had pairs
+        self._pair_steps = int(state["pair_steps"])
         self._seconds = float(state["seconds"])
         self._window_start = None
-        self._totals = {name: float(state["totals"].get(name, 0.0)) for name in self._totals}
+        self._totals = {name: float(state["totals"][name]) for name in self._totals}
 
     def _collect(self) -> dict[str, float]:
         """Adds up the sums over all processes. Afterwards, the main process holds them. Other processes hold zeros."""
@@ -270,12 +269,8 @@ class TrainingLog:
 class MetricsFile:
     """`metrics.jsonl`: the log of a run, one JSON object per line.
 
-    The first call of `append` rewrites the file, starting with `log_history`. So a run that fails early does not
-    change the file. A resumed run drops the lines after its checkpoint, and an incomplete line.
-
-    Args:
-        file: the path.
-        log_history: the lines up to the checkpoint. Empty for a new run.
+    The first call of `append` rewrites the file, starting with `log_history`, the lines up to the checkpoint. So a run
+    that fails early does not change the file. A resumed run drops the lines after its checkpoint.
     """
 
     def __init__(self, file: Path, log_history: Sequence[Mapping[str, Any]]):
@@ -283,11 +278,7 @@ class MetricsFile:
         self._lines_before: str | None = "".join(map(_to_json_line, log_history))
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Writes a line.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Writes a line."""
         with writing(self._file, RESUME):
             if self._lines_before is not None:
                 self._file.write_text(self._lines_before)
@@ -304,14 +295,14 @@ def _to_json_line(line: Mapping[str, Any]) -> str:
 
 
 def count_sequence_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the tokens of each sequence, and the labeled tokens among them.
+    """Counts the tokens of each sequence, and the labeled tokens among them, without padding.
 
     Args:
         batch: packed, with `cu_seq_lens_q` (N + 1,) and `labels` (1, T); or padded, with `labels` (N, L) and, unless
             there is no padding, `attention_mask` (N, L).
 
     Returns:
-        Two tensors of integers, on the device of the batch, without the padding of a filled row. *Shape:* (N,) each
+        Two tensors of integers. *Shape:* (N,) each
     """
     is_labeled = batch["labels"] != IGNORE_INDEX
     if "cu_seq_lens_q" in batch:
@@ -328,136 +319,55 @@ def training_flops(
     batch: Mapping[str, Any],
     generator: PreTrainedConfig | None = None,
     teacher: PreTrainedConfig | None = None,
-) -> torch.Tensor:
-    """FLOPs of the forward and backward pass on a pretraining batch, and of the forward pass of a teacher.
+) -> int:
+    """Counts the FLOPs of the forward and backward pass on a batch, and of the forward pass of a teacher.
 
-    Args:
-        config: configuration of the model. With a `generator`, of ELECTRA's discriminator.
-        batch: packed or padded, see [`count_sequence_tokens`], with `next_sentence_label` if the model has that head.
-        generator: configuration of ELECTRA's generator.
-        teacher: configuration of the teacher. If it has the hidden size of the model, the last hidden states of all
-            tokens are compared.
-
-    Returns:
-        A float64 scalar (float32 on a device without float64) on the device of the batch. *Shape:* ()
+    With a `generator`, `config` is of ELECTRA's discriminator.
     """
     lengths, labeled = count_sequence_tokens(batch)
-    reads_all = teacher is not None and teacher.hidden_size == config.hidden_size
-    if generator is None:
-        next_sentence = "next_sentence_label" in batch
-        flops = TRAINING_COST * pretraining_flops(config, lengths, labeled, next_sentence, reads_all)
-    else:
-        flops = pretraining_flops(generator, lengths, labeled, next_sentence=False)
-        flops = TRAINING_COST * (flops + discriminator_flops(config, lengths))
-    if teacher is not None:
-        flops = flops + pretraining_flops(teacher, lengths, labeled, False, reads_all)
-    return flops.to(torch.float32 if flops.device.type == "mps" else torch.float64)
+    flops = pretraining_flops(config if generator is None else generator, lengths, labeled)
+    if generator is not None:
+        flops += encoder_flops(config, lengths, lengths)
+    flops *= TRAINING_COST
+    return flops if teacher is None else flops + pretraining_flops(teacher, lengths, labeled)
 
 
-def pretraining_flops(
-    config: PreTrainedConfig,
-    lengths: torch.Tensor,
-    labeled: torch.Tensor,
-    next_sentence: bool = True,
-    reads_all: bool = False,
-) -> torch.Tensor:
-    """FLOPs of a forward pass with the masked token head.
+def pretraining_flops(config: PreTrainedConfig, lengths: torch.Tensor, labeled: torch.Tensor) -> int:
+    """Counts the FLOPs of a forward pass with the masked token head. The heads read labeled tokens and [CLS].
 
-    Args:
-        config: configuration of the model.
-        lengths: number of tokens in each sequence. *Shape:* (N,)
-        labeled: number of labeled tokens in each sequence. [CLS] is never labeled. *Shape:* (N,)
-        next_sentence: whether the next-sentence head is used. It reads [CLS].
-        reads_all: whether the last hidden states of all tokens are used, as in distillation.
-
-    Returns:
-        An integer scalar. *Shape:* ()
+    *Shape:* `lengths` and `labeled`: (N,) each, see [`count_sequence_tokens`]
     """
     H, E = config.hidden_size, _embedding_size(config)
-    flops = encoder_flops(config, lengths, lengths if reads_all else labeled + next_sentence)
-    flops = flops + labeled.sum() * 2 * (H * E + E * config.vocab_size)
-    return flops + next_sentence * len(lengths) * 2 * (H * H + H * 2)
+    return encoder_flops(config, lengths, labeled + 1) + int(labeled.sum()) * 2 * (H * E + E * config.vocab_size)
 
 
-def discriminator_flops(config: PreTrainedConfig, lengths: torch.Tensor) -> torch.Tensor:
-    """FLOPs of a forward pass of ELECTRA's discriminator, whose head reads all tokens.
-
-    Args:
-        config: configuration of the discriminator.
-        lengths: number of tokens in each sequence. *Shape:* (N,)
-
-    Returns:
-        An integer scalar. *Shape:* ()
-    """
-    H = config.hidden_size
-    return encoder_flops(config, lengths, lengths) + lengths.sum() * 2 * (H * H + H)
-
-
-def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
-    """FLOPs of a forward pass of the encoder that computes only what the heads read.
+def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.Tensor) -> int:
+    """Counts the FLOPs of a forward pass of the encoder that computes only what the heads read.
 
     A matrix product of m x k and k x n counts 2mkn. Nothing else counts. The last layer computes keys and values for
-    all tokens, but queries, output and feed-forward only for tokens that a head reads. DeBERTa's relative positions
-    add two scores for each pair of tokens, and in each layer the keys and queries of the distances in the batch.
+    all tokens, but queries, output and feed-forward only for tokens that a head reads.
 
     Args:
-        config: configuration of the model.
-        lengths: number of tokens in each sequence, in int64. *Shape:* (N,)
-        read: number of tokens in each sequence that a head reads. *Shape:* (N,)
-
-    Returns:
-        An integer scalar. *Shape:* ()
+        lengths, read: number of tokens in each sequence, and of those that a head reads, in int64. *Shape:* (N,)
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     E = _embedding_size(config)
-    buckets = config.position_buckets if getattr(config, "position_embedding_type", None) == "relative" else 0
-    products = 4 if buckets else 2  # for each pair of tokens
 
-    def rest_of_layer(queries: torch.Tensor) -> torch.Tensor:
+    def rest_of_layer(queries: torch.Tensor) -> int:
         # Query and output projections, both feed-forward layers, attention scores and weighted sums.
-        return queries.sum() * 2 * (2 * H * H + 2 * H * inner) + products * 2 * H * (queries * lengths).sum()
+        return int(queries.sum() * 2 * (2 * H * H + 2 * H * inner) + 4 * H * (queries * lengths).sum())
 
-    distances = 2 * lengths.max().clamp(max=buckets)
-    keys_and_values = (lengths.sum() + distances) * 2 * 2 * H * H
-    projection = 0 if E == H else lengths.sum() * 2 * E * H
-    return projection + layers * keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read)
+    tokens = int(lengths.sum())
+    projection = 0 if E == H else tokens * 2 * E * H
+    keys_and_values = layers * tokens * 4 * H * H
+    return projection + keys_and_values + (layers - 1) * rest_of_layer(lengths) + rest_of_layer(read)
 
 
 def _embedding_size(config: PreTrainedConfig) -> int:
     return getattr(config, "embedding_size", None) or config.hidden_size
 
 
-def peak_flops(device: torch.device | str, dtype: torch.dtype) -> float:
-    """Measures the FLOPs per second of `device` in large matrix products of `dtype`. Takes half a second.
-
-    The matrices are square, with 1,024 rows on a CPU and 8,192 on other devices.
-    """
-    rows = ROWS_ON_CPU if torch.device(device).type == "cpu" else ROWS_ON_ACCELERATOR
-    return matmul_rate(rows, rows, rows, device, dtype)
-
-
-def matmul_rate(rows: int, inner: int, columns: int, device: torch.device | str, dtype: torch.dtype) -> float:
-    """Measures the FLOPs per second of a linear layer from `inner` to `columns` features on `rows` rows.
-
-    Takes the best of ten short runs. Does not change the random state of torch.
-    """
-    # Random values: multiplying constants takes less power, which makes a GPU faster than in real use.
-    generator = torch.Generator(device).manual_seed(0)
-    inputs = torch.rand(rows, inner, generator=generator, device=device).to(dtype)
-    weight = torch.rand(columns, inner, generator=generator, device=device).to(dtype)
-    flops, best, repeats = 2 * rows * weight.numel(), 0.0, 1
-    with torch.inference_mode():
-        for _ in range(1 + RUNS):  # the first run warms up and determines the number of products per run
-            _wait_for(device)
-            start = time.perf_counter()
-            for _ in range(repeats):
-                F.linear(inputs, weight)
-            _wait_for(device)
-            best = max(best, repeats * flops / (time.perf_counter() - start))
-            repeats = max(1, round(RUN_SECONDS * best / flops))
-    return best
-
-
-def _wait_for(device: torch.device | str) -> None:
-    if torch.device(device).type != "cpu":
-        torch.accelerator.synchronize(device)
+def find_peak_flops(device_name: str) -> float | None:
+    """Returns the FLOPs per second of a GPU in 16-bit matrix products, from `PEAK_FLOPS`. None: not in the table."""
+    words = f" {device_name.replace('-', ' ')} "
+    return next((flops for name, flops in PEAK_FLOPS.items() if f" {name} " in words), None)

@@ -63,7 +63,7 @@ def train_on(folder, sizes) -> None:
 def test_processes_with_different_examples_stop(tmp_path):
     result = run(train_on, tmp_path, [1000, 999], processes=2)
     assert result.returncode != 0
-    assert "processes 0 and 1 have different training examples (1,000 and 999)" in result.stderr
+    assert "Processes 0 and 1 have different training examples." in result.stderr
 
 
 def test_the_masking_rate_is_a_function_of_the_step():

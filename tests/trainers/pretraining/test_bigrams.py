@@ -89,19 +89,6 @@ def test_factors_are_singular_vectors_of_all_matrices_side_by_side(sides, rank):
     np.testing.assert_allclose(np.abs((vectors[:, :5] * expected[:, :5]).sum(axis=0)), 1, rtol=1e-3)
 
 
-def test_a_fit_of_full_rank_is_least_squares(sides):
-    """A regression with one coefficient per pair of dimensions has the same weighted squared error."""
-    rng = np.random.default_rng(0)
-    contexts, tokens = rng.standard_normal((2, NUM_TOKENS, 6))
-    root = sides[0].root[:, None]
-    a, b = fit_side(sides[0], contexts, tokens, rank=9)
-    assert a.shape == b.T.shape == (6, 6)
-    np.testing.assert_allclose(np.linalg.norm(a, axis=0), np.linalg.norm(b, axis=1))
-    pairs = np.kron(root * contexts, root * tokens)  # a row for each entry of the matrix
-    coefficients, *_ = np.linalg.lstsq(pairs, dense(sides[0]).ravel(), rcond=None)
-    np.testing.assert_allclose((a @ b).ravel(), coefficients, atol=1e-8 * np.abs(coefficients).max())
-
-
 @pytest.mark.parametrize("size", [12, NUM_TOKENS + 5])
 def test_a_fit_of_lower_rank_is_the_best_one(sides, size):
     """It keeps the largest singular values (Eckart and Young, 1936). Also with more dimensions than tokens."""
@@ -120,7 +107,6 @@ def test_a_fit_of_lower_rank_is_the_best_one(sides, size):
 MASK, SPECIAL, WORDS, LENGTH, HELD_OUT = 4, 5, 60, 40, 200
 VOCAB_SIZE = SPECIAL + WORDS
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-NARROW = {"embedding_size": 128, "hidden_size": 64}  # layers narrower than the embeddings, as in ELECTRA's generator
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +172,8 @@ def model(corpus, tokenizer):
         (snugbert.SnugBertForMaskedLM, {"hidden_act": "relu", "vocab_size": 100, "pad_token_id": None}, 0.2),
         (snugbert.SnugBertForMaskedLM, {"hidden_size": 144, "num_attention_heads": 3}, 0.2),  # one head stays random
         (snugbert.SnugBertForMaskedLM, {"hidden_size": 64, "num_attention_heads": 8}, 1.0),  # few dimensions
-        (snugbert.SnugBertForMaskedLM, {"position_embedding_type": "relative", "type_vocab_size": 0}, 0.15),
-        (snugbert.SnugBertForMaskedLM, {"embedding_size": 80}, 0.25),
-        (snugbert.SnugBertForMaskedLM, NARROW, 0.75),
-        (snugbert.SnugBertForMaskedLM, {**NARROW, "position_embedding_type": "relative", "type_vocab_size": 0}, 0.6),
     ],
-    ids=["pretraining", "masked", "three heads", "small heads", "relative", "wide", "narrow", "narrow, relative"],
+    ids=["pretraining", "masked", "three heads", "small heads"],
 )
 def test_a_model_without_training_predicts_from_both_neighbors(
     kind, config, excess, corpus, tokenizer, batch, text, transitions
@@ -216,10 +198,9 @@ def test_stock_bert_has_the_same_loss(model, batch):
         assert stock.eval()(**batch).loss.item() == pytest.approx(model(**batch).loss.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("config", [{}, {"position_embedding_type": "relative"}], ids=["absolute", "relative"])
-def test_two_heads_of_each_layer_attend_to_the_tokens_at_its_distance(config, corpus, tokenizer, batch):
+def test_two_heads_of_each_layer_attend_to_the_tokens_at_its_distance(corpus, tokenizer, batch):
     """A masked token in the second layer, for example, attends to the tokens two positions before and after."""
-    model = make_model(corpus, tokenizer, num_hidden_layers=3, **config)
+    model = make_model(corpus, tokenizer, num_hidden_layers=3)
     with torch.no_grad():
         layers = model(input_ids=batch["input_ids"], output_attentions=True).attentions
     rows, columns = (batch["labels"] != -100).nonzero(as_tuple=True)
@@ -250,9 +231,9 @@ def test_the_same_text_and_seed_give_the_same_weights(model, corpus, tokenizer):
     [
         ({"num_attention_heads": 1}, "needs at least 2 attention heads"),
         ({"num_attention_heads": 32}, "needs attention heads of at least 8 dimensions, not 4"),
-        ({"embedding_size": 17}, "needs an embedding_size of at least 18, not 17"),
+        ({"embedding_size": 64}, "needs embeddings as wide as the layers"),
         ({"hidden_act": "tanh"}, "needs hidden_act gelu or relu, not tanh"),
-        ({"position_embedding_type": "sinusoidal"}, "needs learned positions"),
+        ({"position_embedding_type": "relative", "position_buckets": 8}, "needs learned positions"),
         ({"tie_word_embeddings": False}, "needs tied word embeddings"),
     ],
 )

@@ -48,5 +48,5 @@ def test_a_run_from_a_bucket_has_the_weights_of_the_local_run(stored, tmp_path, 
     small = pretrain(tmp_path, "small", stored.url, "--corpus_cache_gb", 0.5 * stored.bytes / 1e9)
     for weights in (remote, small):
         assert_close(weights, local, rtol=0, atol=0)
-    assert caplog.text.count("epoch 0, window 0 of 20: the examples contain 9") == 3
+
     assert not (tmp_path / "small/epochs").exists()

@@ -1,19 +1,17 @@
 """The pretraining collator: batches, and examples printed as text."""
 
 import gzip
-import json
 import re
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from family_checkpoints import write_tokenizer
 from prepared import content, prepare
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import UnigramTrainer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 import snugbert
 from snugbert.errors import InputError
@@ -200,45 +198,24 @@ def test_an_example_is_described(monkeypatch):
     masked = describe(mask_replace_prob=1, random_replace_prob=0)
     assert masked.splitlines() == [
         "B is random, 9 tokens, 6 to predict",
-        "A  [MASK]{cats} [MASK]{sleep}[MASK]{##ing} [MASK]{.}",
+        "A  [MASK]{cats} [MASK]{sleep} [MASK]{##ing} [MASK]{.}",
         "B  [MASK]{##ing} [MASK]{cats}",
     ]
     kept = describe("sop", mask_replace_prob=0, random_replace_prob=0)
     assert kept.splitlines() == [
         "A and B are swapped, 9 tokens, 6 to predict",
-        "A  cats{cats} sleep{sleep}##ing{##ing} .{.}",
+        "A  cats{cats} sleep{sleep} ##ing{##ing} .{.}",
         "B  ##ing{##ing} cats{cats}",
     ]
     few = describe(mlm_probability=0.01)
     assert "9 tokens, 1 to predict" in few
-    assert re.sub(r"\S+?\{(##)?(\S+?)\}", r"\2", few).splitlines()[1:] in (
-        ["A  cats sleeping .", "B  ##ing cats"],
-        ["A  cats sleeping .", "B  ing cats"],
-    )
+    assert re.sub(r"\S+?\{(\S+?)\}", r"\1", few).splitlines()[1:] == ["A  cats sleep ##ing .", "B  ##ing cats"]
     del example["next_sentence_label"]
     example["input_ids"] = np.array([2, *[5, 6] * 20, 3, 8, 3])
     documents = describe("mlm", mlm_probability=0.1).splitlines()
     assert documents[0] == "44 tokens, 4 to predict" and documents[-1] in ("-  .", "-  [MASK]{.}")
     assert len(documents) > 5 and max(map(len, documents)) <= 60
     assert all(line.startswith("   ") for line in documents[2:-1])
-
-
-@pytest.mark.parametrize(("family", "mark"), [("roberta", "Ġ"), ("xlm-roberta", "▁")])
-def test_an_example_of_tokens_with_spaces_is_described(family, mark, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    tokenizer = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path, family))
-    example = {"input_ids": np.array(tokenizer(" who said (so)")["input_ids"]), "mask_seed": (0, 0, 0)}
-    few, every = (
-        SnugBertDataCollatorForPretraining(tokenizer, share, mask_replace_prob=1, random_replace_prob=0).describe(
-            example, "mlm"
-        )
-        for share in (0.01, 1)
-    )
-    tokens = [f"{mark}who", f"{mark}said", mark, "(", "s", "o", ")"]
-    text = "".join(f" <mask>{{{token}}}" if token[0] == mark else f"<mask>{{{token}}}" for token in tokens)
-    assert every.splitlines()[1] == f"- {text}"
-    plain = re.sub(r"<mask>\{(.+?)\}", r"\1", few.splitlines()[1])
-    assert plain.replace(mark, "") == "-  who said (so)"
 
 
 def test_characters_of_several_bytes_are_readable():
@@ -248,4 +225,4 @@ def test_characters_of_several_bytes_are_readable():
     example = {"input_ids": np.array(tokenizer("aÄ Ä Ä")["input_ids"])}
     few = SnugBertDataCollatorForPretraining(tokenizer, 0.01, mask_replace_prob=1, random_replace_prob=0)
     shown = {few.describe(example | {"mask_seed": number}, "mlm").splitlines()[1] for number in range(40)}
-    assert {"-  ĠaÃĦ [MASK]{ĠÄ} Ä", "-  Ġa[MASK]{Ã}Ħ Ä Ä"} <= shown
+    assert {"-  Ġ a Ã Ħ [MASK]{ĠÄ} ĠÄ"} <= shown

@@ -1,6 +1,5 @@
 """ELECTRA's generator and discriminator: loss, gradients, sampled tokens, files."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -16,7 +15,6 @@ from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTrainin
 import snugbert
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SIZES
-from snugbert.errors import InputError
 from snugbert.families.loading import load_config
 from snugbert.trainers.pretraining.electra import ElectraPair, load_pair, sample_tokens, shrink_config
 from snugbert.trainers.pretraining.scores import compute_metrics, sum_per_sequence
@@ -196,12 +194,7 @@ def test_a_pair_is_loaded_from_a_folder_or_the_hub(pair, tmp_path, caplog):
         assert loaded.generator.config.hidden_dropout_prob == 0.3
         for name, parameter in pair.named_parameters():
             assert torch.equal(loaded.get_parameter(name), parameter.float())
-    config_file = tmp_path / "pair/generator/config.json"
-    values = json.loads(config_file.read_text())
-    config_file.write_text(json.dumps(values | {"embedding_size": 16}))
-    with pytest.raises(InputError, match="pair/generator: embedding_size is 16, but 48 in the discriminator"):
-        load(tmp_path / "pair")
-    shutil.rmtree(config_file.parent)
+    shutil.rmtree(tmp_path / "pair/generator")
     assert load(tmp_path / "pair").generator.config.hidden_size == 64 and "generator: random weights" in caplog.text
 
 

@@ -1,6 +1,5 @@
 """Checkpoints that could not be written."""
 
-import importlib
 import resource
 
 import pytest
@@ -28,21 +27,3 @@ def test_a_full_disk_is_a_short_error(tmp_path, file):
     assert "\n" not in str(error.value)
     assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
     assert not (tmp_path / "checkpoint-2").exists() and not (tmp_path / UNFINISHED).exists()
-
-
-def test_a_tokenizer_that_cannot_be_saved_is_another_error(tmp_path, monkeypatch):
-    """Its code, which is saved with it, needs a missing file."""
-    (tmp_path / "custom_tokenizer.py").write_text(
-        "from snugbert import SnugBertTokenizer\n\n\nclass CustomTokenizer(SnugBertTokenizer):\n"
-        "    def helper(self):\n        from .missing import helper\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    tokenizer = importlib.import_module("custom_tokenizer").CustomTokenizer()
-    tokenizer.register_for_auto_class()
-    trainer = make_trainer(tmp_path / "run", max_steps=1, save_steps=1)
-    trainer.processing_class = tokenizer
-    with pytest.raises(
-        InputError, match=r"checkpoint-1 could not be written: .*missing\.py'\. Fix this and resume"
-    ) as error:
-        trainer.train()
-    assert "disk" not in str(error.value) and "\n" not in str(error.value)

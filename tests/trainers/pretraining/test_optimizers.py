@@ -275,14 +275,6 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(tmp_path, optim,
             assert torch.equal(states[1]["state"][number][key], value), (number, key)
 
 
-@pytest.mark.parametrize("optim", ["lamb", "muon"])
-def test_the_name_of_the_optimizer_survives_pickling(tmp_path, optim):
-    arguments = PretrainingArguments(str(tmp_path), optim=optim, use_cpu=True)
-    torch.save(arguments, tmp_path / "training_args.bin")
-    loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
-    assert arguments.optim == loaded.optim == loaded.to_dict()["optim"] == optim
-
-
 def test_invalid_optimizers_are_errors(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="nonsense"):
         PretrainingArguments(str(tmp_path), optim="nonsense", use_cpu=True)

@@ -41,11 +41,6 @@ def test_phases_that_cannot_be_used_are_refused(phases, message):
         PretrainingDataArguments(objective="mlm+order", phases=phases)
 
 
-def test_the_seed_of_the_examples():
-    assert PretrainingArguments(seed=3, use_cpu=True).examples_seed == 3
-    assert PretrainingArguments(seed=3, data_seed=0, use_cpu=True).examples_seed == 0
-
-
 def test_the_masks_of_each_objective():
     """ELECTRA's generator never reads random tokens."""
     for objective, masks in ((None, (0.8, 0.1)), ("mlm", (0.8, 0.1)), ("electra", (0.85, 0.0))):

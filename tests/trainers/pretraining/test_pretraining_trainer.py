@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 
 import datasets
 import numpy as np
@@ -124,19 +123,6 @@ def test_the_random_state_of_evaluation_is_the_same_every_time(tokenizer, tmp_pa
     trainer.evaluate()
     assert drawn[0] == drawn[1] and len(drawn) == 2
     assert states == (random.getstate(), np.random.get_state()[1].tolist())
-
-
-def test_the_time_of_several_evaluation_sets_is_excluded_once(tokenizer, tmp_path, monkeypatch):
-    trainer = make_trainer(
-        tokenizer, tmp_path, make_features(tokenizer), max_steps=4, eval_steps=1, eval_strategy="steps"
-    )
-    trainer.eval_dataset = {"a": make_features(tokenizer, 7), "b": make_features(tokenizer, 5)}
-    excluded = []
-    monkeypatch.setattr(trainer.training_log.__class__, "exclude_time", lambda self, seconds: excluded.append(seconds))
-    start = time.perf_counter()
-    metrics = trainer.evaluate()
-    assert {"eval_a_mlm_loss", "eval_b_mlm_loss"} <= metrics.keys()
-    assert len(excluded) == 2 and 0 < sum(excluded) < time.perf_counter() - start
 
 
 def test_a_process_uses_one_gpu(tokenizer, tmp_path):
