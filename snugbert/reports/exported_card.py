@@ -35,7 +35,7 @@ batch = dict(tokenizer({inputs}, padding=True, {limits}, return_tensors="{tensor
 """
 DROP_MAPPING = 'del batch["overflow_to_sample_mapping"]\n'
 ADD_CHOICES = "batch = {name: values[None] for name, values in batch.items()}  # one example with two choices\n"
-FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml", "ctranslate2": "ctranslate2"}
+FILES = {"onnx": "onnx/model.onnx", "openvino": "openvino/openvino_model.xml"}
 # Target -> code that runs the model.
 CODE = {
     "onnx": """import onnxruntime
@@ -44,15 +44,6 @@ CODE = {
     "openvino": """import openvino
 {tokenize}precision = {{"INFERENCE_PRECISION_HINT": "f32"}}
 model = openvino.Core().compile_model({file}, "CPU", precision)
-{result}""",
-    "ctranslate2": """import ctranslate2
-import numpy as np
-{load}{tokenize}lists = {{
-    name: [row[:length].tolist() for row, length in zip(rows, batch["attention_mask"].sum(axis=1))]
-    for name, rows in batch.items()
-}}
-encoder = ctranslate2.Encoder({file})
-outputs = encoder.forward_batch(lists["input_ids"], token_type_ids=lists.get("token_type_ids"))
 {result}""",
     "bert": """from transformers import {model_class}
 {tokenize}model = {model_class}.from_pretrained({name})
@@ -85,7 +76,7 @@ RERANK = """from sentence_transformers import CrossEncoder
 
 model = CrossEncoder({name}{backend})
 print(model.predict([("A question?", "A text that may answer it.")]))"""
-# Target -> arguments of sentence-transformers. CTranslate2 is not a backend.
+# Target -> arguments of sentence-transformers.
 BACKENDS = {
     "bert": "",
     "onnx": ', backend="onnx"',
@@ -245,14 +236,13 @@ def _write_code(
     )
     if windows is not None:
         tokenize += DROP_MAPPING
-    if head == "ForMultipleChoice" and to != "ctranslate2":
+    if head == "ForMultipleChoice":
         tokenize += ADD_CHOICES
     code = CODE[to].format(
         name=quoted,
         file=json.dumps(f"{name}/{FILES.get(to, '')}"),
         tokenize=tokenize,
         model_class=model_class,
-        load="" if head == "Model" else "from safetensors.numpy import load_file\n",
         result=_write_result(head, name, to, labels, windows is not None),
     )
     if "math." in code:
@@ -263,14 +253,7 @@ def _write_code(
 def _write_result(head: str, name: str, to: str, labels: str | None, has_windows: bool) -> str:
     """Returns the last lines of the code, which print labels or the outputs."""
     lines = []
-    if to == "ctranslate2" and head == "Model":
-        outputs = "np.array(outputs.last_hidden_state)"
-    elif to == "ctranslate2":  # CTranslate2 does not run heads
-        states = "last_hidden_state" if head in ("ForTokenClassification", "ForQuestionAnswering") else "pooler_output"
-        lines.append(f"head = load_file({json.dumps(f'{name}/ctranslate2/head.safetensors')})")
-        outputs = f'np.array(outputs.{states}) @ head["weight"].T + head["bias"]'
-    else:
-        outputs = OUTPUTS[to] if labels is None and not has_windows else LOGITS[to]
+    outputs = OUTPUTS[to] if labels is None and not has_windows else LOGITS[to]
     if has_windows:
         lines.append(f"logits = ({outputs}).mean(0)[None]  # the mean of all windows")
         outputs = "logits"
