@@ -1,8 +1,10 @@
 """`snugbert predict`: every head next to transformers or sentence-transformers, order, resume, shards and bad rows."""
 
+import csv
 import gzip
 import json
 import os
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -200,7 +202,7 @@ def predict_and_die(arguments: list[str]) -> None:
     main(arguments)
 
 
-def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, monkeypatch, caplog):
+def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, monkeypatch, caplog, capsys):
     model = checkpoint("ForSequenceClassification")
     rows = [{"text": text} for text in make_texts()]
     monkeypatch.setattr(run, "WINDOW_ROWS", 8)
@@ -214,20 +216,47 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert not (tmp_path / "out.jsonl").exists()
     assert (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n") == 24  # more than the 16 rows of the state
 
-    assert main([*arguments, "--max_seq_length", "9"]) == 2  # other settings
+    assert main([*arguments, "--max_seq_length", "9"]) == 2
+    assert re.search(r"--max_seq_length +- +9", capsys.readouterr().err)
     partial = tmp_path / "out.jsonl.partial"
     content = partial.read_bytes()
-    for damaged in (b"x" + content[1:], content[:9]):
-        partial.write_bytes(damaged)
-        assert main(arguments) == 2
-        assert partial.read_bytes() and damaged.startswith(partial.read_bytes())
-    partial.write_bytes(content)
+    partial.write_bytes(content[:9])
+    assert main(arguments) == 2 and partial.read_bytes() == content[:9]
+    assert "out.jsonl.partial is damaged. Add --overwrite_output_file" in capsys.readouterr().err
+    partial.write_bytes(content + b'{"text": "torn')
     caplog.clear()
     assert main(arguments) == 0
     assert "continuing after 16 rows" in caplog.text
     assert (tmp_path / "out.jsonl").read_bytes() == straight
     assert len(whole) == len(rows)
     assert main(arguments) == 2  # the output exists
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "conll"])
+def test_rows_of_several_lines_are_counted(checkpoint, tmp_path, monkeypatch, suffix):
+    """Cells with line breaks, and sentences with comments. The process dies in the third window."""
+    monkeypatch.setattr(run, "WINDOW_ROWS", 8)
+    source, output = tmp_path / f"rows.{suffix}", tmp_path / f"out.{suffix}"
+    texts = make_texts()
+    if suffix == "conll":
+        blocks = ["# a comment\n" * (row % 2) + text.replace(" ", " O\n") + " O\n\n" for row, text in enumerate(texts)]
+        source.write_text("".join(blocks))
+        labels = {"O": 0, "B-PER": 1, "I-PER": 2}
+        fields = {"id2label": {index: label for label, index in labels.items()}, "label2id": labels}
+        model = checkpoint("ForTokenClassification", **fields)
+    else:
+        with source.open("w", newline="") as stream:
+            writer = csv.writer(stream, csv.excel if suffix == "csv" else csv.excel_tab)
+            writer.writerows([["text"], *([text.replace(" ", "\n" if suffix == "csv" else " ")] for text in texts)])
+        model = checkpoint("ForSequenceClassification")
+    arguments = ["predict", "--model_name_or_path", str(model), "--input_file", str(source)]
+    arguments += ["--output_file", str(output)]
+    assert main(arguments) == 0
+    straight = output.read_bytes()
+    output.unlink()
+    assert forked.run(predict_and_die, arguments).returncode == 9
+    assert main(arguments) == 0
+    assert output.read_bytes() == straight and straight.count(b"\n") > 40
 
 
 def test_shards_follow_each_other(checkpoint, tmp_path):
