@@ -56,11 +56,7 @@ def evaluate_model(
     text_args: HeldOutTextArguments,
     args: EvaluationArguments,
 ) -> None:
-    """Scores a model, prints the results and writes them.
-
-    Raises:
-        InputError: the model or the data cannot be used, or the output folder already contains results.
-    """
+    """Scores a model, prints the results and writes them."""
     set_up_logging()
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()
@@ -122,11 +118,7 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
 
 
 def _check_card(name: str | None) -> Path:
-    """Returns the card in the folder of the model `name`.
-
-    Raises:
-        InputError: there is no folder or no card, the folder is in a store, or the header of the card is invalid.
-    """
+    """Returns the card in the folder of the model `name`."""
     if name is not None and is_staged(Path(name)):
         raise InputError(f"--update_card: {name} is not on this machine. Copy the model to a local folder first.")
     card = None if name is None else Path(name) / "README.md"

@@ -53,9 +53,6 @@ def load_masked_model(
         sentence_pairs: whether to load the head for sentence pairs as well, as in `BertForPreTraining`, if the
             checkpoint has one.
         required: names of the special tokens that the tokenizer must have.
-
-    Raises:
-        InputError: the model does not exist, has no trained masked token head, or its tokenizer does not fit.
     """
     tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:

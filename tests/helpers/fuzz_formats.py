@@ -378,9 +378,6 @@ def write_partial_predictions(folder: Path) -> None:
 
 def read_partial_predictions(folder: Path, mutated: Path) -> None:
     args = _prediction_arguments(folder)
-    before = (
-        json.loads((folder / "out.jsonl.partial.json").read_text()).get("rows") if mutated.suffix == ".partial" else 0
-    )
     write_predictions(args, make_format(args), Echo(), folder / "model")
     lines = (folder / "out.jsonl").read_bytes().split(b"\n")[:-1]
     assert len(lines) == 6, "a row was not predicted"
