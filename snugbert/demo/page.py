@@ -70,8 +70,8 @@ def build_page(name: str, checkpoint: LoadedCheckpoint) -> gr.Blocks:
 def serve(page: gr.Blocks, host: str, port: int | None = None, inbrowser: bool = False) -> None:
     """Serves a page in a thread until it is closed. Refuses large requests, uploads and requests from other websites.
 
-    The `Host` header of a request must be `host` or a loopback name. At 0.0.0.0 any name is accepted, because the names
-    of the machine are unknown.
+    The `Host` header of a request must be `host` or a loopback name. At 0.0.0.0 any name is accepted, because the
+    names of the machine are unknown.
     """
     # A website can point its own name at this machine (DNS rebinding). Its scripts would then have the page's origin.
     hosts = ["*"] if host == "0.0.0.0" else [*LOOPBACK_NAMES, host]

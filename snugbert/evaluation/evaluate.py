@@ -31,7 +31,6 @@ from snugbert.files import write_atomically, writing
 from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
-from snugbert.reports.pretraining_plots import PAIRS_PLOT, draw_minimal_pairs
 from snugbert.shared_cores import share_cores
 from snugbert.storage.inputs import is_staged
 from snugbert.trainers.pretraining.corpora import join_names
@@ -86,20 +85,13 @@ def evaluate_model(
             "versions": package_versions(),
         }
         with writing(output_dir, "run the same command again"):
-            plot = output_dir / PAIRS_PLOT
-            plot.unlink(missing_ok=True)
-            if pairs:
-                draw_minimal_pairs(sections["minimal_pairs"].results, plot)
             markdown = "\n\n".join(section.markdown for section in sections.values())
             write_atomically(output_dir / "results.md", f"{markdown}\n")
             metadata = {"model-index": eval_results_to_model_index(results["model"], eval_results)}
             header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
             write_atomically(output_dir / "card_metadata.yaml", header)
             write_atomically(output_dir / RESULTS_NAME, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-        print(
-            f"Written to {output_dir}: results.json, results.md, card_metadata.yaml"
-            + (f", {PAIRS_PLOT}" if pairs else "")
-        )
+        print(f"Written to {output_dir}: results.json, results.md, card_metadata.yaml")
     if card is not None:
         with writing(card, "run the same command again"):
             _update_card(card, eval_results)
@@ -194,13 +186,10 @@ def _evaluate_pairs(
 
 def _format_pairs(results: dict[str, Any]) -> str:
     """Returns the table of phenomena that the command prints."""
-    lines = [("", "pairs", *VARIANT_TITLES.values())]
-    lines += [(name, f"{pairs:,}", *numbers) for name, _, pairs, *numbers in _list_phenomena(results)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]) for name, *numbers in lines]
     paradigms = format_count(len(results["paradigms"]), "paradigm")
-    title = f"Minimal pairs: percent correct in {paradigms}. Chance is 50. PLL: pseudo-log-likelihood."
-    return "\n".join([title, *rows])
+    return f"Minimal pairs: percent correct in {paradigms}. Chance is 50. PLL: pseudo-log-likelihood.\n" + table(
+        ("phenomenon", "paradigms", "pairs", *VARIANT_TITLES.values()), _list_phenomena(results)
+    )
 
 
 def _make_pairs_tables(results: dict[str, Any]) -> str:

@@ -161,10 +161,7 @@ def _write_export(
     labeled: Path | Dataset | None,
     data: dict[str, Any],
 ) -> tuple[PreTrainedModel, Export]:
-    """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary.
-
-    The other arguments are as in [`export_model`].
-    """
+    """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary."""
     family = "bert" if to == "bert" else choose_family(checkpoint)
     stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
     converted = convert_model(source, written, family, dtype=stock_dtype)
@@ -336,8 +333,7 @@ def make_score(
     Args:
         checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: by the
             rank correlation of cosine similarities with the scores of pairs, as on STS-B.
-        labeled: a file or a dataset with examples of the task; for encoders, rows with sentence1, sentence2 and score.
-        tokenizer: the model's tokenizer.
+        labeled: examples of the task; for encoders, rows with sentence1, sentence2 and score.
         names: the inputs of the model.
         embed: returns the embeddings of texts, *shape* (N, size). Only for encoders.
         data: more data arguments of the task, such as `task_name`.

@@ -33,14 +33,9 @@ def make_predictor(
     first_rows: Sequence[Mapping[str, Any]],
     device: torch.device | None = None,
 ) -> RowPredictor:
-    """Returns the predictor of a model.
+    """Returns the predictor of a fine-tuned model, a model of sentence-transformers, or a plain encoder.
 
-    Args:
-        folder: a fine-tuned model, a sentence-transformers model (embedding model or CrossEncoder), or a plain
-            encoder. The embeddings of a plain encoder are means over tokens.
-        args: the arguments of the command.
-        first_rows: values of the first rows, to find the columns of text.
-        device: where the model runs. Default: the accelerator, if there is one and the user wants it, or the CPU.
+    The embeddings of a plain encoder are means over tokens. `first_rows` are inspected to find the columns of text.
     """
     reader = find_reader(folder)
     is_sentence_transformer = issubclass(reader, SentenceTransformerPredictor)

@@ -81,20 +81,15 @@ def predict_file(args: PredictionArguments) -> None:
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
-    """Describes the effect of abstaining on the validation examples of a model."""
-    calibration = config.get("calibration")
-    if calibration is None:
-        return (
-            f"Abstaining below {least:g}. For a model calibrated with `snugbert glue --calibrate`, this line also "
-            "reports the share and the accuracy of labels on the validation examples."
-        )
-    coverage, accuracy = read_coverage(calibration, least)
-    _, overall = read_coverage(calibration, 0)
+    """Describes the effect of abstaining on the validation examples of a calibrated model."""
+    if "calibration" not in config:
+        return f"Abstaining below {least:g}. Calibrate the model (`snugbert glue --calibrate`) to see the effect here."
+    coverage, accuracy = read_coverage(config["calibration"], least)
     if not coverage:
         return f"Abstaining below {least:g}. No validation example reaches this confidence."
     return (
         f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
-        f"these labels are correct ({overall:.1%} without abstaining)."
+        "these labels are correct."
     )
 
 

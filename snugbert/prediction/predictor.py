@@ -74,7 +74,7 @@ class RowPredictor(ABC):
 
 
 def choose_device(use_cpu: bool = False) -> torch.device:
-    """Returns the accelerator, if there is one and the user wants it, or the CPU."""
+    """Returns the accelerator, if there is one, or the CPU."""
     accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 
@@ -204,11 +204,11 @@ class Predictor(RowPredictor):
         return metrics
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Returns the example that the task reads from a row."""
+        """See [`RowPredictor`]."""
         return self.task.read(values, self.columns)
 
     def answer(self, examples: list[Any]) -> list[Prediction]:
-        """Returns the prediction for each example, as columns to add to its row."""
+        """See [`RowPredictor`]."""
         split = self.task.make_split(examples)
         features = self.task.encode(split)
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
@@ -349,11 +349,10 @@ def choose_columns(
     """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
 
     Args:
-        reader: the task or class that reads the columns.
         given: the columns that the user named. None: choose them.
         source: the name of the input, for messages.
         first_rows: the rows to inspect. Without rows, the columns are not checked.
-        trained_columns: the columns that the model was trained on. Empty if it stores no columns.
+        trained_columns: empty if the model stores no columns.
         argument: the argument that names columns, for messages.
     """
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})

@@ -39,12 +39,7 @@ from snugbert.trainers.run.log_lines import set_up_logging
 def open_predictor(
     folder: Path, args: PredictionArguments, first_rows: Sequence[Mapping[str, Any]], num_processes: int
 ) -> Iterator[RowPredictor]:
-    """Makes a predictor. It runs in this process if `num_processes` is 1, else in processes that end with the block.
-
-    Args:
-        folder, args, first_rows: see [`make_predictor`].
-        num_processes: number of processes.
-    """
+    """Makes a predictor. It runs in this process if `num_processes` is 1, else in processes that end afterwards."""
     if num_processes == 1:
         yield make_predictor(folder, args, first_rows)
         return
@@ -63,24 +58,18 @@ def open_predictor(
 
 
 class ParallelPredictor(RowPredictor):
-    """Predicts in the processes of a pool.
-
-    Args:
-        reader: the predictor that reads rows, and describes truncation.
-        pool: the processes.
-        num_processes: number of processes.
-    """
+    """Predicts in the processes of a pool. `reader` reads rows, and describes truncation."""
 
     def __init__(self, reader: RowPredictor, pool: ProcessPoolExecutor, num_processes: int):
         self.columns, self.lengths = reader.columns, reader.lengths
         self._reader, self._pool, self._num_processes = reader, pool, num_processes
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Returns the example of a row."""
+        """See [`RowPredictor`]."""
         return self._reader.read(values)
 
     def answer(self, examples: list[Any]) -> list[Prediction]:
-        """Returns the prediction for each example, from one of the processes."""
+        """See [`RowPredictor`]."""
         return self._receive(self._send(examples))
 
     def answer_windows(self, windows: Iterable[list[Row]]) -> Iterator[tuple[list[Row], list[Prediction]]]:
@@ -158,16 +147,21 @@ def _start_process(
         torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
     set_up_process(logging.INFO if index == 0 else logging.ERROR)  # otherwise each process prints the same lines
     # The model is loaded with the first examples, because the pool hides errors of this function.
-    _load = cache(partial(make_predictor, folder, args, first_rows))
+    _load = cache(partial(_make, folder, args, first_rows))
 
 
 _load: Any = None  # the function that returns the predictor of this process
 
 
+def _make(*arguments: Any) -> RowPredictor:
+    predictor = make_predictor(*arguments)
+    gc.freeze()  # so that the garbage collector skips the modules and the model
+    return predictor
+
+
 def _answer(examples: list[Any]) -> tuple[list[Prediction], np.ndarray]:
     """Returns the predictions, and how much the examples add to `lengths`."""
     predictor = _load()
-    gc.freeze()
     before = predictor.lengths.copy()
     return predictor.answer(examples), predictor.lengths - before
 

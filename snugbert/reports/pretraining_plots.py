@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from snugbert.reports.plots import COLORS, GREY, TITLE, Curve, draw_curves, marker, new_figure, save_figure, tidy
+from snugbert.reports.plots import GREY, TITLE, Curve, draw_curves, marker, new_figure, save_figure, tidy
 
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"  # in the output folder
 TRAINING_PLOT = "training.png"
-PAIRS_PLOT = "minimal_pairs.png"
 TASK_TITLES = {"mlm": "Masked tokens", "nsp": "Sentence pairs", "disc": "Replaced tokens"}
 MEASURES = {"loss": "loss (nats)", "accuracy": "accuracy"}
 CONDITIONS = {"learning_rate": "learning rate", "grad_norm": "gradient norm", "tokens_per_second": "tokens / s"}
@@ -123,48 +122,3 @@ def _choose_unit(maximum: float) -> tuple[float, str]:
 def _curve(lines: list[dict[str, Any]], name: str, unit: float) -> Curve:
     points = [(line["tokens"] / unit, line[name]) for line in lines if name in line]
     return [x for x, _ in points], [y for _, y in points]
-
-
-def draw_minimal_pairs(results: dict[str, Any], file: Path) -> None:
-    """Draws the accuracy on each phenomenon as a bar, with a dot for each of its paradigms.
-
-    Args:
-        results: from [`score_pairs`].
-        file: the plot, a PNG.
-    """
-    from matplotlib.ticker import PercentFormatter
-
-    groups = results["phenomena"]
-    names = [f"{name.replace('_', ' ')} ({group['pairs']:,})".replace("$", r"\$") for name, group in groups.items()]
-    places = range(len(groups))
-    figure = new_figure(6.5 + 0.08 * max(map(len, names)), 1.5 + 0.32 * len(groups))
-    panel = figure.subplots()
-    bars = [group["accuracy"]["original"] for group in groups.values()]
-    panel.barh(places, bars, height=0.6, color=COLORS["training"], alpha=0.55, label="pseudo-log-likelihood")
-    panel.plot(
-        [group["accuracy"]["within_word_l2r"] for group in groups.values()],
-        places,
-        marker="|",
-        markersize=13,
-        markeredgewidth=2,
-        linestyle="",
-        color=COLORS["validation"],
-        label="within-word left-to-right",
-        clip_on=False,
-    )
-    dots = [
-        (paradigm["accuracy"]["original"], list(groups).index(paradigm["phenomenon"]))
-        for paradigm in results["paradigms"].values()
-    ]
-    panel.plot(*zip(*dots, strict=True), "o", markersize=3, color=GREY, label="one paradigm", clip_on=False)
-    panel.axvline(0.5, color=GREY, linestyle=":", label="chance")
-    for place, value in enumerate(bars):
-        panel.text(1.03, place, f"{value:.1%}", va="center")
-    panel.set_yticks(places, names)
-    panel.set_ylim(len(groups) - 0.5, -0.5)  # the first group on top
-    panel.set_xlim(0, 1)
-    panel.xaxis.set_major_formatter(PercentFormatter(1))
-    panel.set_title(f"mean over paradigms: {results['accuracy']['original']:.1%}", **TITLE)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, reverse=True)
-    tidy(panel, "x")
-    save_figure(figure, file)

@@ -2,15 +2,13 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from snugbert.evaluation.minimal_pairs import MinimalPair, summarize
-from snugbert.reports.pretraining_plots import draw_minimal_pairs, draw_training
+from snugbert.reports.pretraining_plots import draw_training
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -68,27 +66,3 @@ def test_an_empty_log_has_no_plot(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "train_runtime": 3.0}\n\n{"tok')
     draw_training(tmp_path / "metrics.jsonl", tmp_path / "training.png")
     assert not (tmp_path / "training.png").exists()
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: drawn.append(figure))
-    return drawn
-
-
-def make_pairs(kinds: list[tuple[str, str]]) -> list[MinimalPair]:
-    return [MinimalPair("", "", paradigm, phenomenon, None, Path(), 1) for paradigm, phenomenon in kinds]
-
-
-def test_bars_are_phenomena_and_dots_are_paradigms(figures):
-    kinds = [("a", "x_y"), ("b", "x_y"), ("c", "z")]
-    correct = np.array([[1, 0], [0, 0], [1, 1]], dtype=bool)
-    draw_minimal_pairs(summarize(make_pairs(kinds), correct), Path())
-    panel = figures[0].axes[0]
-    assert [bar.get_width() for bar in panel.patches] == [0.5, 1]
-    within, dots, _ = panel.lines
-    assert list(within.get_xdata()) == [0, 1]
-    assert list(zip(dots.get_xdata(), dots.get_ydata(), strict=True)) == [(1, 0), (0, 0), (1, 1)]
-    assert [label.get_text() for label in panel.get_yticklabels()] == ["x y (2)", "z (1)"]
-    assert panel.get_title(loc="left") == "mean over paradigms: 66.7%"
