@@ -199,14 +199,14 @@ def _predict(
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
-            text = "".join([head, *map(data.write, results)])
+            # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
+            encoded = "".join([head, *map(data.write, results)]).encode("utf-8", "backslashreplace")
             with writing(output, "run the same command again"):
-                # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
-                stream.write(text.encode("utf-8", "backslashreplace"))
+                stream.write(encoded)
                 stream.flush()
                 os.fsync(stream.fileno())
                 record["rows"] += len(window)
-                record["lines"] += text.count("\n")
+                record["bytes"] += len(encoded)
                 write_atomically(_partial(output, ".json"), json.dumps(record))
             progress.move_to(record["rows"])
     if record["rows"] != end - first:
@@ -217,37 +217,28 @@ def _predict(
 def _continue_partial(output: Path, stream: IO[bytes], settings: dict[str, Any], overwrite: bool) -> dict[str, Any]:
     """Cuts the partial output `stream` after its last complete window. Returns its record.
 
-    The record counts the complete `rows`, and their `lines`, because a cell can have line breaks, and a sentence has a
-    line per word. With `overwrite`, output that cannot be continued is removed.
+    The record counts the `rows` and `bytes` of complete windows. Lines would not do: a cell can have line breaks, and
+    a sentence has a line per word. With `overwrite`, output that cannot be continued is removed.
     """
-    record, end = make_record("prediction", settings) | {"rows": 0, "lines": 0}, 0
+    record = make_record("prediction", settings) | {"rows": 0, "bytes": 0}
     if _partial(output, ".json").exists():
         try:
-            written = _read_record(_partial(output, ".json"), settings)
-            end = _find_end(_partial(output), written["lines"])
-            record = written
+            record = _read_record(output, settings)
         except InputError:
             if not overwrite:
                 raise
-    stream.truncate(end)
+    stream.truncate(record["bytes"])
     return record
 
 
-def _read_record(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def _read_record(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    file = _partial(output, ".json")
     record = read_json(file)
     check_continuation(record, "prediction", settings, f"--output_file: {file}", START_AGAIN)
-    if not all(type(record.get(name)) is int and record[name] >= 0 for name in ("rows", "lines")):
-        raise InputError(f"--output_file: {file} is damaged. {START_AGAIN}")
+    rows, size = record.get("rows"), record.get("bytes")
+    if not (type(rows) is type(size) is int and 0 <= rows <= size <= _partial(output).stat().st_size):
+        raise InputError(f"--output_file: {_partial(output)} is damaged. {START_AGAIN}")
     return record
-
-
-def _find_end(partial: Path, num_lines: int) -> int:
-    """Returns the position after complete lines."""
-    with partial.open("rb") as stream:
-        lines = [len(line) for line in islice(stream, num_lines) if line.endswith(b"\n")]
-    if len(lines) < num_lines:
-        raise InputError(f"--output_file: {partial} is damaged. {START_AGAIN}")
-    return sum(lines)
 
 
 def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import gradio as gr
 import pytest
 from browser import CALL, TYPED, Visitor, ask, served
-from demo_checkpoints import ENDINGS, FACTS, QUESTIONS, STORIES, TAGGED
+from demo_checkpoints import FACTS, QUESTIONS, STORIES, TAGGED
 from gradio_client import Client
 
 from snugbert.demo import answers
@@ -108,45 +108,6 @@ def test_masks_are_filled_and_next_sentences_judged(checkpoints, visitor):
         visitor.until(visitor.headings, ["follows"])
 
 
-def test_texts_are_classified(checkpoints, visitor):
-    with visitor.at(checkpoints["labels"]):
-        for text, second, label in (
-            ("a good film", "", "positive"),
-            ("a bad play", "", "negative"),
-            ("a bad play", "a bad film", "then a film"),
-            ("a bad film", "a bad play", "then a play"),
-        ):
-            visitor.type("Text", text)
-            visitor.type("Second text (for models trained on pairs)", second)
-            visitor.click("Classify")
-            visitor.until(visitor.headings, [label])
-    with visitor.at(checkpoints["several"]):
-        for text, probabilities in (("a good play", (1, 1)), ("a bad film", (0, 0)), ("a bad play", (0, 1))):
-            visitor.type("Text", text)
-            visitor.click("Classify")
-            visitor.until(
-                lambda: {label: round(float(shown[:-1]) / 100) for label, shown in visitor.bars().items()},
-                dict(zip(("good", "play"), probabilities, strict=True)),
-            )
-        assert visitor.headings() == []  # no single best label
-    with visitor.at(checkpoints["number"]):
-        for text, number in (("a good film", 5), ("a bad play", -1)):
-            visitor.type("Text", text)
-            visitor.click("Classify")
-            visitor.until(lambda: [round(float(heading)) for heading in visitor.headings()], [number])
-
-
-def test_entities_are_colored(checkpoints, visitor):
-    with visitor.at(checkpoints["tags"], "localhost"):
-        visitor.type("Text", TAGGED[0][0])
-        visitor.click("Tag")
-        visitor.until(
-            lambda: [mark[:2] for mark in visitor.marked()], [("Ada Byron", "PER"), ("Bob", "PER"), ("London", "LOC")]
-        )
-        ada, bob, london = (color for *_, color in visitor.marked())
-        assert (ada, bob, london) == ("rgba(213, 94, 0, 0.5)", "rgba(213, 94, 0, 0.5)", "rgba(0, 114, 178, 0.5)")
-
-
 def test_answers_are_marked_in_the_context(checkpoints, visitor):
     context = " ".join(FACTS)
     long_context = f"{FACTS[2]} " * 15 + FACTS[0] + f" {FACTS[2]}" * 15  # 150 words in windows of 72
@@ -170,22 +131,6 @@ def test_answers_are_marked_in_the_context(checkpoints, visitor):
         visitor.type("Question", "Who wrote it?")
         visitor.click("Answer")
         visitor.until(lambda: [mark[0] for mark in visitor.marked()], ["Ada Byron"])
-
-
-def test_choices_and_similar_texts(checkpoints, visitor):
-    with visitor.at(checkpoints["choices"]):
-        visitor.type("Choices (one per line)", "\n".join(ENDINGS.values()))
-        for text, ending in ENDINGS.items():
-            visitor.type("Text or question", text)
-            visitor.click("Choose")
-            visitor.until(visitor.headings, [ending])
-    with visitor.at(checkpoints["encoder"]):
-        cosine = answers.similarity(answers.load_checkpoint(str(checkpoints["encoder"])), *FACTS[:2])
-        visitor.type("Text", FACTS[0])
-        for text, number in ((FACTS[0], 1.0), (FACTS[1], cosine)):
-            visitor.type("Another text", text)
-            visitor.click("Compare")
-            visitor.until(lambda: visitor.all("input[type=number]")[0].get_attribute("value"), f"{number:.3g}")
 
 
 def test_bad_inputs_show_a_message(checkpoints, visitor, capfd):
