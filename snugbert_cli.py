@@ -159,8 +159,8 @@ COMMANDS = {
         uploads="output",
     ),
     "export": Command(
-        summary="export a model to ONNX, OpenVINO, CTranslate2 or BERT",
-        description="Exports a model to ONNX Runtime, OpenVINO, CTranslate2 or stock BERT, and runs it there.",
+        summary="export a model to ONNX, OpenVINO or BERT",
+        description="Exports a model to ONNX Runtime, OpenVINO or stock BERT, and runs it there.",
         example="sst2 sst2-onnx --to onnx --dtype int8 --validation_file dev.csv",
         arguments=("export.export_arguments.ExportArguments", "cli.model_arguments.HubArguments"),
         function="export.export.run_export",

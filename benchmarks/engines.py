@@ -50,8 +50,6 @@ VARIANTS = {
     ("openvino", "float32", False): "OpenVINO, float32",
     ("openvino", "int8", False): "OpenVINO, int8 weights",
     ("openvino", "int8", True): "OpenVINO, int8, calibrated",
-    ("ctranslate2", "float32", False): "CTranslate2, float32",
-    ("ctranslate2", "int8", False): "CTranslate2, int8",
 }
 BARS = {"SnugBERT": COLORS["training"], "BERT": GREY}
 ENGINE_BAR = COLORS["validation"]
@@ -258,7 +256,7 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    packages = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2", "sentence-transformers")
+    packages = ("onnx", "onnxruntime", "openvino", "nncf", "sentence-transformers")
     machine = describe_machine("cpu") | {name: version(name) for name in packages}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(f"\n    python benchmarks/engines.py {shlex.join(argv)}", flush=True)

@@ -23,7 +23,7 @@ from snugbert.export.export import Export, export_model
 from snugbert.families.reading import read_checkpoint
 from snugbert.families.sentence_transformers_files import find_model_folder
 
-TARGETS = ("onnx", "openvino", "ctranslate2")
+TARGETS = ("onnx", "openvino")
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     args = parse_arguments(argv)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    packages = ("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2")
+    packages = ("onnx", "onnxruntime", "openvino", "nncf")
     machine = describe_machine("cpu") | {name: version(name) for name in packages}
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print(f"\n    python benchmarks/export_heads.py {shlex.join(argv)}\n")

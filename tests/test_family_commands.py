@@ -166,12 +166,9 @@ def test_sentence_pairs_need_two_token_types(data, tmp_path, capsys):
 
 
 def open_demo(folder: Path, family: str, head: str) -> tuple[answers.LoadedCheckpoint, transformers.PreTrainedModel]:
-    """Opens a checkpoint in the demo and in transformers, and checks the demo's attention tab."""
+    """Opens a checkpoint in the demo and in transformers."""
     checkpoint = answers.load_checkpoint(str(folder))
     build_page("page", checkpoint).close()
-    tokens, _ = answers.attention(checkpoint, "It was a film, who said?")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert tokens[0] == tokenizer.cls_token and tokens[-1] == tokenizer.sep_token and all(tokens)
     return checkpoint, getattr(transformers, f"{STOCK_NAMES[family]}{head}").from_pretrained(folder).eval()
 
 

@@ -44,17 +44,8 @@ class LoadedCheckpoint(NamedTuple):
 
 
 def load_checkpoint(name: str) -> LoadedCheckpoint:
-    """Loads a checkpoint of the BERT family with its head, in float32, on the accelerator if there is one.
-
-    The model uses eager attention, which returns attention weights.
-
-    Args:
-        name: a folder or a Hub name.
-
-    Raises:
-        InputError: there is no such checkpoint, its architecture is not supported, or weights are missing.
-    """
-    args = ModelArguments(model_name_or_path=name, attn_implementation="eager")
+    """Loads a checkpoint of the BERT family with its head, in float32, on the accelerator if there is one."""
+    args = ModelArguments(model_name_or_path=name)
     tokenizer = load_tokenizer(args)
     config = load_config(args, tokenizer)
     classes = CLASSES["snugbert"]
@@ -87,19 +78,8 @@ def list_masked_sentences(checkpoint: LoadedCheckpoint) -> list[str]:
     return [sentence.replace("[MASK]", mask) for sentence in sentences if sentence]
 
 
-def choose_sentence(checkpoint: LoadedCheckpoint) -> str:
-    """Returns a sentence in the language of the checkpoint, to show attention. Empty if there is none."""
-    if find_language(checkpoint) == DEFAULT:
-        return "The cat sat on the mat because it was tired."
-    return next(iter(list_masked_sentences(checkpoint)), "")
-
-
 def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_length: bool = True) -> BatchEncoding:
-    """Tokenizes a text or a pair. Each tensor has shape (1, T).
-
-    Raises:
-        InputError: a text has no word, or there are too many tokens (with `limits_length`).
-    """
+    """Tokenizes a text or a pair. Each tensor has shape (1, T)."""
     model, tokenizer = checkpoint
     for given in (text, second) if second.strip() else (text,):
         if not tokenizer.tokenize(given):
@@ -118,11 +98,7 @@ def encode(checkpoint: LoadedCheckpoint, text: str, second: str = "", *, limits_
 
 @torch.inference_mode()
 def fill_masks(checkpoint: LoadedCheckpoint, text: str) -> list[dict[str, float]]:
-    """Predicts the most likely tokens of each mask, with their probabilities.
-
-    Raises:
-        InputError: the text has no mask, or see [`encode`].
-    """
+    """Predicts the most likely tokens of each mask, with their probabilities."""
     model, tokenizer = checkpoint
     inputs = encode(checkpoint, text)
     masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[:, 0]
@@ -140,11 +116,7 @@ def fill_masks(checkpoint: LoadedCheckpoint, text: str) -> list[dict[str, float]
 
 @torch.inference_mode()
 def next_sentence(checkpoint: LoadedCheckpoint, first: str, second: str) -> dict[str, float]:
-    """Predicts whether the second text follows the first or is random, with probabilities.
-
-    Raises:
-        InputError: a text is missing, or see [`encode`].
-    """
+    """Predicts whether the second text follows the first or is random, with probabilities."""
     if not second.strip():
         raise InputError("Enter a second sentence.")
     outputs = checkpoint.model(**encode(checkpoint, first, second))
@@ -155,11 +127,7 @@ def next_sentence(checkpoint: LoadedCheckpoint, first: str, second: str) -> dict
 
 
 def predict(checkpoint: LoadedCheckpoint, *texts: str) -> dict[str, Any]:
-    """Predicts a text or a pair with a fine-tuned model, as `snugbert predict` does.
-
-    Raises:
-        InputError: see [`encode`].
-    """
+    """Predicts a text or a pair with a fine-tuned model, as `snugbert predict` does."""
     encode(checkpoint, *texts, limits_length=get_windows(checkpoint.model.config) is None)
     predictor = Predictor(*checkpoint, cuda_graphs=False)
     predictor.columns = next(names for names in predictor.task.default_columns if len(names) == len(texts))
@@ -170,17 +138,8 @@ def predict(checkpoint: LoadedCheckpoint, *texts: str) -> dict[str, Any]:
 def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, float] | str:
     """Classifies a text or a pair.
 
-    Args:
-        checkpoint: `problem_type` in its configuration sets the task. If it is None, a single output is regression, as
-            in transformers.
-        text: the text.
-        second: the second text of a pair, or "".
-
     Returns:
         Labels with their probabilities. For regression, the predicted values as text.
-
-    Raises:
-        InputError: see [`encode`].
     """
     prediction = predict(checkpoint, *((text, second) if second.strip() else (text,)))
     if "probabilities" in prediction:
@@ -191,13 +150,8 @@ def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, 
 def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
     """Tags the entities of a text. A word takes the label predicted for its first token, as in training.
 
-    Args:
-        checkpoint: the model. Tags of a scheme (BIO, IOB1, IOBES) are merged into entities. With other labels, each
-            word is marked separately, except words with the label "O".
-        text: the text.
-
-    Raises:
-        InputError: see [`encode`].
+    Tags of a scheme (BIO, IOB1, IOBES) are merged into entities. With other labels, each word is marked separately,
+    except words with the label "O".
     """
     entities = predict(checkpoint, text)["entities"]
     return _mark(text, [(entity["type"], entity["start"], entity["end"]) for entity in entities])
@@ -205,11 +159,7 @@ def tag(checkpoint: LoadedCheckpoint, text: str) -> Marked:
 
 @torch.inference_mode()
 def find_replaced(checkpoint: LoadedCheckpoint, text: str) -> Marked:
-    """Marks the words with a token that was probably replaced.
-
-    Raises:
-        InputError: see [`encode`].
-    """
+    """Marks the words with a token that was probably replaced."""
     encoding = encode(checkpoint, text)
     is_replaced = (checkpoint.model(**encoding).logits[0] > 0).tolist()
     pairs = zip(encoding.word_ids(), is_replaced, strict=True)
@@ -233,17 +183,8 @@ def answer(
 ) -> tuple[Marked, dict[str, float]]:
     """Answers a question from a text of any length.
 
-    Args:
-        answerer: the model.
-        question: the question.
-        context: the text.
-        may_be_none: whether "no answer" is allowed.
-
     Returns:
         The text with the best answer marked, and the most likely answers with their scores.
-
-    Raises:
-        InputError: the question or the text has no word, or the question is too long.
     """
     try:
         answers = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)
@@ -255,16 +196,7 @@ def answer(
 
 
 def choose(checkpoint: LoadedCheckpoint, text: str, choices: str) -> dict[str, float]:
-    """Predicts which choice continues the text, with probabilities, as `snugbert predict` does.
-
-    Args:
-        checkpoint: the model.
-        text: the text.
-        choices: one choice per line.
-
-    Raises:
-        InputError: fewer than two choices, or see [`encode`].
-    """
+    """Predicts which choice continues the text, with probabilities. There is one choice per line."""
     lines = list(dict.fromkeys(line.strip() for line in choices.splitlines() if line.strip()))
     if len(lines) < 2:
         raise InputError("At least two choices are needed. Enter one choice per line.")
@@ -280,33 +212,11 @@ def similarity(checkpoint: LoadedCheckpoint, first: str, second: str) -> float:
     """Computes the cosine similarity of two texts, from -1 to 1.
 
     The vector of a text is the mean of its last hidden states.
-
-    Raises:
-        InputError: see [`encode`].
     """
     one, other = (
         checkpoint.model(**encode(checkpoint, text)).last_hidden_state[0].mean(dim=0) for text in (first, second)
     )
     return torch.cosine_similarity(one, other, dim=0).item()
-
-
-@torch.inference_mode()
-def attention(checkpoint: LoadedCheckpoint, text: str, second: str = "") -> tuple[list[str], torch.Tensor]:
-    """Computes the attention weights of a text or a pair.
-
-    Returns:
-        The T tokens, and the weights, which sum to 1 over the last dimension. *Shape:* (layers, heads, T, T)
-
-    Raises:
-        InputError: see [`encode`].
-    """
-    model, tokenizer = checkpoint
-    inputs = encode(checkpoint, text, second)
-    weights = model.base_model(**inputs, output_attentions=True).attentions
-    ids = inputs["input_ids"][0].tolist()
-    # SentencePiece's token of a space has no text.
-    tokens = [str(tokenizer.decode(token)).strip() or str(tokenizer.convert_ids_to_tokens(token)) for token in ids]
-    return tokens, torch.cat(weights).cpu()
 
 
 def headline(checkpoint: LoadedCheckpoint) -> str:

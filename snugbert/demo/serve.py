@@ -17,11 +17,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C
 
 @dataclass(kw_only=True)
 class DemoArguments:
-    """Arguments of `snugbert demo`.
-
-    Raises:
-        InputError: the port is out of range, or the folder does not exist.
-    """
+    """Arguments of `snugbert demo`."""
 
     model: str = field(metadata={"help": "Checkpoint of the BERT family: a folder or a Hub name."})
     host: str = field(
@@ -37,11 +33,7 @@ class DemoArguments:
 
 
 def run_demo(args: DemoArguments) -> None:
-    """Serves the page, and prints its address. Ctrl-C ends the process. This is `snugbert demo`.
-
-    Raises:
-        InputError: an unsupported checkpoint, an address in use, or Gradio is missing.
-    """
+    """Serves the page, and prints its address. Ctrl-C ends the process. This is `snugbert demo`."""
     address = _resolve_address(args.host, args.port)
     # Imported only here, because `--help` imports this module.
     from snugbert.demo.answers import load_checkpoint

@@ -55,11 +55,7 @@ def evaluate_model(
     text_args: HeldOutTextArguments,
     args: EvaluationArguments,
 ) -> None:
-    """Scores a model, prints the results and writes them.
-
-    Raises:
-        InputError: the model or the data cannot be used, or the output folder already contains results.
-    """
+    """Scores a model, prints the results and writes them."""
     set_up_logging()
     transformers_logging.disable_progress_bar()  # for reading weights
     share_cores()
@@ -114,11 +110,7 @@ def _check_output_dir(output_dir: Path, overwrite: bool) -> None:
 
 
 def _check_card(name: str | None) -> Path:
-    """Returns the card in the folder of the model `name`.
-
-    Raises:
-        InputError: there is no folder or no card, the folder is in a store, or the header of the card is invalid.
-    """
+    """Returns the card in the folder of the model `name`."""
     if name is not None and is_staged(Path(name)):
         raise InputError(f"--update_card: {name} is not on this machine. Copy the model to a local folder first.")
     card = None if name is None else Path(name) / "README.md"
@@ -194,13 +186,10 @@ def _evaluate_pairs(
 
 def _format_pairs(results: dict[str, Any]) -> str:
     """Returns the table of phenomena that the command prints."""
-    lines = [("", "pairs", *VARIANT_TITLES.values())]
-    lines += [(name, f"{pairs:,}", *numbers) for name, _, pairs, *numbers in _list_phenomena(results)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ["  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]) for name, *numbers in lines]
     paradigms = format_count(len(results["paradigms"]), "paradigm")
-    title = f"Minimal pairs: percent correct in {paradigms}. Chance is 50. PLL: pseudo-log-likelihood."
-    return "\n".join([title, *rows])
+    return f"Minimal pairs: percent correct in {paradigms}. Chance is 50. PLL: pseudo-log-likelihood.\n" + table(
+        ("phenomenon", "paradigms", "pairs", *VARIANT_TITLES.values()), _list_phenomena(results)
+    )
 
 
 def _make_pairs_tables(results: dict[str, Any]) -> str:

@@ -19,11 +19,7 @@ from snugbert.errors import InputError
 
 @dataclass
 class EvaluatedModelArguments(ModelArguments):
-    """Which model to evaluate, and in which precision.
-
-    Raises:
-        InputError: both a model and random weights are given, or a check of [`ModelArguments`] fails.
-    """
+    """Which model to evaluate, and in which precision."""
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Any masked language model of transformers: a folder or Hub name."}
@@ -101,11 +97,7 @@ class HeldOutTextArguments(PreparationArguments):
 
 @dataclass
 class EvaluationArguments:
-    """What to write.
-
-    Raises:
-        InputError: the seed is out of range.
-    """
+    """What to write."""
 
     help_group: ClassVar[str] = "output"
 

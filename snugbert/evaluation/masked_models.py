@@ -48,14 +48,12 @@ def load_masked_model(
 
     Checkpoints of the BERT family are loaded as SnugBERT, which computes the same outputs in less time.
 
+    Without `model_name_or_path`, the weights are random.
+
     Args:
-        args: the model. Without `model_name_or_path`, its weights are random.
         sentence_pairs: whether to load the head for sentence pairs as well, as in `BertForPreTraining`, if the
             checkpoint has one.
         required: names of the special tokens that the tokenizer must have.
-
-    Raises:
-        InputError: the model does not exist, has no trained masked token head, or its tokenizer does not fit.
     """
     tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:
@@ -149,7 +147,6 @@ def predict_tokens(model: PreTrainedModel, input_ids: torch.Tensor, positions: t
     """Predicts one token of each sequence. The vocabulary projection skips all other tokens.
 
     Args:
-        model: a masked language model.
         input_ids: sequences without padding. *Shape:* (B, L)
         positions: the tokens to predict. *Shape:* (B,)
 

@@ -51,11 +51,7 @@ class MinimalPair(NamedTuple):
 
 
 def read_pairs(files: Sequence[Path], good_column: str, bad_column: str) -> list[MinimalPair]:
-    """Reads the pairs of all files.
-
-    Raises:
-        InputError: a file has no pairs, or a row has no text in a column. The message names the file and the row.
-    """
+    """Reads the pairs of all files."""
     pairs: list[MinimalPair] = []
     for file, name in zip(files, _name_files(files), strict=True):
         count = len(pairs)

@@ -118,7 +118,6 @@ def _predict_targets(
     """Computes the log-probabilities of tokens at the scored positions. *Shape:* (K,)
 
     Args:
-        model: a masked language model.
         input_ids: masked sequences. *Shape:* (B, L)
         positions: the scored position of each sequence. *Shape:* (B,)
         rows: the sequence of each target. *Shape:* (K,)

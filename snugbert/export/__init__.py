@@ -1,1 +1,1 @@
-"""`snugbert export`: writes a model for ONNX Runtime, OpenVINO, CTranslate2 or stock BERT, and runs it there."""
+"""`snugbert export`: writes a model for ONNX Runtime, OpenVINO or stock BERT, and runs it there."""

@@ -52,11 +52,7 @@ LONGEST_TEXT = 512  # tokens, for models without a limit, such as DeBERTa
 
 
 def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
-    """Exports a model, and prints a summary. This is `snugbert export`.
-
-    Raises:
-        InputError: bad arguments, files or folders, see [`export_model`].
-    """
+    """Exports a model, and prints a summary. This is `snugbert export`."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     settings = dict(vars(args))
@@ -98,7 +94,7 @@ def export_model(
     Args:
         source: a checkpoint of the BERT family: a folder or a Hub name, see [`read_checkpoint`].
         output_dir: the folder to write. Other files in it are kept.
-        to: "onnx", "openvino", "ctranslate2" or "bert".
+        to: "onnx", "openvino" or "bert".
         dtype: dtype of the weights: "float32", "float16" (or torch's dtypes), or "int8".
         calibration_file: a text per line, to measure the ranges of activations in int8. None: the engine quantizes
             activations at run time, or does not quantize them.
@@ -138,9 +134,10 @@ def export_model(
     source = fetch_checkpoint(source_name, revision=revision, token=token, cache_dir=cache_dir)
     check_new_model(source, output_dir, overwrite_output_dir)
     checkpoint = read_checkpoint(find_model_folder(source), encoder_only=has_pooling(source))
-    if checkpoint.head == "ForReplacedTokenDetection" and to in ("bert", "ctranslate2"):
+    if checkpoint.head == "ForReplacedTokenDetection" and to == "bert":
         checkpoint = keep_encoder(checkpoint)
-    _check_head(checkpoint.head, to, engine, labeled)
+    if labeled is not None and checkpoint.head not in ("Model", *list_tasks()):
+        raise InputError(f"--validation_file: {checkpoint.head} cannot be scored. Remove the flag.")
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
     with writing(output_dir, "run the same command again"), temporary:
@@ -163,11 +160,8 @@ def _write_export(
     labeled: Path | Dataset | None,
     data: dict[str, Any],
 ) -> tuple[PreTrainedModel, Export]:
-    """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary.
-
-    The other arguments are as in [`export_model`].
-    """
-    family = "bert" if to in ("bert", "ctranslate2") else choose_family(checkpoint)
+    """Writes an export to the folder `written`, and runs the exported model. Returns the original and a summary."""
+    family = "bert" if to == "bert" else choose_family(checkpoint)
     stock_dtype = torch.float16 if to == "bert" and dtype == "float16" else torch.float32
     converted = convert_model(source, written, family, dtype=stock_dtype)
     if converted.tokenizer is None:
@@ -230,27 +224,15 @@ def _check_arguments(
     if dtype not in get_args(Dtype):
         raise InputError(explain_choice("--dtype", dtype, get_args(Dtype)))
     if to == "bert" and dtype == "int8":
-        raise InputError(
-            "--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx, openvino or ctranslate2."
-        )
-    if files["calibration_file"] is not None and (dtype != "int8" or to not in ("onnx", "openvino")):
-        raise InputError("--calibration_file needs --dtype int8, and --to onnx or openvino.")
+        raise InputError("--dtype int8: transformers has no int8 BERT for CPUs. Use --to onnx or --to openvino.")
+    if files["calibration_file"] is not None and dtype != "int8":
+        raise InputError("--calibration_file needs --dtype int8.")
     for name, file in files.items():
         if file is not None and not file.is_file():
             raise InputError(f"--{name}: {file} does not exist.")
     given = [name for name, value in data.items() if value]
     if given and labeled is None:
         raise InputError(f"--{given[0]} needs --validation_file. Pass that file, or remove --{given[0]}.")
-
-
-def _check_head(head: str, to: str, engine: ModuleType, labeled: Path | Dataset | None) -> None:
-    if to == "ctranslate2" and head not in engine.HEADS:
-        raise InputError(
-            f"--to ctranslate2: the head {head} has several layers. CTranslate2 runs only the encoder. Use --to onnx "
-            "or --to openvino."
-        )
-    if labeled is not None and head not in ("Model", *list_tasks()):
-        raise InputError(f"--validation_file: {head} cannot be scored. Remove the flag.")
 
 
 def _import_engine(to: str) -> ModuleType:
@@ -308,9 +290,6 @@ def load_pooling(folder: Path) -> Callable[[np.ndarray, Batch], np.ndarray]:
     """Returns a function that pools hidden states to one vector per text, *shape* (B, size).
 
     With modules.json, the modules of sentence-transformers pool. Without this file, a vector is the mean over tokens.
-
-    Raises:
-        InputError: sentence-transformers is missing.
     """
     if not read_modules(folder):
         return lambda states, batch: (
@@ -353,14 +332,10 @@ def make_score(
     Args:
         checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: by the
             rank correlation of cosine similarities with the scores of pairs, as on STS-B.
-        labeled: a file or a dataset with examples of the task; for encoders, rows with sentence1, sentence2 and score.
-        tokenizer: the model's tokenizer.
+        labeled: examples of the task; for encoders, rows with sentence1, sentence2 and score.
         names: the inputs of the model.
         embed: returns the embeddings of texts, *shape* (N, size). Only for encoders.
         data: more data arguments of the task, such as `task_name`.
-
-    Raises:
-        InputError: the examples cannot be used, or have other labels than the model.
     """
     data = {name: value for name, value in data.items() if value}
     task_class = find_task(checkpoint.head) if embed is None else None

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 Dtype = Literal["float32", "float16", "int8"]
-# Target -> its module, which has the functions `describe`, `write` and `load`.
+# Target -> its module, which has the functions `describe`, `write` and `load`. onnx_engine.py documents them.
 ENGINES = {
     "onnx": "snugbert.export.onnx_engine",
     "openvino": "snugbert.export.openvino_engine",
-    "ctranslate2": "snugbert.export.ctranslate2_engine",
     "bert": "snugbert.export.stock_engine",
 }
 

@@ -30,17 +30,7 @@ def describe() -> str:
 def write(
     model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
 ) -> None:
-    """Writes the model.
-
-    In int8, NNCF quantizes the weights. With `calibration`, it quantizes the activations too.
-
-    Args:
-        model: the SnugBERT model in float32, in evaluation mode, with eager attention.
-        input_names: the inputs of the model, see `Batch`.
-        folder: the folder of the exported model.
-        dtype: dtype of the weights.
-        calibration: batches to measure ranges on, for int8. Empty: no calibration.
-    """
+    """Writes the model. In int8, NNCF quantizes the weights, and with `calibration` the activations too."""
     with TemporaryDirectory(dir=folder) as temporary:
         graph = Path(temporary) / "model.onnx"
         write_graph(model, input_names, graph)
@@ -65,8 +55,7 @@ def load(folder: Path, threads: int | None = None, precision: str | None = "f32"
     """Opens an exported model.
 
     Args:
-        folder: the folder of the exported model.
-        threads: number of threads. None: the engine chooses.
+        folder, threads: as in onnx_engine.py.
         precision: precision of the computation. None: the engine chooses bfloat16 on CPUs that support it.
             Outputs then differ by 3e-2.
     """

@@ -22,12 +22,7 @@ def write(
 
 
 def load(folder: Path, threads: int | None = None) -> Run:
-    """Opens an exported model.
-
-    Args:
-        folder: the folder of the exported model.
-        threads: ignored. torch has one setting for the whole process.
-    """
+    """Opens an exported model. `threads` is ignored, because torch has one setting for the whole process."""
     config = AutoConfig.from_pretrained(folder)
     model_class = next(each for each in CLASSES["bert"].values() if each.__name__ in config.architectures)
     return run_in_torch(model_class.from_pretrained(folder, config=config, dtype=config.dtype).eval())

@@ -51,15 +51,7 @@ def make_texts(tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[str]
 
 
 def read_text_file(file: Path, limit: int | None = None) -> list[str]:
-    """Reads the lines of a text file that are not empty, also from .gz and .zst files.
-
-    Args:
-        file: the file.
-        limit: maximum number of lines. None: all.
-
-    Raises:
-        InputError: the file is not UTF-8, or it has no text.
-    """
+    """Reads at most `limit` lines of a text file that are not empty, also from .gz and .zst files."""
     texts: list[str] = []
     for line in read_text_lines(file):
         if line.strip():
@@ -83,13 +75,7 @@ def make_batches(
 
     If the head reads pairs, every second text is paired with the next text, and every text for question answering.
 
-    Args:
-        texts: the texts.
-        tokenizer: the model's tokenizer.
-        head: the model's head. Multiple choice gets the next three texts as choices.
-        names: the inputs to include.
-        max_length: longer inputs are truncated to this many tokens.
-        size: number of texts in a batch.
+    Multiple choice gets the next three texts as choices. `names` are the inputs to include.
     """
 
     def encode(first: str, second: str | None) -> dict[str, list[int]]:
@@ -109,13 +95,7 @@ def make_batches(
 
 
 def pad(features: Sequence[dict[str, list[Any]]], tokenizer: PreTrainedTokenizerBase, names: Sequence[str]) -> Batch:
-    """Pads inputs on the right to the length of the longest input.
-
-    Args:
-        features: inputs with one value per token, or for multiple choice with a list per choice.
-        tokenizer: the tokenizer, with the padding token.
-        names: the inputs to include.
-    """
+    """Pads inputs on the right to the length of the longest. For multiple choice, an input has a list per choice."""
     has_choices = isinstance(features[0]["input_ids"][0], list)
     rows = [
         {name: feature[name][choice] if has_choices else feature[name] for name in names}

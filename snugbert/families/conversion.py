@@ -53,7 +53,7 @@ TOKENIZER_FILES = (
     "merges.txt",
 )
 # Folders that `snugbert export` writes. The output replaces these folders, too, because servers would prefer them.
-ENGINE_FOLDERS = ("onnx", "openvino", "ctranslate2")
+ENGINE_FOLDERS = ("onnx", "openvino")
 # Model files, which the output replaces. config.json marks a folder as a model, so it is removed first and written
 # last.
 REPLACED_FILES = (

@@ -33,37 +33,21 @@ Values = dict[str, Any]
 
 
 class Format:
-    """Rows of a table or of JSON, written as JSON lines.
-
-    Args:
-        args: the arguments of the command.
-    """
+    """Rows of a table or of JSON, written as JSON lines."""
 
     def __init__(self, args: PredictionArguments):
         self.source = Path(str(args.input_file))
 
     def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
-        """Streams the place of each row, for messages, and its values.
-
-        Raises:
-            InputError: see [`read_rows`].
-        """
+        """Streams the place of each row, for messages, and its values."""
         return ((f"row {row}", values) for row, values in read_rows(self.source, log=log))
 
     def write_head(self, row: Values) -> str:
-        """Returns the text before the first row of the output.
-
-        Args:
-            row: the values of the first row, with its predictions.
-        """
+        """Returns the text before the first row of the output. `row` has the predictions, too."""
         return ""
 
     def write(self, row: Values) -> str:
-        """Returns a row of the output. Numbers that JSON cannot represent, such as NaN, become null.
-
-        Args:
-            row: the values of a row, with its predictions.
-        """
+        """Returns a row of the output. Numbers that JSON cannot represent, such as NaN, become null."""
         return dump_json(row) + "\n"
 
 
@@ -97,14 +81,7 @@ class TableFormat(Format):
 
 
 class ConllFormat(Format):
-    """Sentences in CoNLL columns, written as JSON lines.
-
-    Args:
-        args: the arguments of the command. `text_column_names` may be the number of the column of words.
-
-    Raises:
-        InputError: `text_column_names` is not a column number.
-    """
+    """Sentences in CoNLL columns, written as JSON lines. `text_column_names` may be a column number."""
 
     def __init__(self, args: PredictionArguments):
         super().__init__(args)
@@ -114,11 +91,7 @@ class ConllFormat(Format):
             logger.warning(ONLY_IDS, self.source, "--text_column_names")
 
     def read(self, log: ReadingLog) -> Iterator[tuple[str, Values]]:
-        """Streams the line of the first word of each sentence, and the words as `tokens`.
-
-        Raises:
-            InputError: bytes are not UTF-8 and `on_bad_text` is not "replace", or see [`read_conll`].
-        """
+        """Streams the line of the first word of each sentence, and the words as `tokens`."""
         for line, sentence, _ in self._read_blocks(log):
             yield f"line {line}", {"tokens": sentence.words}
 
@@ -195,11 +168,7 @@ class TaggedConllFormat(ConllFormat):
 
 
 def make_format(args: PredictionArguments) -> Format:
-    """Returns the format that reads the input and writes the output.
-
-    Raises:
-        InputError: see [`ConllFormat`], or the first line of a table cannot be read.
-    """
+    """Returns the format that reads the input and writes the output."""
     to_json = Path(str(args.output_file)).suffix == ".jsonl"
     if args.reads_conll:
         return ConllFormat(args) if to_json else TaggedConllFormat(args)

@@ -1,12 +1,11 @@
 """Streams a file through a model: reads windows of rows, predicts them, and appends the results in order.
 
 The output is complete when `output_file` exists. Until then, the rows are in a file with `.partial` appended to the
-name, and a second file records the progress. Run the same command again to continue. If `output_file` is in a store,
+name, and a second file counts them. Run the same command again to continue. If `output_file` is in a store,
 only the complete file is uploaded.
 """
 
 import gc
-import hashlib
 import json
 import logging
 import os
@@ -17,8 +16,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
 
-import snugbert
 from snugbert.cli.model_arguments import get_hub_arguments
+from snugbert.continuation import check_continuation, make_record
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
@@ -41,6 +40,7 @@ WINDOW_ROWS, WINDOW_CHARACTERS = 4096, 2**20
 MOST_REPORTED = 20  # bad rows
 
 PARTIAL = ".partial"
+START_AGAIN = "Add --overwrite_output_file to start again."
 MODEL_FILES = ("*.json", "*.txt", "*.model", "*.safetensors", "*.bin")
 # Arguments that change the output.
 SETTINGS = (
@@ -58,12 +58,7 @@ SETTINGS = (
 
 
 def predict_file(args: PredictionArguments) -> None:
-    """Predicts every row of a file. This is `snugbert predict`.
-
-    Raises:
-        InputError: the model or a row cannot be used, or the output exists, belongs to different settings or cannot be
-            written.
-    """
+    """Predicts every row of a file. This is `snugbert predict`."""
     set_up_process()
     _check_output(args)  # before the model is loaded
     folder = fetch_checkpoint(str(args.model_name_or_path), **get_hub_arguments(args))
@@ -86,20 +81,15 @@ def predict_file(args: PredictionArguments) -> None:
 
 
 def _describe_abstention(config: Mapping[str, Any], least: float) -> str:
-    """Describes the effect of abstaining on the validation examples of a model."""
-    calibration = config.get("calibration")
-    if calibration is None:
-        return (
-            f"Abstaining below {least:g}. For a model calibrated with `snugbert glue --calibrate`, this line also "
-            "reports the share and the accuracy of labels on the validation examples."
-        )
-    coverage, accuracy = read_coverage(calibration, least)
-    _, overall = read_coverage(calibration, 0)
+    """Describes the effect of abstaining on the validation examples of a calibrated model."""
+    if "calibration" not in config:
+        return f"Abstaining below {least:g}. Calibrate the model (`snugbert glue --calibrate`) to see the effect here."
+    coverage, accuracy = read_coverage(config["calibration"], least)
     if not coverage:
         return f"Abstaining below {least:g}. No validation example reaches this confidence."
     return (
         f"Abstaining below {least:g}. Of the validation examples, {coverage:.1%} get a label, and {accuracy:.1%} of "
-        f"these labels are correct ({overall:.1%} without abstaining)."
+        "these labels are correct."
     )
 
 
@@ -110,17 +100,7 @@ def _check_output(args: PredictionArguments) -> None:
 
 
 def write_predictions(args: PredictionArguments, data: Format, predictor: RowPredictor, folder: Path) -> None:
-    """Predicts the rows of the input, and prints how many per second.
-
-    Args:
-        args: the arguments of the command.
-        data: the formats of input and output.
-        predictor: the model.
-        folder: the folder of the model.
-
-    Raises:
-        InputError: see [`predict_file`].
-    """
+    """Predicts the rows of the input with a model of a folder, and prints how many per second."""
     output, source = _name_output(args), Path(str(args.input_file))
     # Reading all rows first finds bad rows before hours of work. The number of rows decides where shards begin.
     logger.info("reading %s", source)
@@ -140,7 +120,7 @@ def write_predictions(args: PredictionArguments, data: Format, predictor: RowPre
     start = time.monotonic()
     with _open_partial(output) as stream:
         _check_output(args)  # again, because another process may have finished the output
-        done = _predict(args, data, stream, predictor, shard, _describe_run(args, folder, source))
+        done = _predict(args, data, stream, predictor, shard, _list_settings(args, folder, source))
         publish_file(_partial(output), output)
         _partial(output, ".json").unlink(missing_ok=True)
     seconds = time.monotonic() - start
@@ -164,11 +144,7 @@ def _partial(output: Path, suffix: str = "") -> Path:
 
 @contextmanager
 def _open_partial(output: Path) -> Iterator[IO[bytes]]:
-    """Opens the partial output, and keeps other processes from writing it.
-
-    Raises:
-        InputError: another process is writing the file, or the file cannot be written.
-    """
+    """Opens the partial output, and keeps other processes from writing it."""
     with ExitStack() as stack:
         with writing(output, "run the same command again"):
             try:
@@ -181,12 +157,12 @@ def _open_partial(output: Path) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def _describe_run(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:
-    """Returns the values that the output depends on. Partial output can be continued only if they are unchanged."""
+def _list_settings(args: PredictionArguments, folder: Path, source: Path) -> dict[str, Any]:
+    """Returns everything that the output depends on. Files are identified by size and time."""
     files = [file for pattern in MODEL_FILES for file in sorted(folder.rglob(pattern)) if PARTIAL not in file.name]
     return {
-        "version": snugbert.__version__,
-        "settings": {name: getattr(args, name) for name in SETTINGS} | {"device": str(choose_device(args.use_cpu))},
+        **{f"--{name}": getattr(args, name) for name in SETTINGS},
+        "device": str(choose_device(args.use_cpu)),
         "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in (source, *files)},
     }
 
@@ -208,14 +184,13 @@ def _predict(
     stream: IO[bytes],
     predictor: RowPredictor,
     shard: tuple[int, int],
-    description: dict[str, Any],
+    settings: dict[str, Any],
 ) -> int:
     """Predicts the rows of a shard that are not in the partial output `stream`, and returns their number."""
     output = _name_output(args)
-    state = _read_state(_partial(output, ".json"), description, args.overwrite_output_file)
+    record = _continue_partial(output, stream, settings, args.overwrite_output_file)
     first, end = shard
-    digest = _go_to_end(output, stream, state, args.overwrite_output_file)
-    before = state["rows"]
+    before = record["rows"]
     if before:
         logger.info("continuing after %s in %s", format_count(before, "row"), _partial(output))
     rows = islice(_read(data, predictor, ReadingLog(args.on_bad_text)), first + before, end)
@@ -223,81 +198,47 @@ def _predict(
         for window, predictions in predictor.answer_windows(_split_into_windows(rows)):
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
-            head = data.write_head(results[0]) if first + state["rows"] == 0 else ""
-            lines = [head, *map(data.write, results)]
+            head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
+            # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
+            encoded = "".join([head, *map(data.write, results)]).encode("utf-8", "backslashreplace")
             with writing(output, "run the same command again"):
-                # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
-                encoded = "".join(lines).encode("utf-8", "backslashreplace")
                 stream.write(encoded)
                 stream.flush()
                 os.fsync(stream.fileno())
-                state["rows"] += len(window)
-                state["bytes"] = stream.tell()
-                digest.update(encoded)
-                state["sha256"] = _seal(digest, state["rows"])
-                write_atomically(_partial(output, ".json"), json.dumps(state))
-            progress.move_to(state["rows"])
-    if state["rows"] != end - first:
+                record["rows"] += len(window)
+                record["bytes"] += len(encoded)
+                write_atomically(_partial(output, ".json"), json.dumps(record))
+            progress.move_to(record["rows"])
+    if record["rows"] != end - first:
         raise InputError(f"--input_file: {args.input_file} changed while it was read. Run the same command again.")
-    return state["rows"] - before
+    return record["rows"] - before
 
 
-def _go_to_end(output: Path, stream: IO[bytes], state: dict[str, Any], overwrite: bool) -> Any:
-    """Cuts the partial output `stream` to the bytes that its state counts. Returns the checksum of these bytes.
+def _continue_partial(output: Path, stream: IO[bytes], settings: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Cuts the partial output `stream` after its last complete window. Returns its record.
 
-    If they are damaged and `overwrite` is set, resets the output and the state, to start again.
-
-    Raises:
-        InputError: the partial output is damaged.
+    The record counts the `rows` and `bytes` of complete windows. Lines would not do: a cell can have line breaks, and
+    a sentence has a line per word. With `overwrite`, output that cannot be continued is removed.
     """
-    size = stream.seek(0, os.SEEK_END)
-    if size == 0:  # the file was removed, but not its state
-        state |= {"rows": 0, "bytes": 0}
-    stream.truncate(min(size, state["bytes"]))
-    with _partial(output).open("rb") as written:
-        digest = hashlib.file_digest(written, "sha256")
-    if (state["rows"] or state["bytes"]) and state.get("sha256") != _seal(digest, state["rows"]):
-        if not overwrite:
-            raise InputError(f"{_partial(output)} is damaged. Add --overwrite_output_file to start again.")
-        state |= {"rows": 0, "bytes": 0}
-        stream.truncate(0)
-        digest = hashlib.sha256()
-    return digest
+    record = make_record("prediction", settings) | {"rows": 0, "bytes": 0}
+    if _partial(output, ".json").exists():
+        try:
+            record = _read_record(output, settings)
+        except InputError:
+            if not overwrite:
+                raise
+    stream.truncate(record["bytes"])
+    return record
 
 
-def _seal(digest: Any, num_rows: int) -> str:
-    """Returns a checksum of the partial output together with its number of rows."""
-    sealed = digest.copy()
-    sealed.update(str(num_rows).encode())
-    return sealed.hexdigest()
-
-
-def _read_state(file: Path, description: dict[str, Any], overwrite: bool) -> dict[str, Any]:
-    """Returns the state of the partial output: `rows` and `bytes` that are done, and the description of the run."""
-    nothing = {"rows": 0, "bytes": 0, **description}
-    if not file.exists():
-        return nothing
-    try:
-        state = read_json(file)
-        is_ours = state.get("version") == description["version"]
-        has_types = all(type(state.get(name)) is type(value) for name, value in nothing.items())
-        if is_ours and (not has_types or min(state["rows"], state["bytes"]) < 0):
-            raise InputError(f"{file} is damaged.")
-    except InputError as error:
-        if overwrite:
-            return nothing
-        raise InputError(f"{error} Add --overwrite_output_file to start again.") from error
-    if {name: state.get(name) for name in description} == json.loads(json.dumps(description)):
-        return state
-    if overwrite:
-        return nothing
-    if state.get("version") != description["version"]:
-        what = "a different version of SnugBERT"
-    else:
-        settings = description["settings"].items()
-        changed = [f"--{name}" for name, value in settings if state["settings"].get(name) != value]
-        what = f"different values of {', '.join(changed)}" if changed else "a different model or input"
-    raise InputError(f"{file} belongs to a run with {what}. Add --overwrite_output_file to start again.")
+def _read_record(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    file = _partial(output, ".json")
+    record = read_json(file)
+    check_continuation(record, "prediction", settings, f"--output_file: {file}", START_AGAIN)
+    rows, size = record.get("rows"), record.get("bytes")
+    if not (type(rows) is type(size) is int and 0 <= rows <= size <= _partial(output).stat().st_size):
+        raise InputError(f"--output_file: {_partial(output)} is damaged. {START_AGAIN}")
+    return record
 
 
 def _split_into_windows(rows: Iterator[Row]) -> Iterator[list[Row]]:

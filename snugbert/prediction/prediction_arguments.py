@@ -23,9 +23,6 @@ CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 class PredictionArguments:
     """Which rows to predict, where to write, and how.
 
-    Raises:
-        InputError: a file is missing, or a value is out of range.
-
     Attributes:
         shard_number, num_shards: `i` and `n` of `shard`.
     """

@@ -1,4 +1,4 @@
-"""`Predictor` predicts and scores rows with a fine-tuned model.
+"""`Predictor` predicts and scores rows with a fine-tuned model. `choose_columns` finds their text.
 
 A predictor reads examples from rows (`read`), and predicts many at once (`answer`), so that texts of similar
 length share batches.
@@ -6,11 +6,12 @@ length share batches.
 Shapes: N sequences, T tokens in a batch.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,18 +24,19 @@ from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, get_windows
 from snugbert.data.in_memory import load_rows, number_rows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
-from snugbert.errors import InputError
+from snugbert.errors import InputError, list_columns
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS
 from snugbert.gpu.cuda_graphs import CudaGraphs
 from snugbert.gpu.row_sizes import choose_prediction_multiple, pad_row
-from snugbert.prediction.columns import choose_columns
 from snugbert.reports.intervals import Interval
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.base import Features, Task
 from snugbert.tasks.evaluation_set import make_evaluation_set
-from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT, describe_columns
+from snugbert.tasks.labeled_texts import ROWS_TO_INSPECT, describe_columns, find_text_columns
 from snugbert.tasks.outputs import Logits, average_windows
+
+logger = logging.getLogger(__name__)
 
 Prediction = dict[str, Any]
 Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor reads from them
@@ -55,11 +57,7 @@ class RowPredictor(ABC):
 
     @abstractmethod
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Returns the example of a row.
-
-        Raises:
-            InputError: a column is missing or has no text. The message does not name the row.
-        """
+        """Returns the example of a row. Error messages do not name the row."""
 
     @abstractmethod
     def answer(self, examples: list[Any]) -> list[Prediction]:
@@ -76,7 +74,7 @@ class RowPredictor(ABC):
 
 
 def choose_device(use_cpu: bool = False) -> torch.device:
-    """Returns the accelerator, if there is one and the user wants it, or the CPU."""
+    """Returns the accelerator, if there is one, or the CPU."""
     accelerator = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
     return accelerator or torch.device("cpu")
 
@@ -206,11 +204,11 @@ class Predictor(RowPredictor):
         return metrics
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Returns the example that the task reads from a row."""
+        """See [`RowPredictor`]."""
         return self.task.read(values, self.columns)
 
     def answer(self, examples: list[Any]) -> list[Prediction]:
-        """Returns the prediction for each example, as columns to add to its row."""
+        """See [`RowPredictor`]."""
         split = self.task.make_split(examples)
         features = self.task.encode(split)
         return self.task.to_columns(split, self.task.decode(self.run(features), split, features))
@@ -286,11 +284,7 @@ class Predictor(RowPredictor):
 
 
 def find_head(class_name: str, place: str) -> str:
-    """Returns the head of a class of models, such as "ForTokenClassification".
-
-    Raises:
-        InputError: no task has this head. The message begins with `place` and the class.
-    """
+    """Returns the head of a class of models, such as "ForTokenClassification". Messages begin with `place`."""
     head = HEADS_BY_CLASS.get(class_name, "")
     if head not in list_tasks():
         raise InputError(f"{place} {class_name}. Expected a fine-tuned model of the BERT family.")
@@ -331,3 +325,66 @@ def split_by_tokens(lengths: np.ndarray, max_tokens: int) -> Iterator[np.ndarray
         tokens += lengths[index]
     if len(order):
         yield order[start:]
+
+
+# --- columns ----------------------------------------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """A task, or a class that predicts with a model of sentence-transformers. [`Task`] describes the attributes."""
+
+    default_columns: ClassVar[tuple[tuple[str, ...], ...]]
+    any_columns: ClassVar[bool]
+    predicted_columns: ClassVar[tuple[str, ...]]
+
+
+def choose_columns(
+    reader: Reader,
+    given: Sequence[str] | None,
+    source: str,
+    first_rows: Sequence[Mapping[str, Any]],
+    trained_columns: tuple[str, ...],
+    argument: str = "--text_column_names",
+) -> Sequence[str]:
+    """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
+
+    Args:
+        given: the columns that the user named. None: choose them.
+        source: the name of the input, for messages.
+        first_rows: the rows to inspect. Without rows, the columns are not checked.
+        trained_columns: empty if the model stores no columns.
+        argument: the argument that names columns, for messages.
+    """
+    numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
+    present = list(dict.fromkeys(name for values in first_rows for name in values))
+    if given is not None:
+        if len(given) not in numbers:
+            expected = " or ".join(map(str, numbers))
+            raise InputError(f"{argument}: this model reads {expected} text columns, not {len(given)}.")
+        missing = [name for name in given if first_rows and name not in present]
+        if missing:
+            raise InputError(f"{source}: no column {missing[0]!r}. {list_columns(present)}")
+        return given
+    if not first_rows:
+        return ("text",) * numbers[0]
+    defaults, trained = reader.default_columns, ""
+    if len(trained_columns) in numbers:
+        trained = f" The model was trained on the {describe_columns(trained_columns)}."
+        numbers = (len(trained_columns),)
+        defaults = (trained_columns, *(names for names in defaults if len(names) in numbers))
+    for names in defaults:
+        if all(name in first_rows[0] for name in names):
+            return names
+    if not reader.any_columns:
+        expected = " or ".join(dict.fromkeys(map(describe_columns, defaults)))
+        raise InputError(f"{source}: no {expected}. {list_columns(present)} Set {argument}.")
+    try:
+        found, others = find_text_columns(list(first_rows), "label", source)
+    except InputError as error:
+        raise InputError(f"{source}: no text column. {list_columns(present)} Set {argument}.") from error
+    if others or len(found) != numbers[0]:
+        found = (*found, *others)
+        problem = "several text columns" if len(found) > numbers[0] else "this model needs two text columns, found"
+        raise InputError(f"{source}: {problem}: {', '.join(map(repr, found))}.{trained} Set {argument}.")
+    logger.info("%s: text %s", source, describe_columns(found))
+    return found

@@ -54,7 +54,7 @@ def data(data_dir, glue, models) -> list[str]:
 def test_engines(models, data, tmp_path, monkeypatch, capsys):
     import engines
 
-    monkeypatch.setattr(engines, "VARIANTS", {("ctranslate2", "float32", False): "CTranslate2, float32"})
+    monkeypatch.setattr(engines, "VARIANTS", {("onnx", "float32", False): "ONNX Runtime, float32"})
     (tmp_path / "text.txt").write_text("a text\n")
     arguments = ["--classifier", str(models / "classifier"), *data, "--calibration_file", str(tmp_path / "text.txt")]
     sizes = ["--max_texts", "6", "--batch_size", "2", "--timed_texts", "4", "--rounds", "1"]
@@ -66,7 +66,7 @@ def test_engines(models, data, tmp_path, monkeypatch, capsys):
             engines.REFERENCE,
             "SnugBERT in torch, float32",
             "SnugBERT in torch, bfloat16",
-            "CTranslate2, float32",
+            "ONNX Runtime, float32",
         ]
         assert header[-1] == "difference" and len(header) == 5 + scores
         assert rows[0][3] == "1.00 (1.00-1.00)" and float(rows[0][-1]) == 0
@@ -113,13 +113,13 @@ def test_the_pipeline_embeds_like_sentence_transformers(models, tmp_path):
 def test_export_heads(models, glue, tmp_path, monkeypatch, capsys):
     import export_heads
 
-    monkeypatch.setattr(export_heads, "TARGETS", ("ctranslate2",))
+    monkeypatch.setattr(export_heads, "TARGETS", ("onnx",))
     (tmp_path / "text.txt").write_text("a text\nand a second one\n")
     family_checkpoints.write_checkpoint(tmp_path / "mlm", "bert", "ForMaskedLM")
     checkpoints = [f"{models / 'plain'}={glue / 'STS-B/dev.tsv'}", str(models / "tagger"), str(tmp_path / "mlm")]
     export_heads.main(["--checkpoints", *checkpoints, "--text_file", str(tmp_path / "text.txt")])
     _, *table = cells(capsys.readouterr().out)
-    assert [row[:2] for row in table] == [["Model", "ctranslate2"], ["ForTokenClassification", "ctranslate2"]]
+    assert [row[:2] for row in table] == [["Model", "onnx"], ["ForTokenClassification", "onnx"]]
     assert all(float(row[3]) < 1e-4 for row in table)
     assert float(table[0][4]) > 1e-4 and table[0][5].startswith("spearman: ")
     assert table[1][4:] == ["", ""]  # no validation file

@@ -54,13 +54,9 @@ def test_answers_equal_transformers(checkpoints):
     assert tagged == [(text[e["start"] : e["end"]], e["entity_group"]) for e in entities] and len(tagged) > 4
     assert "".join(piece for piece, _ in answers.tag(loaded["tags"], text)) == text
 
-    stock = AutoModel.from_pretrained(checkpoints["encoder"], attn_implementation="eager").eval()
+    stock = AutoModel.from_pretrained(checkpoints["encoder"]).eval()
     tokenizer = loaded["encoder"].tokenizer
     with torch.inference_mode():
         vectors = [stock(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in FACTS[:2]]
-        weights = torch.cat(stock(**tokenizer(*FACTS[:2], return_tensors="pt"), output_attentions=True).attentions)
     cosine = vectors[0] @ vectors[1] / vectors[0].norm() / vectors[1].norm()
     assert answers.similarity(loaded["encoder"], *FACTS[:2]) == pytest.approx(cosine.item(), abs=1e-5)
-    tokens, ours = answers.attention(loaded["encoder"], *FACTS[:2])
-    assert tokens == "[CLS] ada byron wrote it . [SEP] bob met the dog in paris . [SEP]".split()
-    torch.testing.assert_close(ours, weights, atol=1e-5, rtol=0)

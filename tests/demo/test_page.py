@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import gradio as gr
 import pytest
 from browser import CALL, TYPED, Visitor, ask, served
-from demo_checkpoints import ENDINGS, FACTS, QUESTIONS, STORIES, TAGGED
+from demo_checkpoints import FACTS, QUESTIONS, STORIES, TAGGED
 from gradio_client import Client
 
 from snugbert.demo import answers
-from snugbert.demo.page import MOST_BYTES, MOST_CHARACTERS, MOST_TOKENS
+from snugbert.demo.page import MOST_BYTES, MOST_CHARACTERS
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "pictures"),
@@ -81,7 +81,7 @@ def test_masks_are_filled_and_next_sentences_judged(checkpoints, visitor):
     with visitor.at(checkpoints["pretrained"]):
         seen = visitor.all("h1")[0].text, visitor.all("p")[0].text
         assert seen[0] == "pretrained" and "SnugBertForPreTraining" in seen[1] and "layers 2, heads 4" in seen[1]
-        assert [tab.text for tab in visitor.all("button[role=tab]")] == ["Fill the mask", "Next sentence", "Attention"]
+        assert [tab.text for tab in visitor.all("button[role=tab]")] == ["Fill the mask", "Next sentence"]
         visitor.type("Text with [MASK]", "the [MASK] drinks milk.")
         visitor.click("Fill the mask")
         visitor.until(visitor.headings, ["cat"])
@@ -108,45 +108,6 @@ def test_masks_are_filled_and_next_sentences_judged(checkpoints, visitor):
         visitor.until(visitor.headings, ["follows"])
 
 
-def test_texts_are_classified(checkpoints, visitor):
-    with visitor.at(checkpoints["labels"]):
-        for text, second, label in (
-            ("a good film", "", "positive"),
-            ("a bad play", "", "negative"),
-            ("a bad play", "a bad film", "then a film"),
-            ("a bad film", "a bad play", "then a play"),
-        ):
-            visitor.type("Text", text)
-            visitor.type("Second text (for models trained on pairs)", second)
-            visitor.click("Classify")
-            visitor.until(visitor.headings, [label])
-    with visitor.at(checkpoints["several"]):
-        for text, probabilities in (("a good play", (1, 1)), ("a bad film", (0, 0)), ("a bad play", (0, 1))):
-            visitor.type("Text", text)
-            visitor.click("Classify")
-            visitor.until(
-                lambda: {label: round(float(shown[:-1]) / 100) for label, shown in visitor.bars().items()},
-                dict(zip(("good", "play"), probabilities, strict=True)),
-            )
-        assert visitor.headings() == []  # no single best label
-    with visitor.at(checkpoints["number"]):
-        for text, number in (("a good film", 5), ("a bad play", -1)):
-            visitor.type("Text", text)
-            visitor.click("Classify")
-            visitor.until(lambda: [round(float(heading)) for heading in visitor.headings()], [number])
-
-
-def test_entities_are_colored(checkpoints, visitor):
-    with visitor.at(checkpoints["tags"], "localhost"):
-        visitor.type("Text", TAGGED[0][0])
-        visitor.click("Tag")
-        visitor.until(
-            lambda: [mark[:2] for mark in visitor.marked()], [("Ada Byron", "PER"), ("Bob", "PER"), ("London", "LOC")]
-        )
-        ada, bob, london = (color for *_, color in visitor.marked())
-        assert (ada, bob, london) == ("rgba(213, 94, 0, 0.5)", "rgba(213, 94, 0, 0.5)", "rgba(0, 114, 178, 0.5)")
-
-
 def test_answers_are_marked_in_the_context(checkpoints, visitor):
     context = " ".join(FACTS)
     long_context = f"{FACTS[2]} " * 15 + FACTS[0] + f" {FACTS[2]}" * 15  # 150 words in windows of 72
@@ -170,58 +131,6 @@ def test_answers_are_marked_in_the_context(checkpoints, visitor):
         visitor.type("Question", "Who wrote it?")
         visitor.click("Answer")
         visitor.until(lambda: [mark[0] for mark in visitor.marked()], ["Ada Byron"])
-
-
-def test_choices_and_similar_texts(checkpoints, visitor):
-    with visitor.at(checkpoints["choices"]):
-        visitor.type("Choices (one per line)", "\n".join(ENDINGS.values()))
-        for text, ending in ENDINGS.items():
-            visitor.type("Text or question", text)
-            visitor.click("Choose")
-            visitor.until(visitor.headings, [ending])
-        visitor.turn_to("Attention")  # one layer, one head
-        visitor.click("Show attention")
-        visitor.until(lambda: visitor.heat_map()[0][:3], ["[CLS]", "the", "cat"])
-        assert visitor.all("input[type=range]") == []
-    with visitor.at(checkpoints["encoder"]):
-        cosine = answers.similarity(answers.load_checkpoint(str(checkpoints["encoder"])), *FACTS[:2])
-        visitor.type("Text", FACTS[0])
-        for text, number in ((FACTS[0], 1.0), (FACTS[1], cosine)):
-            visitor.type("Another text", text)
-            visitor.click("Compare")
-            visitor.until(lambda: visitor.all("input[type=number]")[0].get_attribute("value"), f"{number:.3g}")
-
-
-def test_attention_of_every_layer_and_head(checkpoints, visitor):
-    text = "Bob met the cat in Paris."
-    tokens, weights = answers.attention(answers.load_checkpoint(str(checkpoints["encoder"])), text)
-
-    def expected(layer: int, head: int) -> tuple[list[str], ...]:
-        cells = [
-            f"{query} to {key}: {weights[layer - 1, head - 1, row, column]:.0%}"
-            for row, query in enumerate(tokens)
-            for column, key in enumerate(tokens)
-        ]
-        return tokens, tokens, cells
-
-    assert expected(1, 1) != expected(1, 2) != expected(2, 2)
-    with visitor.at(checkpoints["encoder"]):
-        visitor.turn_to("Attention")
-        visitor.type("Text", text)
-        visitor.click("Show attention")
-        visitor.until(visitor.heat_map, expected(1, 1))
-        numbers = [float(weight) for weight in weights[0, 0].flatten()]
-        lightest = visitor.all("table.attention tbody td")[numbers.index(max(numbers))]
-        assert lightest.value_of_css_property("background-color") == "rgba(254, 232, 56, 1)"  # the end of cividis
-        image = visitor.all("[data-testid=matplotlib] img")[0]
-        assert image.size["width"] > 300 < image.size["height"]
-        visitor.slide("Head", 1)
-        visitor.until(visitor.heat_map, expected(1, 2))
-        visitor.slide("Layer", 1)
-        visitor.until(visitor.heat_map, expected(2, 2))
-        visitor.type("Text", "the cat " * (MOST_TOKENS // 2))
-        visitor.click("Show attention")
-        visitor.until(visitor.message, "The text has 66 tokens. A heat map shows at most 64. Shorten the text.")
 
 
 def test_bad_inputs_show_a_message(checkpoints, visitor, capfd):

@@ -57,7 +57,7 @@ def test_table_results_plot_and_card(folder, capsys):
     assert list(pairs["paradigms"]) == ["number", "tie", "verb"] and list(pairs["phenomena"]) == ["agreement", "verbs"]
     assert pairs["paradigms"]["tie"]["accuracy"] == {"original": 0, "within_word_l2r": 0}  # a tie is wrong
     mean = 100 * pairs["accuracy"]["original"]
-    assert f"mean over paradigms      3  {mean:.1f}" in out and "agreement" in out
+    assert f"| mean over paradigms | 3 | 3 | {mean:.1f} |" in out and "agreement" in out
     assert "| tie | agreement | 1 | 0.0 | 0.0 |" in (folder / "out/results.md").read_text()
 
     # The card keeps its text and other entries. A second evaluation replaces the scores of the first.

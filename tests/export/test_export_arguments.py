@@ -10,9 +10,7 @@ from snugbert_cli import main
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize(
-    ("to", "dtype"), [("onnx", "int8"), ("openvino", "int8"), ("ctranslate2", "int8"), ("bert", "float16")]
-)
+@pytest.mark.parametrize(("to", "dtype"), [("onnx", "int8"), ("openvino", "int8"), ("bert", "float16")])
 def test_every_engine(tmp_path, capsys, to, dtype):
     family_checkpoints.write_checkpoint(tmp_path / "model", "bert", "ForSequenceClassification", num_hidden_layers=1)
     arguments = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", to, "--dtype", dtype]

@@ -1,7 +1,7 @@
 """Serves the demo page, sends requests to it, and opens it in a real Chromium.
 
 `python tests/helpers/browser.py docs CHECKPOINT ...` takes the screenshots of the docs. It runs the second example of
-each checkpoint's first tab, and shows the attention of the last checkpoint.
+each checkpoint's first tab.
 """
 
 import json
@@ -60,7 +60,7 @@ def ask(port: int, path: str, body: bytes | Iterator[bytes] | None = None, **hea
 
 
 class Visitor:
-    """A user of the page: types, clicks, moves sliders, and reads what is displayed."""
+    """A user of the page: types, clicks, and reads what is displayed."""
 
     def __init__(self):
         missing = [name for name, path in PROGRAMS.items() if path is None]
@@ -114,9 +114,6 @@ class Visitor:
         else:
             field.send_keys(text or Keys.DELETE)
 
-    def slide(self, label: str, steps: int) -> None:
-        self.all(f"input[aria-label='range slider for {label}']")[0].send_keys(Keys.ARROW_RIGHT * steps)
-
     def until(self, look: Callable[[], Any], expected: Any) -> None:
         """Waits until `look` returns the expected value."""
 
@@ -168,14 +165,6 @@ class Visitor:
         """The newest message."""
         return next((element.text for element in self.all("[data-testid=toast-text]")[-1:]), "")
 
-    def heat_map(self) -> tuple[list[str], ...]:
-        """Row labels, column labels and cell titles."""
-        look = "selector => [...document.querySelectorAll(selector)].map(cell => cell.title || cell.innerText)"
-        parts = ("tbody th", "thead th", "tbody td")
-        return tuple(
-            self.browser.execute_script(f"return ({look})(arguments[0])", f"table.attention {part}") for part in parts
-        )
-
 
 def make_screenshots(folder: Path, checkpoints: list[Path]) -> None:
     """Writes `demo_*.png`."""
@@ -186,13 +175,6 @@ def make_screenshots(folder: Path, checkpoints: list[Path]) -> None:
             visitor.until(lambda: bool(visitor.headings() or visitor.marked()), True)
             title = visitor.all("button[role=tab]")[0].text
             visitor.shoot(folder / f"demo_{title.lower().replace(' ', '_')}.png")
-            if checkpoint is checkpoints[-1]:
-                visitor.turn_to("Attention")
-                visitor.click("Show attention")
-                visitor.slide("Layer", 1)
-                visitor.slide("Head", 4)
-                visitor.until(lambda: bool(visitor.all("table.attention")), True)
-                visitor.shoot(folder / "demo_attention.png")
     visitor.close()
 
 

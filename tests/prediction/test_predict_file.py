@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -200,7 +201,7 @@ def predict_and_die(arguments: list[str]) -> None:
     main(arguments)
 
 
-def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, monkeypatch, caplog):
+def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, monkeypatch, caplog, capsys):
     model = checkpoint("ForSequenceClassification")
     rows = [{"text": text} for text in make_texts()]
     monkeypatch.setattr(run, "WINDOW_ROWS", 8)
@@ -214,14 +215,14 @@ def test_a_killed_run_continues_and_gives_the_same_file(checkpoint, tmp_path, mo
     assert not (tmp_path / "out.jsonl").exists()
     assert (tmp_path / "out.jsonl.partial").read_bytes().count(b"\n") == 24  # more than the 16 rows of the state
 
-    assert main([*arguments, "--max_seq_length", "9"]) == 2  # other settings
+    assert main([*arguments, "--max_seq_length", "9"]) == 2
+    assert re.search(r"--max_seq_length +- +9", capsys.readouterr().err)
     partial = tmp_path / "out.jsonl.partial"
     content = partial.read_bytes()
-    for damaged in (b"x" + content[1:], content[:9]):
-        partial.write_bytes(damaged)
-        assert main(arguments) == 2
-        assert partial.read_bytes() and damaged.startswith(partial.read_bytes())
-    partial.write_bytes(content)
+    partial.write_bytes(content[:9])
+    assert main(arguments) == 2 and partial.read_bytes() == content[:9]
+    assert "out.jsonl.partial is damaged. Add --overwrite_output_file" in capsys.readouterr().err
+    partial.write_bytes(content + b'{"text": "torn')
     caplog.clear()
     assert main(arguments) == 0
     assert "continuing after 16 rows" in caplog.text
@@ -388,16 +389,13 @@ def test_bfloat16_changes_little(checkpoint, tmp_path):
     ("name", "content", "message"),
     [
         ("rows.jsonl", "", "has no rows."),
-        ("rows.jsonl.gz", gzip.compress(b"\n\n", mtime=0), "has no rows."),
-        ("rows.json", "[]", "has no rows."),
         ("rows.csv", "text,id\n", "has no rows."),
-        ("rows.jsonl", "{\n", "has no rows."),
         ("rows.jsonl", '{"text": null}\n', "no row of {} can be read."),
     ],
 )
 def test_a_file_without_rows_is_an_error(checkpoint, tmp_path, capsys, name, content, message):
     source = tmp_path / name
-    source.write_bytes(content.encode() if isinstance(content, str) else content)
+    source.write_text(content)
     files = ["--input_file", str(source), "--output_file", str(tmp_path / "out.jsonl"), "--on_bad_text", "skip"]
     model = str(checkpoint("ForSequenceClassification"))
     assert main(["predict", "--model_name_or_path", model, *files, "--text_column_names", "text"]) == 2
@@ -406,10 +404,8 @@ def test_a_file_without_rows_is_an_error(checkpoint, tmp_path, capsys, name, con
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.csv", "größe,text\n1,a\n"), ("a.tsv", "größe\ttext\n"), ("a.jsonl", '{"größe": 1}\n')]
-)
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize(("name", "content"), [("a.csv", "größe,text\n1,a\n"), ("a.jsonl", '{"größe": 1}\n')])
 def test_other_encodings_are_refused_like_in_glue(checkpoint, tmp_path, capsys, name, content, encoding):
     source = tmp_path / name
     source.write_bytes(content.encode(encoding))

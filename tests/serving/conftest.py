@@ -48,7 +48,7 @@ def models(minilm, tmp_path_factory) -> Path:
 def exports(models) -> Path:
     """The same folder with `encoder-onnx`, `encoder-openvino`, `sst2-bert` and so on."""
     for name in ("encoder", "sst2", "reranker"):
-        for to in ("onnx", "openvino", "ctranslate2", "bert"):
+        for to in ("onnx", "openvino", "bert"):
             if name == "encoder" or to in ("onnx", "bert"):
                 export_model(models / name, models / f"{name}-{to}", to)
     return models

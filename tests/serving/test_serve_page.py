@@ -47,9 +47,8 @@ def test_onnx_runtime_classifies_like_the_model(run_example, models):
     assert scores.std() > 1e-4
 
 
-@pytest.mark.parametrize("section", ["OpenVINO", "CTranslate2"])
-def test_other_engines_embed_like_the_model(run_example, embeddings, section):
-    found = run_example(section, '["A plane is taking off.", "Hi."]')["embeddings"]
+def test_openvino_embeds_like_the_model(run_example, embeddings):
+    found = run_example("OpenVINO", '["A plane is taking off.", "Hi."]')["embeddings"]
     found /= np.linalg.norm(found, axis=1, keepdims=True)
     np.testing.assert_allclose(found, embeddings, atol=1e-5)
 
