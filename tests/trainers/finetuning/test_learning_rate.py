@@ -10,8 +10,7 @@ import snugbert_cli
 from snugbert import SnugBertConfig, SnugBertTokenizer
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_answering import QuestionAnswering
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments, choose_learning_rate
 
 
 def chosen(size: str | SnugBertConfig, folder, task=TextClassification, **settings) -> float | None:

@@ -7,7 +7,7 @@ from transformers import SchedulerType
 from snugbert.cli.parser import parse_arguments
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.run_facts import OUTCOME_SETTINGS
+from snugbert.trainers.finetuning.run_records import OUTCOME_SETTINGS
 from snugbert.trainers.finetuning.sweep_file import VARIED, Choices, Span, read_sweep_file
 
 # They affect the outcome, and are the same in all runs: what is measured, how the model is chosen, and the precision.

@@ -6,13 +6,7 @@ import pytest
 from finetuning_examples import arguments, counting_set, make_tokenizer, prepare_counting
 
 from snugbert.tasks.base import Baseline
-from snugbert.trainers.finetuning.fine_tune import fine_tune
-from snugbert.trainers.finetuning.finetuning_guidance import (
-    describe_overfitting,
-    describe_perfect_scores,
-    describe_shortfalls,
-    describe_wide_intervals,
-)
+from snugbert.trainers.finetuning.single_run import describe_shortfalls, fine_tune
 
 ADVICE = (
     "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
@@ -63,60 +57,6 @@ def test_a_baseline_that_cannot_be_beaten(metric, perfect, tmp_path):
         f"Validation: {metric} {shown} equals the baseline (always 'few'). All examples have the same answer.",
         "To compare models, evaluate on examples with different answers.",
     ]
-
-
-@pytest.mark.parametrize(("perfect_score", "metric"), [(1, "accuracy"), (100, "f1")])
-def test_wide_intervals_and_perfect_scores(perfect_score, metric):
-    """Warnings cover only the main metric, in points out of 100."""
-    task = prepare_counting(make_tokenizer(), 3)
-    task.task.main_metric, task.task.perfect_score = metric, perfect_score
-    ends = {
-        "eval": (0.4, 0.5),
-        "eval_mm": (0.4, 0.625),
-        "predict": (1.0, 1.0),
-        "predict_ax": None,
-        "predict_mm": (0, 0),
-    }
-    task.evaluation_sets = [counting_set(task.task, number=5) for _ in ends]
-    for each, name in zip(task.evaluation_sets, ends, strict=True):
-        each.name = name
-    intervals = {
-        name: {metric: pair and [perfect_score * end for end in pair], "other": (0, 1)} for name, pair in ends.items()
-    }
-    assert describe_wide_intervals(task, intervals, "Score more examples.") == [
-        f"validation mismatched {metric}: the 95 % interval is 22 points wide. Score more examples."
-    ]
-    assert describe_perfect_scores(task, intervals) == [
-        f"test {metric}: perfect on all 5 examples, so the interval shows no uncertainty. "
-        "Other examples may score lower."
-    ]
-    task.task.main_metric = "mse"
-    assert describe_wide_intervals(task, {"eval": {"mse": (0.0, 50.0)}}, "") == []
-    assert describe_perfect_scores(task, {"eval": {"mse": (1.0, 1.0)}}) == []
-
-
-@pytest.mark.parametrize(
-    ("training", "validation", "rises"),
-    [
-        ([2.0, 0.5, 0.01], [0.5, 0.4, 0.6], True),
-        ([2.0, 0.5, 0.01], [0.5, 0.4, 0.43], False),  # not by a tenth
-        ([2.0, 0.9, 0.5], [0.5, 0.4, 0.6], False),  # still learning
-        ([2.0, 0.5, 0.01], [0.6, 0.5, 0.4], False),
-        ([2.0, 0.01], [0.4], False),
-        ([2.0, 0.01], [], False),
-    ],
-)
-def test_overfitting_has_one_sentence(training, validation, rises, tmp_path):
-    history = [{"loss": loss, "epoch": epoch} for epoch, loss in enumerate(training, start=1)]
-    history += [{"eval_loss": loss, "epoch": float(epoch)} for epoch, loss in enumerate(validation, start=1)]
-    args = arguments(tmp_path, metric_for_best_model="accuracy")
-    told = (
-        "The validation loss rose from 0.4000 (epoch 2) to 0.6000, while the training loss fell to 0.0100. To keep "
-        "the model with the best accuracy, add --load_best_model_at_end true."
-    )
-    assert describe_overfitting(history, args) == (told if rises else None)
-    args.load_best_model_at_end = True
-    assert describe_overfitting(history, args) is None
 
 
 def test_a_run_reports_its_shortfall(model_args, tmp_path):
