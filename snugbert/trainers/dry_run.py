@@ -89,24 +89,14 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
 
 
 def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]:
-    """Describes learning rate, files and memory of a run of `steps` steps. Every process must call this.
+    """Describes learning rate and memory of a run of `steps` steps. Every process must call this.
 
     `trainer` has taken a few steps. `args` are the arguments of the run itself.
     """
-    weights = sum(parameter.nbytes for parameter in trainer.model.parameters())
-    states = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
-    optimizer = sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
-    size = weights + (0 if args.save_only_model else optimizer)
-    saves, interval = getattr(args.save_strategy, "value", args.save_strategy), as_steps(args.save_steps, steps)
-    when = {"no": "no checkpoints", "steps": f"a checkpoint every {interval:,} steps"}.get(
-        saves, f"a checkpoint at each {saves}"
-    )
-    kept = f" ({format_bytes(size)}, {args.save_total_limit or 'all'} kept)" if saves != "no" else ""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     warmup = format_count(args.get_warmup_steps(steps), "warmup step")
     return {
         "learning rate": f"{args.learning_rate:.1e}, {schedule}, {warmup}",
-        "saved": f"{args.output_dir}: model ({format_bytes(weights)}), {when}{kept}",
         "memory": describe_peak(args.device),
     }
 

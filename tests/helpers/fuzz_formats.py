@@ -21,8 +21,8 @@ import snugbert
 from snugbert.card_heads_snugbert import HEADS
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import parse_arguments
-from snugbert.data.corpus import preparation
 from snugbert.continuation import make_record
+from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import read_documents
@@ -222,7 +222,8 @@ def write_json_files(folder: Path) -> None:
     paragraphs = [{"context": text, "qas": [question]} for text, question in zip(texts, questions, strict=True)]
     (folder / "squad.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}))
     write_model(folder / "model")
-    for name, values in (EMBEDDER | {"sst2/results.json": RESULTS_OF_A_RUN, "plan.json": make_record("suite", PLAN_OF_A_RUN)}).items():
+    plan = make_record("suite", PLAN_OF_A_RUN)
+    for name, values in (EMBEDDER | {"sst2/results.json": RESULTS_OF_A_RUN, "plan.json": plan}).items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(json.dumps(values))
 

@@ -3,7 +3,6 @@
 import math
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,9 @@ from snugbert.trainers.run.output_folder import check_disk_space
 
 
 def run_dry_fine_tuning(prepared: PreparedTask, args: FineTuningArguments, start: Start | None) -> float:
-    """Checks a run, takes a few of its steps in memory, and prints its plan. Every process must call this.
+    """Checks a run, takes a few of its steps in memory, prints its plan, and returns the expected seconds.
 
-    Args:
-        prepared: the task and its examples.
-        args: the arguments of the run.
-        start: see [`fine_tune`].
-
-    Returns:
-        The expected seconds of the run.
+    Every process must call this. Arguments: as in [`fine_tune`].
     """
     start = (start or find_start(args)) if prepared.train_features is not None else Start(None, None)
     if start.finished is not None:
@@ -55,32 +48,24 @@ def run_dry_fine_tuning(prepared: PreparedTask, args: FineTuningArguments, start
 
 
 def run_dry_sweep(
-    prepared: PreparedTask, args: FineTuningArguments, runs: Sequence[FineTuningArguments], spent: float
+    prepared: PreparedTask, first: FineTuningArguments, number: int | None, seconds: float | None
 ) -> float:
-    """Measures the first run of a sweep, and prints the plan of the sweep. Every process must call this.
+    """Measures the first run of a sweep, prints a plan, and returns the expected seconds of all runs.
 
     Args:
         prepared: the task and its examples.
-        args: the arguments of the sweep.
-        runs: the arguments of the runs that are not finished.
-        spent: seconds that the finished runs of the sweep took. They count towards its `hours`.
-
-    Returns:
-        The expected seconds of all runs, estimated from their epochs or steps.
+        first: the arguments of the first run.
+        number: number of runs that are left. None: as many as fit into the time.
+        seconds: the time that is left. None: no limit. The first run may take longer.
     """
-    if not runs:
-        print_plan(args, {"training": "nothing to do, the sweep is finished"})
+    if number == 0:
+        print_plan(first, {"training": "nothing to do, the sweep is finished"})
         return 0.0
-    assert args.search is not None
-    begin = seconds_since_start()
-    rows, one = _measure(prepared, runs[0], None)
-    total = one * sum(map(_relative_length, runs)) / _relative_length(runs[0])
-    number, size, hours = format_count(len(runs), "run"), args.search.size, args.search.hours
-    if hours is not None and (size is None or spent + total > 3600 * hours):  # the first run may take longer
-        number = f"{'as many as fit' if size is None else f'at most {number}'} (hours: {hours:g})"
-        total = max(one, 3600 * hours - spent)
-    rows["runs"] = f"{number}, about {format_duration(begin + total)} together"
-    print_plan(args, rows)
+    rows, one = _measure(prepared, first, None)
+    total = math.inf if number is None else number * one
+    total = total if seconds is None else min(total, max(one, seconds))
+    rows["runs"] = f"{number or 'as many as fit'}, about {format_duration(total)} if all are as long as this one"
+    print_plan(first, rows)
     return total
 
 
@@ -131,8 +116,6 @@ def _describe_data(prepared: PreparedTask, trainer: FineTuningTrainer) -> dict[s
         rows[f"{name} data"] = (
             f"{format_count(len(lengths), 'input')} of at most {lengths.max()} tokens, {lengths.sum():,} tokens in all"
         )
-    if prepared.copies.sentences:
-        rows["copies"] = " ".join(prepared.copies.sentences)
     if prepared.task.labels is not None:
         rows["labels"] = shorten(list(prepared.task.labels))
     parameters = trainer.model.num_parameters()  # type: ignore[union-attr,operator]
@@ -158,10 +141,3 @@ def _time_evaluation(trainer: FineTuningTrainer, features: Any) -> float:
     begin = time.perf_counter()
     trainer.predict(sample)
     return (time.perf_counter() - begin) * len(features) / number
-
-
-def _relative_length(args: FineTuningArguments) -> float:
-    """Returns the length of a run relative to other runs of its sweep."""
-    if args.max_steps > 0:
-        return args.max_steps * args.train_batch_size * args.gradient_accumulation_steps
-    return args.num_train_epochs

@@ -42,49 +42,29 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
 
 @dataclass
 class SoftTargets:
-    """A teacher's logits for the training examples.
+    """A teacher's logits for the training examples."""
 
-    Attributes:
-        teacher: a digest of the teacher.
-        logits: the logits of all items; for question answering the start and the end score. *Shape:* (items, C)
-        first_items: the first item of each example, and the end. *Shape:* (examples + 1,)
-        kind: the kind of problem, in transformers' names.
-    """
-
-    teacher: str
+    teacher: str  # a digest of the teacher
+    # Of all items; for question answering the start and the end score. *Shape:* (items, C)
     logits: np.ndarray
-    first_items: np.ndarray
+    first_items: np.ndarray  # of each example, and the end. *Shape:* (examples + 1,)
     kind: Problem
 
 
 @dataclass
 class PreparedTask:
-    """A task that is connected with a checkpoint, and its examples.
-
-    Attributes:
-        task: the task.
-        model_args: the checkpoint.
-        config: the configuration of the models, with the task's labels.
-        student_layers: the layers of the checkpoint that the models have. None: all.
-        train_features: inputs to train on. None: the run only scores and predicts.
-        evaluation_sets: the first validation set is scored during training.
-        data: the files or splits that the examples come from, for "train" and for each evaluation set. Training
-            examples may come from several files.
-        settings: data settings, by argument name, as JSON values.
-        copies: the copies among the examples.
-        soft_targets: what the models learn from a teacher. None: no teacher.
-    """
+    """A task that is connected with a checkpoint, and its examples."""
 
     task: Task[Any, Any, Any]
-    model_args: FineTunedModelArguments
-    config: SnugBertConfig
-    student_layers: list[int] | None
-    train_features: Dataset | None
-    evaluation_sets: list[EvaluationSet[Any]]
-    data: dict[str, list[DataSource]]
-    settings: dict[str, Any] = field(default_factory=dict)
-    copies: ExampleCopies = field(default_factory=ExampleCopies)
-    soft_targets: SoftTargets | None = None
+    model_args: FineTunedModelArguments  # the checkpoint
+    config: SnugBertConfig  # of the models, with the task's labels
+    student_layers: list[int] | None  # the layers of the checkpoint that the models have. None: all
+    train_features: Dataset | None  # None: the run only scores and predicts
+    evaluation_sets: list[EvaluationSet[Any]]  # the first validation set is scored during training
+    data: dict[str, list[DataSource]]  # where the examples of "train" and of each evaluation set come from
+    settings: dict[str, Any] = field(default_factory=dict)  # of the data, by argument name, as JSON values
+    copies: ExampleCopies = field(default_factory=ExampleCopies)  # among the examples
+    soft_targets: SoftTargets | None = None  # None: no teacher
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:

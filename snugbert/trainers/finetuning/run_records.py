@@ -92,10 +92,7 @@ def collect_results(
     metrics: dict[str, dict[str, float]],
     changes: Sequence[str] = (),
 ) -> RunResults:
-    """Returns the content of `results.json`. `training` is empty if the run did not train.
-
-    `changes` lists what changed when the run resumed.
-    """
+    """Returns the content of `results.json`. `training` is empty without training, `changes` are those on resume."""
     config_name = prepared.model_args.config_name
     baselines = {s.name: s.baseline for s in prepared.evaluation_sets if s.baseline is not None}
     return {
@@ -152,13 +149,7 @@ def digest_features(dataset: Dataset) -> str:
 
 
 def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings that must not change when a command continues the runs in a folder.
-
-    Args:
-        model_args: the model.
-        args: training settings.
-        data: data settings, by argument name.
-    """
+    """Returns the settings that must not change when a command continues the runs in a folder."""
     given = asdict(model_args) | data | collect_settings(args, OUTCOME_SETTINGS)
     # A single run is not a sweep over one seed: its model is in the output folder.
     given |= {"seeds": args.seeds, "sweeps": args.sweeps}
@@ -189,7 +180,7 @@ def check_plan(kind: str, plan: dict[str, Any], args: FineTuningArguments, folde
     Args:
         kind: "sweep" or "suite".
         plan: from [`make_plan`].
-        args: `output_dir` and `overwrite_output_dir`.
+        args: the arguments of the command.
         folders: the folders that may contain runs: the output folder and, in a suite, one folder per task.
     """
     output_dir = Path(str(args.output_dir))

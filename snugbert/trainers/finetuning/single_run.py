@@ -75,7 +75,7 @@ def fine_tune(
     callbacks: Sequence[TrainerCallback] = (),
     start: Start | None = None,
 ) -> RunResults:
-    """Trains if there are training examples, then scores and predicts.
+    """Trains if there are training examples, then scores and predicts. Returns the content of `results.json`.
 
     Writes into the output folder: the model, Trainer's `<set>_results.json`, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
@@ -87,12 +87,6 @@ def fine_tune(
         args: settings and output folder.
         callbacks: further callbacks of the trainer. Their exceptions end the run.
         start: from [`find_start`]. None: not searched yet.
-
-    Returns:
-        The content of `results.json`.
-
-    Raises:
-        RunStopped: SIGTERM or SIGINT ended the training.
     """
     trains = prepared.train_features is not None
     start = (start or find_start(args)) if trains else Start(None, None)
@@ -246,14 +240,7 @@ def describe_shortfalls(
 ) -> list[str]:
     """Returns a sentence for each set whose main metric does not beat its baseline, and what to try.
 
-    Args:
-        prepared: the task. Sets without labels or without a baseline are skipped.
-        metrics: evaluation set -> metric -> value.
-        args: the settings of the run.
-        trained: whether the run trained the model.
-
-    Returns:
-        Sentences. Empty: every set beats its baseline.
+    Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
     task = prepared.task
     metric, sentences, same = task.main_metric, [], []

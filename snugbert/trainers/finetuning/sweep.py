@@ -122,9 +122,7 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     if not continues:
         _check_values(prepared, args)
     if args.dry_run:
-        finished = read_runs(output_dir) if continues else []
-        left = _list_runs_left(prepared, args, len(finished))
-        return run_dry_sweep(prepared, args, left, sum(_list_seconds(finished)))
+        return _run_dry(prepared, args, read_runs(output_dir) if continues else [])
     prepare_folders("sweep", plan, args, [output_dir], continues)
     runs = _run_all(prepared, args)
     if args.should_save:
@@ -132,20 +130,21 @@ def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     return 0.0
 
 
-def _list_runs_left(prepared: PreparedTask, args: FineTuningArguments, finished: int) -> list[FineTuningArguments]:
-    """Returns the arguments of the runs after the `finished` ones, or of one setting if only time limits the sweep.
-
-    Optuna may later suggest other settings, because the scores are not known yet.
-    """
-    search = args.search
+def _run_dry(prepared: PreparedTask, args: FineTuningArguments, finished: list[FinishedRun]) -> float:
+    """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
+    search, total = args.search, _count_runs(args)
     assert search is not None and prepared.train_features is not None
-    suggestions, examples = Suggestions(search, args), len(prepared.train_features)
-    settings = [suggestions.ask(index) or {} for index in range(search.size or 1)]
-    planned = [(setting, number) for setting in settings for number in range(args.seeds)]
-    planned += [(settings[-1], number) for number in range(args.seeds, search.winner_seeds)]
-    runs = [plan_run(args, examples, setting, args.seed + number) for setting, number in planned]
-    arguments = {run.folder: run.args for run in runs}  # a setting may be suggested twice
-    return [*arguments.values()][finished if search.size is not None else 0 :]
+    first = plan_run(args, len(prepared.train_features), Suggestions(search, args).ask(0) or {}, args.seed)
+    left = None if total is None else max(0, total - len(finished))
+    seconds = None if search.hours is None else 3600 * search.hours - sum(_list_seconds(finished))
+    return run_dry_sweep(prepared, first.args, left, seconds)
+
+
+def _count_runs(args: FineTuningArguments) -> int | None:
+    """Returns the number of runs of a sweep, if none is stopped early. None: only time limits the sweep."""
+    assert args.search is not None
+    size, extra = args.search.size, max(0, args.search.winner_seeds - args.seeds)
+    return None if size is None else size * args.seeds + extra
 
 
 def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
@@ -289,7 +288,7 @@ def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[Finished
     suggestions = Suggestions(search, args)
     stopper = [StopBadRuns(suggestions, f"{set_name}_{metric}")] if search.prune else []
     examples, extra = len(prepared.train_features), max(0, search.winner_seeds - args.seeds)
-    total = "" if search.size is None else f" of {search.size * args.seeds + extra}"
+    total = "" if search.size is None else f" of {_count_runs(args)}"
     finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
     tried: list[dict[str, Any]] = []
     repeats = 0
