@@ -1,12 +1,314 @@
-"""A run that does not beat its baseline says so and suggests what to try."""
+"""One fine-tuning run: its files and summary, early stopping, class weights, scores below the baseline."""
 
+import dataclasses
+import functools
+import json
 import math
+import os
+import shutil
 
+import numpy as np
 import pytest
-from finetuning_examples import arguments, counting_set, make_tokenizer, prepare_counting
+import torch
+from finetuning_examples import HEADS, arguments, counting_set, examples, make_tokenizer, prepare_counting
+from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
+from parity import CONFIG
+from safetensors.torch import load_file
 
-from snugbert.tasks.base import Baseline
-from snugbert.trainers.finetuning.single_run import describe_shortfalls, fine_tune
+import snugbert
+from snugbert.data.sources import DataSource
+from snugbert.errors import InputError
+from snugbert.tasks.base import Baseline, Features
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.losses import class_weights
+from snugbert.trainers.finetuning.single_run import describe_shortfalls, fine_tune, make_trainer
+from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.run.checkpoint_files import write_manifest
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    pushed = []
+
+    def upload(self, *, folder_path, ignore_patterns, **kwargs):
+        pushed.extend(filter_repo_objects(os.listdir(folder_path), ignore_patterns=ignore_patterns))
+
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(HfApi, "upload_folder", upload)
+    settings = {"num_train_epochs": 2, "save_strategy": "no", "push_to_hub": True}
+    run_task(prepare_counting(tokenizer), arguments(folder, **settings))
+    summary = capsys.readouterr().out
+    assert pushed.count("README.md") == 1  # once, and with the card
+    assert "predictions.txt" not in pushed and "results.json" in pushed
+    results = json.loads((folder / "results.json").read_text())
+    assert results["baselines"]["eval"]["accuracy"] == 0.25
+    assert results["settings"]["learning_rate"] == 1e-3 and results["training"]["train_samples"] == 60
+    accuracy = json.loads((folder / "eval_results.json").read_text())["eval_accuracy"]
+    assert accuracy == results["metrics"]["eval"]["accuracy"]
+    predicted = np.loadtxt(folder / "predictions.txt")
+    assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
+    assert "counting: trained 2 epochs (4 steps) in " in summary
+    for line in (
+        f"validation   30 examples: accuracy {100 * accuracy:.2f} (baseline 25.00)",
+        "baseline     always 'few'",
+        f"folder       {folder}",
+        "model        model.safetensors",
+        "predictions  predictions.txt",
+        "plots        learning_curve.png",
+        "model card   README.md",
+        "all results  results.md",
+    ):
+        assert f"  {line}\n" in summary
+    assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
+
+    # A run that only scores keeps the results of the training.
+    before = (folder / "results.json").read_bytes()
+    task = prepare_counting(tokenizer)
+    task.train_features = None
+    fine_tune(task, arguments(folder, do_eval=True))
+    assert (folder / "results.json").read_bytes() == before
+    # Without a training, it is not a finished run.
+    fine_tune(task, arguments(tmp_path / "scored", do_eval=True))
+    with pytest.raises(InputError, match="contains a model or results, but no complete checkpoint"):
+        fine_tune(prepare_counting(tokenizer), arguments(tmp_path / "scored", resume_from_checkpoint="true"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"num_train_epochs": 3}, [2, 4, 6]),
+        ({"max_steps": 3}, [2, 3]),  # the last epoch is incomplete
+        ({"max_steps": 84}, [*range(6, 84, 6), 84]),  # 42 epochs: after every third
+        ({"num_train_epochs": 3, "eval_strategy": "no"}, [6]),
+        ({"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}, [1, 2, 3]),
+        ({"num_train_epochs": 2, "load_best_model_at_end": True}, [2, 4]),
+    ],
+)
+def test_validation_examples_are_scored_after_each_epoch_and_only_once(
+    settings, steps, tokenizer, model_args, tmp_path, monkeypatch
+):
+    """The last evaluation also gives the final score. Test examples are predicted once, after the training."""
+    task, evaluated, decoded = prepare_counting(tokenizer), [], []
+
+    def decode(logits, split, features):
+        decoded.append(split.name)
+        return logits.argmax(-1)
+
+    task.task.decode = decode
+    task.evaluation_sets.append(counting_set(task.task, "test", 7, labeled=False))
+    task.data["predict"] = [DataSource("test.csv", "test", 7)]
+    loop = FineTuningTrainer.evaluation_loop
+
+    def count(trainer, loader, *args, **kwargs):
+        evaluated.append((trainer.state.global_step, len(loader.dataset)))
+        return loop(trainer, loader, *args, **kwargs)
+
+    monkeypatch.setattr(FineTuningTrainer, "evaluation_loop", count)
+    results = fine_tune(task, arguments(tmp_path, **settings))
+    assert evaluated[-1] == (steps[-1], 7)
+    *validations, _ = evaluated
+    best = json.loads((tmp_path / "trainer_state.json").read_text())["best_global_step"]
+    # The best model may not be the last one.
+    again = [steps[-1]] if "load_best_model_at_end" in settings and best != steps[-1] else []
+    assert [step for step, _ in validations] == [*steps, *again] and decoded.count("validation") == len(validations)
+    assert set(results["intervals"]) == {"eval", "predict"}
+    predicted = np.loadtxt(tmp_path / "predictions.txt")
+    assert predicted.shape == (7,)  # of the test examples, which are written last
+
+
+def test_evaluation_does_not_change_the_training(tokenizer, model_args, tmp_path):
+    weights = []
+    for strategy in ({}, {"eval_strategy": "no"}):
+        folder = tmp_path / str(len(strategy))
+        task = prepare_counting(tokenizer)
+        config = snugbert.SnugBertConfig(**CONFIG | {"hidden_dropout_prob": 0.1})  # draws from the random state
+        task.make_model = functools.partial(snugbert.SnugBertForSequenceClassification, config)
+        fine_tune(task, arguments(folder, num_train_epochs=2, **strategy))
+        weights.append(load_file(folder / "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_only_training_starts_from_random_layers(tokenizer, tmp_path):
+    def weights(task, number: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        args = arguments(tmp_path, reinit_layers=number, metric_for_best_model="accuracy")
+        return dict(make_trainer(task, args).model.named_parameters())
+
+    trains, scores = prepare_counting(tokenizer), prepare_counting(tokenizer)
+    scores.train_features = None
+    before, trained, scored = weights(trains, 0), weights(trains, 2), weights(scores, 2)
+    changed = {name for name in before if not torch.equal(before[name], trained[name])}
+    assert {".".join(name.split(".")[:4]) for name in changed} == {
+        *("bert.encoder.layer.1", "bert.encoder.layer.2", "bert.pooler.dense.weight")
+    }
+    assert all(torch.equal(before[name], scored[name]) for name in before)
+
+
+def test_saving_a_model_pushes_as_trainer_does(tokenizer, tmp_path, monkeypatch):
+    uploads = []
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload))
+    args = arguments(tmp_path, push_to_hub=True, metric_for_best_model="accuracy")
+    trainer = make_trainer(prepare_counting(tokenizer), args)
+    trainer.write_card = lambda: None
+    trainer.save_model()
+    trainer.push_to_hub("second", blocking=False, revision="trial", tags=["mine"])
+    sent = [(upload["commit_message"], upload["revision"], upload["run_as_future"]) for upload in uploads]
+    assert sent == [("Model save", None, False), ("second", "trial", True)]
+
+
+def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "snugbert")
+    folder, task = tmp_path / "run", prepare_counting(tokenizer)
+
+    def run(**settings):
+        return fine_tune(task, arguments(folder, num_train_epochs=1, **settings))
+
+    # A run that is stopped after its results are written, but before it ends, keeps them.
+    def stopped(checkpoints):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as kill:
+        kill.setattr("snugbert.trainers.finetuning.single_run.remove_checkpoints", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert (folder / "results.json").exists() and (folder / "checkpoint-2").exists()
+    (folder / "checkpoint-9").mkdir()  # of a later step
+    (folder / "checkpoint-notes").mkdir()
+    straight = load_file(folder / "model.safetensors")
+    results = run(resume_from_checkpoint="true")
+    assert {path.name for path in folder.glob("*checkpoint*")} == {"checkpoint-9", "checkpoint-notes"}
+    (folder / "checkpoint-9").rmdir()
+
+    # The same command again changes nothing, but repeats the upload, which may have failed.
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    uploads = []
+    monkeypatch.setattr(FineTuningTrainer, "train", None)
+    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload["folder_path"]))
+    assert run(resume_from_checkpoint="true") == json.loads(json.dumps(results)) and not uploads
+    run(resume_from_checkpoint="true", push_to_hub=True)
+    assert uploads == [str(folder)]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert f"{folder} contains this run, which is finished." in caplog.text
+    finished = load_file(folder / "model.safetensors")
+    assert all(torch.equal(straight[name], finished[name]) for name in straight)
+
+    # What a checkpoint compares, and what determines the results.
+    def relabeled(features):
+        return features.map(lambda row, index: {"label": 2 - row["label"] if index == 0 else row["label"]}, True)
+
+    other_train, other_eval = prepare_counting(tokenizer), prepare_counting(tokenizer)
+    other_train.train_features = relabeled(task.train_features)
+    other_eval.evaluation_sets[0].features = Features(relabeled(task.evaluation_sets[0].features.inputs))
+    for changed, settings, message in (
+        (task, {"weight_decay": 0.0, "max_grad_norm": 2}, "--max_grad_norm"),
+        (task, {"num_train_epochs": 2}, "--num_train_epochs"),
+        (other_train, {}, "the training data"),
+        (other_eval, {}, "the validation data"),
+    ):
+        with pytest.raises(InputError) as error:
+            settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
+            fine_tune(changed, arguments(folder, **settings))
+        assert message in str(error.value)
+    with pytest.raises(InputError, match="already contains a run"):
+        run()
+
+
+def test_checkpoints_that_the_user_wants_stay_on_resume(tokenizer, model_args, tmp_path):
+    folder, task = tmp_path / "run", prepare_counting(tokenizer)
+    fine_tune(task, arguments(folder, num_train_epochs=2, save_steps=2))
+    named = tmp_path / "named" / "checkpoint-2"
+    shutil.copytree(folder / "checkpoint-2", named)
+    fine_tune(task, arguments(folder, num_train_epochs=3, resume_from_checkpoint="true"))
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4", "checkpoint-6"}
+
+    # Named, but not asked for.
+    state = json.loads((named / "trainer_state.json").read_text())
+    state["stateful_callbacks"]["RunSettings"]["keeps_checkpoints"] = False
+    (named / "trainer_state.json").write_text(json.dumps(state))
+    write_manifest(named)
+    run = {"num_train_epochs": 2, "resume_from_checkpoint": str(named)}
+    fine_tune(task, arguments(named.parent, **run))
+    assert {path.name for path in named.parent.glob("checkpoint-*")} == {"checkpoint-2"}
+
+
+def test_named_class_weights():
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.labels = ["a=b", "few"]
+    assert class_weights("a=b=2.5", task).tolist() == [2.5, 1.0]
+    args = FineTuningArguments(output_dir="out", class_weights={"few": np.float32(3)})
+    assert class_weights(args.class_weights, task).tolist() == [1.0, 3.0]
+    for text in ("few", "few=0", "few=x", "none=2", "few=inf", {"none": 2.0}, {"few": 0.0}, [1.0, 2.0]):
+        with pytest.raises(InputError, match=r"with a positive weight, not .*\. Labels: a=b, few\."):
+            class_weights(text, task)
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
+        class_weights("balanced", dataclasses.replace(task, train_features=None))
+    task.task.labels, task.task.problem = None, "regression"
+    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
+        class_weights("balanced", task)
+
+
+def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
+    settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "save_total_limit": 3}
+    task, accuracies = prepare_counting(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
+    task.evaluation_sets[0].score = lambda predictions: {"accuracy": next(accuracies)}
+    fine_tune(task, arguments(tmp_path / "run", **settings))
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert state["epoch"] == 4 and state["best_metric"] == 0.7
+    best, kept = (load_file(f / "model.safetensors") for f in (tmp_path / "run/checkpoint-4", tmp_path / "run"))
+    assert all(torch.equal(best[name], kept[name]) for name in best)
+
+    # An improvement below the threshold does not count.
+    accuracies = iter([0.5, 0.55, 0.6, 0.65, 0.9])
+    settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "early_stopping_threshold": 0.2}
+    fine_tune(task, arguments(tmp_path / "threshold", **settings))
+    assert json.loads((tmp_path / "threshold" / "trainer_state.json").read_text())["epoch"] == 3
+
+
+def test_unknown_metric(tokenizer, model_args, tmp_path):
+    with pytest.raises(InputError, match=r"counting has no metric 'acuracy'\. Choose one of accuracy"):
+        fine_tune(prepare_counting(tokenizer), arguments(tmp_path, metric_for_best_model="acuracy"))
+
+
+def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, model_args, tmp_path):
+    folder, resume = tmp_path / "run", {"resume_from_checkpoint": "true"}
+    settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
+    settings |= {"num_train_epochs": 2}
+    task = prepare_counting(tokenizer)
+    fine_tune(task, arguments(folder, **settings))
+    for changes, message in (
+        ({"learning_rate": 5e-4}, "--learning_rate"),
+        ({"class_weights": "few=2"}, "--class_weights"),
+        ({"reinit_layers": 1}, "--reinit_layers"),
+        ({"freeze_layers": 1, "data_seed": 1}, "--data_seed"),
+        ({"metric_for_best_model": "loss"}, "--metric_for_best_model"),
+        ({"eval_strategy": "steps", "save_strategy": "steps"}, "--eval_strategy"),
+        ({"per_device_train_batch_size": 16}, "batch"),
+    ):
+        with pytest.raises(InputError) as error:
+            fine_tune(task, arguments(folder, **settings | resume | changes))
+        assert message in str(error.value)
+    with pytest.raises(InputError, match="the training data"):
+        fine_tune(prepare_counting(tokenizer, 50), arguments(folder, **settings | resume))
+    other = FineTunedModelArguments(model_name_or_path="other")
+    with pytest.raises(InputError, match="--model_name_or_path"):
+        fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
+    with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
+        fine_tune(task, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
+
+    same_batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+    fine_tune(task, arguments(folder, **settings | resume | same_batch | {"num_train_epochs": 3}))
+    change = "after step 4: 6 steps instead of 4, next learning rate 0.0004 instead of 0"
+    assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
+    assert f"| changed on resume | {change} |" in (folder / "README.md").read_text()
+
+
+# --- scores below the baseline --------------------------------------------------------------------------------------
 
 ADVICE = (
     "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
