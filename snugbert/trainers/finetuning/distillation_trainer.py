@@ -153,16 +153,9 @@ def prepare_distillation(
     args: FineTuningArguments,
     sources: Sources,
 ) -> PreparedTask:
-    """Prepares a task for a student, and computes the logits of its teacher. Every process must call this.
+    """Prepares a task for the student `model_args`, and computes its teacher's logits. Every process must call this.
 
     Teacher and student may have different tokenizers if their items are the same, such as words.
-
-    Args:
-        task: the task. It does not change.
-        model_args: the student.
-        teacher_args: the teacher.
-        args: the settings. Sets `learning_rate` unless the user chose one.
-        sources: the data of each split.
     """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")

@@ -82,11 +82,9 @@ class FineTuningArguments(DeviceArguments):
     original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 % of the steps, linear
     decay, and weight decay 0.01. The paper's batch size counts all devices together.
 
-    `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
-    Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
-    steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
-    for BERT-large. Here, the learning rate depends on the width as without `sweep`. The user's values replace these
-    defaults. If 20 epochs are fewer than 100 steps, the run is longer.
+    `sweep="stable"` changes the defaults to 20 epochs, at least 100 steps, and 5 seeds, after Mosbach et al. (2021),
+    "On the Stability of Fine-tuning BERT", section 7. Their other settings are already the defaults. The learning rate
+    still depends on the width.
 
     Raises:
         InputError: a value is out of range, or settings cannot be combined.

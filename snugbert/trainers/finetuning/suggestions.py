@@ -77,12 +77,7 @@ class Suggestions:
         return bad
 
     def tell(self, score: float, evaluations: Sequence[float]) -> None:
-        """Sends the result of the last setting to Optuna.
-
-        Args:
-            score: the score of the run. NaN: the run was stopped early, it failed, or the score is undefined.
-            evaluations: the scores of the run in training.
-        """
+        """Sends the result of the last setting to Optuna. A NaN score: the run was stopped early, or it failed."""
         if self._study is None:
             return
         from optuna.trial import TrialState
@@ -100,12 +95,7 @@ class Suggestions:
 
 
 class StopBadRuns(TrainerCallback):
-    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing.
-
-    Args:
-        suggestions: the settings of the sweep.
-        metric: such as "eval_accuracy".
-    """
+    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing."""
 
     def __init__(self, suggestions: Suggestions, metric: str):
         self._suggestions, self._metric = suggestions, metric

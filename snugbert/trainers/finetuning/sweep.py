@@ -78,11 +78,6 @@ class PlannedRun(NamedTuple):
     folder: Path  # named after the setting
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Name of the folder."""
-        return self.folder.name
-
     def read(self) -> FinishedRun | None:
         """Returns the finished run. None if the run is not finished. Every process must call this."""
         wait_for_all()  # the first process may still be removing weights
@@ -94,8 +89,7 @@ class PlannedRun(NamedTuple):
 def run_task(prepared: PreparedTask, args: FineTuningArguments, start: Start | None = None) -> float:
     """Fine-tunes once, or runs the sweep that `sweep` and `seeds` define, and prints a summary.
 
-    Returns:
-        With `dry_run`, the expected seconds. Otherwise 0.
+    Returns the expected seconds of a dry run, otherwise 0.
     """
     if args.sweeps:
         return run_sweep(prepared, args)
@@ -110,13 +104,9 @@ def run_task(prepared: PreparedTask, args: FineTuningArguments, start: Start | N
 def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
 
-    Returns:
-        See [`run_task`].
+    Returns the expected seconds of a dry run, otherwise 0.
     """
-    epochs = args.num_train_epochs
     args, plan = plan_sweep(prepared, args)
-    if args.num_train_epochs > epochs:
-        logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
     output_dir = Path(str(args.output_dir))
     (continues,) = broadcast_object_list([check_plan("sweep", plan, args, [output_dir])])
     if not continues:
@@ -211,14 +201,7 @@ def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
 
 
 def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any], seed: int) -> PlannedRun:
-    """Returns the run of a setting and a seed.
-
-    Args:
-        args: the arguments of the sweep.
-        examples: number of training examples.
-        values: the values of the flags that vary.
-        seed: the seed of the run.
-    """
+    """Returns the run with the `values` of the flags that vary. `examples` is the number of training examples."""
     run_args = copy.copy(args)
     for flag, value in values.items():
         if flag != BATCH_SIZE:
@@ -331,7 +314,8 @@ def _run(
     """Returns the finished run. If `run` is not finished, runs it, and removes all weights except the best."""
     if (finished := run.read()) is not None:
         return finished
-    logger.info("%s: %s", title, run.name)
+    name = run.folder.name
+    logger.info("%s: %s", title, name)
     set_name, metric = selection_metric(prepared, args)
     if student := {flag: value for flag, value in run.values.items() if flag in prepared.settings}:  # distillation
         prepared = dataclasses.replace(prepared, settings=prepared.settings | student)
@@ -344,18 +328,18 @@ def _run(
         interval = results.get("intervals", {}).get(set_name, {}).get(metric)
         score = results["metrics"][set_name].get(metric)
         perfect_score = prepared.task.perfect_score
-        logger.info("%s: %s %s", run.name, metric, format_with_interval(metric, score, interval, perfect_score))
+        logger.info("%s: %s %s", name, metric, format_with_interval(metric, score, interval, perfect_score))
     except DivergedError as error:
-        logger.warning("%s: %s", run.name, error)
-        failure = {"failure": f"{run.name}: {error}"}
+        logger.warning("%s: %s", name, error)
+        failure = {"failure": f"{name}: {error}"}
     except torch.OutOfMemoryError:
         # Other processes wait for this process. If no run is complete yet, another program may be using the memory.
         if args.world_size > 1 or not any(each.is_complete for each in read_runs(Path(str(args.output_dir)))):
             raise
-        logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
-        failure = {"failure": f"{run.name}: out of memory"}
+        logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", name)
+        failure = {"failure": f"{name}: out of memory"}
     except PrunedError:
-        logger.info("%s: stopped early, because it is worse than the median", run.name)
+        logger.info("%s: stopped early, because it is worse than the median", name)
         failure = {"stopped_early": True}
     if failure:
         gc.collect()  # the exception kept the model in memory
