@@ -402,7 +402,7 @@ def _import(name: str) -> Any:
 def _explain_lost_process(error: RuntimeError) -> str | None:
     if "torch.distributed" not in sys.modules:
         return None
-    from snugbert.trainers.run.lost_processes import explain_lost_process
+    from snugbert.trainers.run.processes import explain_lost_process
 
     return explain_lost_process(error)
 

@@ -46,7 +46,7 @@ from snugbert.errors import InputError
 from snugbert.families.loading import load_config, load_model, load_tokenizer
 from snugbert.families.students import choose_student_layers, make_student
 from snugbert.files import write_atomically
-from snugbert.trainers.run.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.checkpoints import list_checkpoints
 
 RECIPES = ("mlm", "distilled", "mlm-equal-flops")
 NOT_TRAINED = ("teacher", "start")

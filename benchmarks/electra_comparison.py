@@ -57,7 +57,7 @@ from snugbert.trainers.pretraining.electra import shrink_config
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.trainers.pretraining.training_log import training_flops
-from snugbert.trainers.run.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.checkpoints import list_checkpoints
 
 REPOSITORY = Path(__file__).parents[1]
 REFERENCE = "mlm+nsp"  # the recipe that sets the FLOPs

@@ -62,7 +62,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     PretrainingDataArguments,
 )
 from snugbert.trainers.pretraining.scores import unigram_baseline
-from snugbert.trainers.run.checkpoint_files import list_checkpoints, step_of
+from snugbert.trainers.run.checkpoints import list_checkpoints, step_of
 
 POINTS = 5  # evaluated checkpoints per run
 LOG_LINES = 100  # per run

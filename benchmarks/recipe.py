@@ -47,8 +47,8 @@ from snugbert.evaluation.evaluation_arguments import HeldOutTextArguments
 from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import read_pairs, score_pairs
-from snugbert.trainers.run.checkpoint_files import list_checkpoints
-from snugbert.trainers.run.log_lines import set_up_logging
+from snugbert.trainers.run.checkpoints import list_checkpoints
+from snugbert.trainers.run.log import set_up_logging
 from snugbert_cli import run_command
 
 SPEED_STEPS = 600  # 11 s on an H100. The shortest phase has 120, of which the last half counts

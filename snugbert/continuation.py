@@ -64,7 +64,8 @@ def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tupl
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            if list(old.values()) != list(new.values()):  # the same content may have new names
+            # The same data may have new names. The options of a flag may not.
+            if name.startswith("--") or list(old.values()) != list(new.values()):
                 changes += [(f"{name} {entry}", a, b) for entry, a, b in list_changes(old, new)]
         elif old != new:
             changes.append((name, old, new))

@@ -27,10 +27,6 @@ class InputError(ValueError):
         return name_arguments(super().__str__())
 
 
-class ProcessLost(RuntimeError):
-    """Another process of the run ended, or does not answer. The command line prints the message."""
-
-
 class RunStopped(Exception):
     """A signal stopped a run. The run has written a checkpoint, and a log line explains how to continue.
 

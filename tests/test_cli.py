@@ -11,7 +11,7 @@ import pytest
 
 import snugbert
 import snugbert_cli
-from snugbert.errors import ProcessLost, RunStopped
+from snugbert.errors import RunStopped
 
 # Commands that do not need the package. The last line prints the imported modules.
 FAST = """
@@ -89,7 +89,6 @@ def test_only_packages_of_the_extras_are_named(monkeypatch, capsys):
     ("error", "status", "message"),
     [
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), 2, "a disk is full. Free some space, and run the same"),
-        (ProcessLost("process 3 does not answer."), 1, "process 3 does not answer.\n"),
     ],
 )
 def test_what_has_no_message_gets_a_sentence(error, status, message, monkeypatch, capsys):

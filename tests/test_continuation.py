@@ -18,6 +18,12 @@ def test_the_same_settings_continue():
     check(make_record("run", SETTINGS | {"text": {"renamed.txt": "12", "b.txt": "34"}}))
 
 
+def test_options_of_a_flag_may_not_have_new_names():
+    record = make_record("run", SETTINGS | {"--lr_scheduler_kwargs": {"min_lr": 0.1}})
+    with pytest.raises(InputError, match="--lr_scheduler_kwargs min_lr_rate +- +0.1"):
+        check(record, **{"--lr_scheduler_kwargs": {"min_lr_rate": 0.1}})
+
+
 def test_a_difference_is_shown_in_two_columns():
     before = SETTINGS | {"--learning_rate": 5e-5, "text": {"a.txt": "12", "c.txt": "56"}}
     with pytest.raises(InputError) as error:

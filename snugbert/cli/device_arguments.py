@@ -22,9 +22,6 @@ logger = logging.getLogger(__name__)
 # Processes that make batches, for each GPU. They start again in each epoch. With `dataloader_persistent_workers`,
 # Trainer would keep the loader of the first validation set and use it for all validation sets.
 DATA_WORKERS = 4
-# Default of `--ddp_timeout` in seconds. torch's own limits are 600 with NCCL and 1,800 with gloo. The collectives of a
-# step take seconds, and long work of one process has no limit (trainers/run/lost_processes.py).
-SILENCE = 300
 # Values of transformers' `TrainingArguments` that are used even if they are its defaults.
 ALWAYS_KEPT = ("learning_rate", "num_train_epochs", "per_device_train_batch_size")
 # Names of the precisions, and how the log describes them.
@@ -76,10 +73,6 @@ class DeviceArguments(TrainingArguments):
         },
     )
 
-    ddp_timeout: int = field(
-        default=SILENCE,
-        metadata={"advanced": True, "help": "Seconds after which all processes stop if one process does not answer."},
-    )
     report_to: list[str] = field(  # type: ignore[assignment]  # a string is fine, too
         default_factory=list, metadata={"help": "Also log to one or more of tensorboard, wandb, trackio, mlflow, ..."}
     )

@@ -36,7 +36,7 @@ from snugbert.shared_cores import share_cores
 from snugbert.storage.inputs import is_staged
 from snugbert.trainers.pretraining.corpora import join_names
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS
-from snugbert.trainers.run.log_lines import set_up_logging
+from snugbert.trainers.run.log import set_up_logging
 
 RESULTS_NAME = "results.json"
 VARIANT_TITLES = {"original": "PLL", "within_word_l2r": "PLL, within-word left-to-right"}

@@ -32,7 +32,7 @@ from snugbert.prediction.make_predictor import make_predictor
 from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import Prediction, Row, RowPredictor, choose_device
 from snugbert.shared_cores import share_cores
-from snugbert.trainers.run.log_lines import set_up_logging
+from snugbert.trainers.run.log import set_up_logging
 
 SECONDS_TO_EXIT = 10  # after a process has closed its connection
 

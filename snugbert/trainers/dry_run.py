@@ -19,8 +19,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from snugbert.errors import RunStopped, format_count
 from snugbert.progress import format_bytes, format_duration
-from snugbert.trainers.run.log_lines import LogLines, count_warmup
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.log import LogLines, count_warmup
+from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.trainer import RunTrainer
 
 TIMED_STEPS = 24

@@ -39,21 +39,25 @@ from snugbert.gpu.compilation import (
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.requests import hide_credentials, is_url
 from snugbert.trainers.run.checkpoint_copies import CheckpointUploads
-from snugbert.trainers.run.checkpoint_files import RESUME, step_of
-from snugbert.trainers.run.checkpoints import RunCheckpoints, check_optimizer, ignoring_tied_weights, resuming_from
+from snugbert.trainers.run.checkpoints import (
+    RESUME,
+    RunCheckpoints,
+    check_optimizer,
+    check_random_states,
+    ignoring_tied_weights,
+    resuming_from,
+    step_of,
+)
+from snugbert.trainers.run.folder import find_checkpoint
 from snugbert.trainers.run.hub_uploads import HubUploads
-from snugbert.trainers.run.log_lines import LogLines, ProgressBar
-from snugbert.trainers.run.lost_processes import wait_for_all
-from snugbert.trainers.run.output_folder import find_checkpoint
-from snugbert.trainers.run.processes import move_hub_token
-from snugbert.trainers.run.reporting import Reports
+from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
+from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_lock import lock_output_dir
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,
     apply_new_steps,
     collect_training_settings,
-    hide_trainer_comparison,
     read_state,
 )
 from snugbert.trainers.run.stopping import StopSignal, start_worker
@@ -70,22 +74,13 @@ class RunTrainer(Trainer):
     - It can be stopped at any time, and stops if the loss or the gradient norm is not finite, see [`StopSignal`].
     - `hub_token` moves to the environment, and `training_args.bin` is not written.
     - Labels at padding are ignored, as in the models.
-
-    Attributes:
-        write_card: writes a model card with the current metrics into the output folder. None: Trainer writes its card.
-        model_config: the configuration of the model. None if the model has no configuration.
-        checkpoints, run_settings, stop_signal, uploads, reports, graphs: see their classes.
-        pad_to_multiple_of: in training, rows are filled up to a multiple of this number of tokens. 0: rows are not
-            filled.
-        passes_to_repay_compiling: see [`Compilation`].
-
-    Raises:
-        InputError: `save_on_each_node` is set, `output_dir` is a URL, or torch's compiler does not work.
     """
 
+    # Writes a model card with the current metrics into the output folder. None: Trainer writes its card.
     write_card: Callable[[], None] | None = None
+    kind = "training"  # what checkpoints contain, see [`RunSettings`]
     compared_names: tuple[str, ...] = ()  # further training arguments that must not change on resume
-    passes_to_repay_compiling = COMPILE_PASSES
+    passes_to_repay_compiling = COMPILE_PASSES  # see [`Compilation`]
     _best_step: int | None = None  # step of the best model, after it was loaded at the end
     model: Any
     lr_scheduler: Any
@@ -105,14 +100,15 @@ class RunTrainer(Trainer):
                 "--save_on_each_node is not supported, because transformers writes weights in the first process only. "
                 "Use an --output_dir that all machines share."
             )
-        self.model_config: Any = getattr(self.model, "config", None)  # a sharded model may not have it
+        self.model_config: Any = getattr(self.model, "config", None)
         if self.args.torch_compile:
             compile_as_requested(self.model, self.args)
         self.graphs = RunGraphs(self)
+        # In training, rows are filled up to a multiple of this number of tokens. 0: rows are not filled.
         self.pad_to_multiple_of = self._choose_multiple(self.train_dataset, self.args.train_batch_size)
         self.data_collator = IgnorePadding(self.data_collator)
         move_hub_token(self.args)
-        self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(), HubUploads(self)
+        self.checkpoints, self.run_settings, self.uploads = RunCheckpoints(), RunSettings(self.kind), HubUploads(self)
         self.stop_signal, self.reports = StopSignal(self), Reports(self)
         self.checkpoint_uploads = CheckpointUploads()
         self.remove_callback(PrinterCallback)
@@ -148,15 +144,7 @@ class RunTrainer(Trainer):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on SIGTERM and SIGINT.
-
-        Raises:
-            InputError: weights to train have 16 bits; a setting changed since the checkpoint, or one of its files is
-                damaged, contains objects that could run code, or does not fit the run; `resume_from_checkpoint` is
-                True and there is no complete checkpoint; or another process runs in the output folder.
-            DivergedError: the loss or the gradient norm is not finite.
-            KeyboardInterrupt: on a second SIGINT.
-        """
+        """Extends Trainer's method: locks the output folder, verifies the checkpoint, and stops on a signal."""
         check_weights(self.model)
         self._best_step = None
         self.graphs.restart()
@@ -182,8 +170,7 @@ class RunTrainer(Trainer):
             # Trainer would also remove other folders that begin with "checkpoint-".
             self.args.save_total_limit = None
             try:
-                stops = self.stop_signal.watch(checkpoint, trial, ignore_keys_for_eval)
-                with hide_trainer_comparison(), stops, self.checkpoint_uploads.watch(self.args):
+                with self.stop_signal.watch(), self.checkpoint_uploads.watch(self.args):
                     return super().train(checkpoint, trial, ignore_keys_for_eval)
             finally:
                 self.args.save_total_limit = limit
@@ -193,19 +180,10 @@ class RunTrainer(Trainer):
         """Called before training, with the `state` of the checkpoint or of a new run."""
 
     def compare_settings(self, checkpoint: str | None) -> None:
-        """Collects the settings of this run, and compares them with the settings in the checkpoint.
-
-        Raises:
-            InputError: a setting changed.
-        """
+        """Collects the settings of this run, and compares them with the settings in the checkpoint."""
         best = BEST_MODEL_SETTINGS if self.args.load_best_model_at_end else ()
         settings = collect_training_settings(self.args, self.model_config, (*self.compared_names, *best))
         self.run_settings.compare(checkpoint, settings)
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # After a postponed evaluation ended the run, Trainer would evaluate again, and has no hook to skip the epoch.
-        if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
 
     @property
     def model_step(self) -> int:
@@ -224,11 +202,7 @@ class RunTrainer(Trainer):
     def training_step(
         self, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before.
-
-        Raises:
-            InputError: torch's compiler failed, or a graph cannot be recorded.
-        """
+        """Extends Trainer's method: with `cuda_graphs`, a CUDA graph runs batches whose size has occurred before."""
         try:
             if self.graphs.are_used():
                 return self.graphs.train(super().training_step, model, inputs, num_items_in_batch)
@@ -245,11 +219,7 @@ class RunTrainer(Trainer):
         return norm
 
     def _read_loss(self) -> float:
-        """Returns the loss since the last log entry, averaged over all processes. Waits for the device.
-
-        Raises:
-            DivergedError: the loss or the gradient norm is not finite.
-        """
+        """Returns the loss since the last log entry, averaged over all processes. Waits for the device."""
         self.stop_signal.read_report()
         return nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
 
@@ -408,7 +378,7 @@ class RunTrainer(Trainer):
         # After a signal, the model keeps its weights. Trainer has no hook for this.
         if self.interrupted:
             return
-        # Machines may not share a disk, so one process reads the weights and sends them.
+        # With a bucket, only the first machine has the checkpoint, so one process reads the weights and sends them.
         if self.args.process_index == 0:
             self._load_from_checkpoint(str(self.state.best_model_checkpoint))
         if self.args.world_size > 1:
@@ -418,18 +388,14 @@ class RunTrainer(Trainer):
         self._best_step = step_of(Path(str(self.state.best_model_checkpoint)))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # Checks what was loaded, and changes the schedule. Trainer has no later hook before the first step.
+        # Checks what was loaded, and changes the schedule. Trainer has no later hook before the first step. In that
+        # step, it loads the random states.
         with resuming_from(checkpoint, "optimizer.pt or scheduler.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)
             check_optimizer(self.optimizer)
+            check_random_states(checkpoint)
             if checkpoint is not None and (change := apply_new_steps(self, checkpoint)):
                 self.run_settings.report_change(change)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        # Called within the first step, where Trainer has no hook. A postponed evaluation has changed the random state.
-        random_state = self.stop_signal.random_state
-        with resuming_from(checkpoint, "rng_state.pth"):
-            super()._load_rng_state(checkpoint if random_state is None else random_state.name)
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 
@@ -444,11 +410,7 @@ class RunTrainer(Trainer):
 
 
 def check_weights(model: torch.nn.Module) -> None:
-    """Checks that the weights to train have at least 32 bits. 16 bits would lose AdamW's small steps to rounding.
-
-    Raises:
-        InputError: a weight has 16 bits.
-    """
+    """Checks that the weights to train have at least 32 bits. 16 bits would lose AdamW's small steps to rounding."""
     for name, weight in model.named_parameters():
         if weight.requires_grad and weight.dtype in (torch.bfloat16, torch.float16):
             dtype = str(weight.dtype).removeprefix("torch.")

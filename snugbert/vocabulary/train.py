@@ -29,7 +29,7 @@ from snugbert.files import writing
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
-from snugbert.trainers.run.output_folder import remove_generator
+from snugbert.trainers.run.folder import remove_generator
 from snugbert.vocabulary.extension import (
     Extension,
     extend_model,

@@ -47,7 +47,7 @@ from snugbert.trainers.finetuning.run_records import check_plan
 from snugbert.trainers.finetuning.suite import write_table
 from snugbert.trainers.finetuning.sweep_file import read_sweep_file
 from snugbert.trainers.finetuning.sweep_results import FinishedRun
-from snugbert.trainers.run.checkpoint_files import write_manifest
+from snugbert.trainers.run.checkpoints import write_manifest
 
 WORDS = [f"w{number}" for number in range(90)]
 

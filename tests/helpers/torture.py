@@ -31,7 +31,7 @@ from damage import damage
 import snugbert
 from snugbert.data.corpus import preparation
 from snugbert.trainers.pretraining.pretrain import pretrain as _imports_what_a_run_needs  # noqa: F401
-from snugbert.trainers.run.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.checkpoints import list_checkpoints
 from snugbert.vocabulary.learning import make_tokenizer
 from snugbert_cli import main as snugbert_command
 

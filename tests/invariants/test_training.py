@@ -32,7 +32,7 @@ from snugbert.trainers.pretraining.collator import SnugBertDataCollatorForPretra
 from snugbert.trainers.pretraining.examples import PretrainingDataset
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, parse_phases
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run.checkpoint_files import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run.checkpoints import find_newest_checkpoint, write_manifest
 from snugbert.trainers.trainer import RunTrainer
 from snugbert_cli import main as snugbert_command
 

@@ -45,7 +45,7 @@ from snugbert.trainers.finetuning.prepare_task import (
     prepare_task,
 )
 from snugbert.trainers.finetuning.run_records import digest_features
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.processes import wait_for_all
 
 PART = 16384  # examples in a file of cached logits: some minutes of work on a CPU
 

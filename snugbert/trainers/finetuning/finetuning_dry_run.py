@@ -29,8 +29,8 @@ from snugbert.trainers.finetuning.model_selection import MOST_EVALUATIONS
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import compared_settings
 from snugbert.trainers.finetuning.single_run import Start, find_start, make_trainer
-from snugbert.trainers.run.checkpoint_files import step_of
-from snugbert.trainers.run.output_folder import check_disk_space
+from snugbert.trainers.run.checkpoints import step_of
+from snugbert.trainers.run.folder import check_disk_space
 
 
 def run_dry_fine_tuning(prepared: PreparedTask, args: FineTuningArguments, start: Start | None) -> float:
@@ -84,7 +84,7 @@ def _measure(
             trainer.run_settings.command_settings = compared_settings(prepared, args)
             trainer.compare_settings(checkpoint)
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-            check_disk_space(args, trainer.model.parameters(), steps)
+            check_disk_space(args, trainer.model.parameters())
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             if prepared.validation_set is not None:
                 # With "epoch", the final scores use the predictions of the last evaluation. Choosing thresholds or a

@@ -42,7 +42,7 @@ from snugbert.trainers.finetuning.losses import class_weights, has_classes, weig
 from snugbert.trainers.finetuning.model_selection import choose_metric, list_evaluation_callbacks
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
-from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir, clear_output_dir
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
 
@@ -99,6 +99,7 @@ class FineTuningTrainer(RunTrainer):
             checkpoint cannot be loaded, an argument is out of range, or settings cannot be combined.
     """
 
+    kind = "fine-tuning"
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
 
     def __init__(
@@ -194,9 +195,7 @@ class FineTuningTrainer(RunTrainer):
             resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
         self.checks_output_dir = False  # from now on, the folder contains this run
         if not self.state.global_step:
-            batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-            steps = self.args.num_train_epochs * len(self.train_dataset) / batch  # type: ignore[arg-type]
-            check_disk_space(self.args, self.model.parameters(), steps)
+            check_disk_space(self.args, self.model.parameters())
             if not resume_from_checkpoint:
                 self._clear_output_dir()
         # Earlier training, or an earlier run of a sweep, may have chosen thresholds and a temperature.

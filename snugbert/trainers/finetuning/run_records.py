@@ -33,8 +33,8 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, describe_initial_weights, list_student_settings
-from snugbert.trainers.run.lost_processes import wait_for_all
-from snugbert.trainers.run.output_folder import list_run_files, remove_run
+from snugbert.trainers.run.folder import list_run_files, remove_run
+from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
 
 # The training settings in results.json and in the model card.

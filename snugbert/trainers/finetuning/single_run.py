@@ -25,8 +25,8 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.model_selection import LOWER_IS_BETTER
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings, digest_features
-from snugbert.trainers.run.checkpoint_files import list_checkpoints, remove_checkpoints, step_of
-from snugbert.trainers.run.output_folder import check_output_dir
+from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
+from snugbert.trainers.run.folder import check_output_dir
 from snugbert.trainers.run.processes import raise_together
 from snugbert.trainers.run.stopping import raise_if_interrupted
 from snugbert.trainers.run.store_runs import upload_run

@@ -54,9 +54,9 @@ from snugbert.trainers.finetuning.sweep_results import (
     selection_metric,
     summarize_sweep,
 )
-from snugbert.trainers.run.checkpoint_files import list_checkpoints
+from snugbert.trainers.run.checkpoints import list_checkpoints
 from snugbert.trainers.run.hub_uploads import NOT_UPLOADED
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.stopping import DivergedError
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.examples import PretrainingDataset, shuffle_position
 from snugbert.trainers.pretraining.pretraining_arguments import PAIR_TASKS, Objective, PretrainingArguments
 from snugbert.trainers.pretraining.training_log import count_batch
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.processes import wait_for_all
 
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]

@@ -38,7 +38,7 @@ from snugbert.trainers.pretraining.bigrams import check_bigram_config, initializ
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
 from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
-from snugbert.trainers.pretraining.data_settings import check_data_settings, collect_example_settings
+from snugbert.trainers.pretraining.data_settings import collect_example_settings
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair, shrink_config
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
@@ -56,11 +56,15 @@ from snugbert.trainers.pretraining.pretraining_dry_run import run_dry_pretrainin
 from snugbert.trainers.pretraining.pretraining_guidance import describe_shortfall, log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
-from snugbert.trainers.run.lost_processes import wait_for_all
-from snugbert.trainers.run.output_folder import check_disk_space, check_output_dir
-from snugbert.trainers.run.processes import raise_together, set_up
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
 from snugbert.trainers.run.run_lock import lock_output_dir
-from snugbert.trainers.run.run_settings import check_max_steps, check_training_settings, collect_training_settings
+from snugbert.trainers.run.run_settings import (
+    check_data_settings,
+    check_max_steps,
+    check_run_settings,
+    collect_training_settings,
+)
 from snugbert.trainers.run.stopping import raise_if_interrupted
 
 logger = logging.getLogger(__name__)
@@ -223,7 +227,8 @@ def _train_and_evaluate(
     initial_weights = _collect_initial_weights(model_args, data_args, teacher)
     checkpoint = check_output_dir(training_args, training_args.overwrite_output_dir) if do_train else None
     if checkpoint is not None:  # now, before text is prepared. The trainer compares again
-        check_training_settings(checkpoint, initial_weights | collect_training_settings(training_args, config))
+        settings = initial_weights | collect_training_settings(training_args, config)
+        check_run_settings(checkpoint, PretrainingTrainer.kind, settings)
         check_max_steps(checkpoint, training_args)
     model = _load_model(model_args, data_args, training_args, config, teacher_config, tokenizer)
     data = _prepare_data(data_args, training_args, model_args.cache_dir, tokenizer, epochs_dir, checkpoint)
@@ -253,8 +258,6 @@ def _train_and_evaluate(
     trainer = make_trainer(args=training_args, phases=data.phases)
     trainer.run_settings.command_settings = initial_weights
     trainer.command_arguments = model_args, data_args
-    if do_train and training_args.max_steps <= 0 and not (training_args.save_total_limit or 0) > 0:
-        check_disk_space(trainer.args, model.parameters())  # all checkpoints are kept, and now their number is known
     seconds = _train(trainer, checkpoint) if do_train else 0.0
     metrics, baselines = _evaluate(trainer, data)
     if training_args.local_process_index == 0:
@@ -382,7 +385,7 @@ def _prepare_data(
             )
         settings = collect_example_settings(train_corpus, phases, data_args, training_args)
         if checkpoint is not None and not data_args.allow_changed_data:
-            check_data_settings(checkpoint, settings)
+            check_data_settings(checkpoint, PretrainingTrainer.kind, settings)
         data = data._replace(phases=phases, settings=settings)
     if validation_corpus is not None:
         log_first_epoch("validation text")

@@ -25,7 +25,7 @@ from snugbert.trainers.dry_run import (
 from snugbert.trainers.pretraining.batches import Phase, note_missing_pairs
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run.checkpoint_files import step_of
+from snugbert.trainers.run.checkpoints import step_of
 
 
 def run_dry_pretraining(

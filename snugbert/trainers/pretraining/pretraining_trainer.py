@@ -46,7 +46,6 @@ from snugbert.trainers.pretraining.batches import (
     seed_random_state,
 )
 from snugbert.trainers.pretraining.card_facts import find_corpus, write_run_card
-from snugbert.trainers.pretraining.data_settings import RECORD_NAME, compare_data_settings, read_record
 from snugbert.trainers.pretraining.electra import ElectraPair
 from snugbert.trainers.pretraining.examples import PretrainingDataset, unwrap_subset
 from snugbert.trainers.pretraining.masked_distillation import distill, prepare_teacher
@@ -61,12 +60,13 @@ from snugbert.trainers.pretraining.scores import (
     sum_per_sequence,
 )
 from snugbert.trainers.pretraining.training_log import MetricsFile, TrainingLog, peak_flops
-from snugbert.trainers.run.output_folder import ClearOutputDir, check_output_dir
+from snugbert.trainers.run.folder import ClearOutputDir, check_output_dir
 from snugbert.trainers.run.processes import use_one_gpu
 from snugbert.trainers.trainer import RunTrainer
 
 logger = logging.getLogger(__name__)
 
+RECORD_NAME = "PretrainingTrainer"  # key in a checkpoint's `trainer_state.json`, for the state of the log
 DENOMINATORS = ("num_sequences_in_batch", "num_tokens_in_batch")  # over the whole step. Each batch contains them
 
 _peak_flops = functools.cache(peak_flops)  # measured once per process
@@ -126,6 +126,7 @@ class PretrainingTrainer(RunTrainer):
         InputError: `train_dataset` is empty or has no length, or the teacher does not fit the model.
     """
 
+    kind = "pretraining"
     args: PretrainingArguments
     passes_to_repay_compiling = 0  # compiles runs of any length
 
@@ -157,7 +158,7 @@ class PretrainingTrainer(RunTrainer):
             self.keep_column("continues_word")
         if self._mask_rates is not None:
             self.keep_column("mlm_probability")
-        self.data_settings = data_settings or {}
+        self.run_settings.data_settings = data_settings or {}
         if teacher is not None:
             prepare_teacher(teacher, self.model_config, self.args.device)
         self.command_arguments: Any = ()
@@ -247,17 +248,12 @@ class PretrainingTrainer(RunTrainer):
             self._metrics_file = MetricsFile(Path(self.args.output_dir or "") / METRICS_NAME, state.log_history)
             log_coverage(self.phases, self._first_step)
 
-    def compare_settings(self, checkpoint: str | None) -> None:
-        """Extends the base class: changed data settings are only reported. The command refuses them earlier."""
-        super().compare_settings(checkpoint)
-        if checkpoint is not None and (changes := compare_data_settings(checkpoint, self.data_settings)):
-            self.run_settings.report_change(f"after step {self._first_step:,}: {'; '.join(changes)}")
-
     def _load_log(self, state: TrainerState) -> None:
         """Sets the log to the `state` of a checkpoint, or of a new run."""
         self.training_log = TrainingLog(self.args.device, self.is_world_process_zero(), self.accelerator.reduce)
         self.training_log.has_teacher = self.teacher is not None
-        if record := read_record(state):
+        callbacks: Any = state.stateful_callbacks or {}
+        if record := callbacks.get(RECORD_NAME):
             try:
                 self.training_log.load_state_dict(record)
             except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -295,12 +291,11 @@ class PretrainingTrainer(RunTrainer):
             self.model = own
 
     def store_in_state(self) -> None:
-        """Extends the base class: also stores the state of the training log and the data settings."""
+        """Extends the base class: also stores the state of the training log."""
         super().store_in_state()
         self.state.epoch = count_epochs(self.phases, self.state.global_step)
-        record = self.training_log.state_dict() | {"data_settings": self.data_settings}
         self.state.num_input_tokens_seen = self.training_log.tokens_seen
-        self.state.stateful_callbacks |= {RECORD_NAME: record}  # type: ignore[operator]
+        self.state.stateful_callbacks |= {RECORD_NAME: self.training_log.state_dict()}  # type: ignore[operator]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: also creates LAMB and Muon."""

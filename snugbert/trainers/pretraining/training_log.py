@@ -36,7 +36,7 @@ from snugbert.trainers.pretraining.pretraining_arguments import (
     SOFT_WEIGHT,
 )
 from snugbert.trainers.pretraining.scores import get_mlm_logits
-from snugbert.trainers.run.checkpoint_files import RESUME
+from snugbert.trainers.run.checkpoints import RESUME
 
 # Sums since the last log line. The sums of the model stay on its device until they are needed.
 MODEL_SUMS = (

@@ -1,6 +1,15 @@
-"""Writes and removes the checkpoints of a run, and explains errors when a checkpoint is read."""
+"""The checkpoints of a run: how they are found, checked, written, removed and loaded.
 
+A checkpoint is written into a temporary folder. Its last file is the manifest, with the size and checksum of every
+file. Then everything is synced to the disk, and the folder gets its final name. So a folder named `checkpoint-<step>`
+is complete unless it is damaged later. The manifest is verified on resume.
+"""
+
+import errno
+import functools
+import json
 import logging
+import os
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -16,36 +25,125 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
 from snugbert.families.weight_files import read_torch_file, read_weights
-from snugbert.files import writing
-from snugbert.trainers.run.checkpoint_choice import NoCheckpointError, agree_on_checkpoint
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, hash_file, read_json, writing
+from snugbert.storage.inputs import check_names
 from snugbert.trainers.run.checkpoint_copies import download_checkpoint
-from snugbert.trainers.run.checkpoint_files import (
-    RESUME,
-    UNFINISHED,
-    check_checkpoint,
-    list_checkpoints,
-    publish,
-    remove_checkpoints,
-    step_of,
-)
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import read_state
 
+# A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
+UNFINISHED = "_unfinished_checkpoint"
+RESUME = "resume with --resume_from_checkpoint true"
+
 logger = logging.getLogger(__name__)
+
+
+class OnlyWeightsError(InputError):
+    """A checkpoint was written with `--save_only_model`, so a run cannot resume from it."""
+
+
+# --- finding and checking -----------------------------------------------------------------------------------------
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Lists the folders `checkpoint-<step>` of a run, ordered by step."""
+    if not output_dir.is_dir():
+        return []
+    named = (path for path in output_dir.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
+    return sorted(filter(Path.is_dir, named), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step in the name of a folder `checkpoint-<step>`."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def remove_checkpoints(checkpoints: list[Path]) -> None:
+    """Removes checkpoints in this order. Each is moved away first, so a killed run leaves no incomplete checkpoint."""
+    for checkpoint in checkpoints:
+        unfinished = checkpoint.parent / UNFINISHED
+        unfinished.mkdir(exist_ok=True)
+        checkpoint.rename(unfinished / checkpoint.name)
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def find_newest_checkpoint(output_dir: Path) -> Path | None:
+    """Finds the complete checkpoint with the highest step. A warning names the damaged file of a skipped checkpoint.
+
+    If the output folder belongs to a store, downloads files of the checkpoint that are missing on this machine. If
+    every complete checkpoint contains only weights, raises an error, because the run would start again.
+    """
+    only_weights: InputError | None = None
+    restore_replaced(output_dir / UNFINISHED)
+    for folder in reversed(list_checkpoints(output_dir)):
+        download_checkpoint(folder)
+        try:
+            check_checkpoint(folder)
+        except OnlyWeightsError as error:
+            only_weights = only_weights or error
+        except InputError as error:
+            logger.warning("skipping %s: %s", folder.name, error)
+        else:
+            return folder
+    if only_weights is not None:
+        raise only_weights
+    return None
+
+
+def check_checkpoint(checkpoint: Path, needs_optimizer: bool = True) -> None:
+    """Checks that the files of a checkpoint are complete and undamaged.
+
+    With `needs_optimizer`, a checkpoint that was written with `save_only_model` is refused.
+    """
+    try:
+        entries = read_json(checkpoint / MANIFEST_NAME)
+        check_names(entries, str(checkpoint / MANIFEST_NAME))
+        for name in dict.fromkeys((TRAINER_STATE_NAME, *entries)):
+            _compare(checkpoint / name, entries.get(name))
+    except FileNotFoundError as error:
+        raise InputError(f"{error.filename} is missing.") from error
+    except OSError as error:
+        raise InputError(f"{error.filename or checkpoint} cannot be read: {error.strerror}.") from error
+    if needs_optimizer and not (checkpoint / "optimizer.pt").exists():
+        raise OnlyWeightsError(
+            f"{checkpoint} contains only weights (--save_only_model), so the run cannot be resumed. To train from "
+            f"these weights, use --model_name_or_path {checkpoint} and another --output_dir."
+        )
+
+
+def _compare(file: Path, entry: Any) -> None:
+    """Compares a file with its entry in the manifest."""
+    if not (isinstance(entry, dict) and entry.keys() >= {"bytes", "sha256"}):
+        raise InputError(f"{file.parent / MANIFEST_NAME} is damaged: it does not describe {file.name}.")
+    size = file.stat().st_size
+    if size != entry["bytes"]:
+        raise InputError(f"{file} is damaged: it has {size} bytes instead of {entry['bytes']}.")
+    if _digest(file) != entry["sha256"]:
+        raise InputError(f"{file} is damaged: its checksum does not match {MANIFEST_NAME}.")
+
+
+def _digest(file: Path) -> str:
+    """Returns the checksum. Reads an unchanged file once, although both the command and the trainer check it."""
+    stat = file.stat()
+    return _read_digest(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=1000)
+def _read_digest(file: Path, version: tuple[int, ...]) -> str:
+    return hash_file(file)
+
+
+# --- writing and removing -----------------------------------------------------------------------------------------
 
 
 class RunCheckpoints(TrainerCallback):
     """Writes the checkpoints of a run, removes old checkpoints, and locates the best checkpoint.
 
     The first process writes the random states of all processes, so its folder is enough to resume on any machine.
-
-    Attributes:
-        limit: number of checkpoints that are kept. 0: all.
-        is_writing: whether a checkpoint is being written.
     """
 
     def __init__(self) -> None:
-        self.limit = 0
+        self.limit = 0  # number of checkpoints that are kept. 0: all
         self.is_writing = False
 
     @contextmanager
@@ -53,13 +151,8 @@ class RunCheckpoints(TrainerCallback):
         """Makes `checkpoint` appear after the block, complete and on the disk. Then removes old checkpoints.
 
         In the block, Trainer writes the checkpoint into `args.output_dir`, which is a temporary folder, and pushes
-        nothing. Every process must call this. A full disk raises an [`InputError`].
-
-        Args:
-            args: the trainer's arguments.
-            state: the trainer's state.
-            checkpoint: the folder, `checkpoint-<step>` in the output folder. It may exist.
-            whole: whether the checkpoint contains the optimizer even with `save_only_model`.
+        nothing. Every process must call this. A full disk raises an [`InputError`]. If `whole`, the checkpoint
+        contains the optimizer even with `save_only_model`.
         """
         output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED
         before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
@@ -78,7 +171,7 @@ class RunCheckpoints(TrainerCallback):
                 wait_for_all()
             self._clear(args, folder)
         except BaseException:
-            # On a shared disk, the first process may still be writing.
+            # In another process: the first process may still be writing.
             if args.should_save:
                 self._clear(args, folder)
             raise
@@ -91,7 +184,7 @@ class RunCheckpoints(TrainerCallback):
             self.remove_old(state, output_dir)
 
     def _clear(self, args: TrainingArguments, folder: Path) -> None:
-        if args.local_process_index == 0:  # machines without a shared disk have their own folders
+        if args.local_process_index == 0:  # with a bucket, each machine has its own folder
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove_old(self, state: TrainerState, output_dir: Path) -> None:
@@ -115,30 +208,27 @@ class RunCheckpoints(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Locates the best checkpoint, even if the folder was renamed.
 
-        Another machine may have written the checkpoint, see [`agree_on_checkpoint`]. A damaged best checkpoint is
-        ignored, so that a later checkpoint can be the best.
+        A damaged best checkpoint is ignored, so that a later checkpoint can be the best.
         """
         output_dir = Path(args.output_dir)
         best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-
-        def find() -> Path | None:
-            if not best.is_dir():
-                return None
+        damage: InputError | None = None
+        if args.should_save and state.best_global_step and args.load_best_model_at_end:
             download_checkpoint(best)
-            check_checkpoint(best, needs_optimizer=False)
-            return best
-
-        if state.best_global_step and args.load_best_model_at_end:
             try:
-                agree_on_checkpoint(args, output_dir, find, only_first=True)
-            except NoCheckpointError as damage:
+                if best.is_dir():
+                    check_checkpoint(best, needs_optimizer=False)
+            except InputError as error:
+                damage = error
                 logger.warning("ignoring the best checkpoint: %s", damage)
-                state.best_model_checkpoint = state.best_global_step = state.best_metric = None
+        (is_damaged,) = broadcast_object_list([damage is not None])
+        if is_damaged:
+            state.best_model_checkpoint = state.best_global_step = state.best_metric = None
         locate_best(state, output_dir)
 
 
 def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
-    """Sends the random state of every process to the first process, because machines may not share a disk."""
+    """Sends the random state of every process to the first process, because with a bucket machines share no disk."""
     wait_for_all()  # the first process may still be writing
     mine = [(file.name, file.read_bytes()) for file in folder.glob(f"rng_state_{args.process_index}.pth")]
     for name, content in gather_object(mine):
@@ -147,10 +237,7 @@ def _collect_random_states(args: TrainingArguments, folder: Path) -> None:
 
 
 def locate_best(state: TrainerState, output_dir: Path) -> None:
-    """Sets the path of the best checkpoint if it exists. All processes must call this.
-
-    All processes use the path of the first process, because machines may have different output folders.
-    """
+    """Sets the path of the best checkpoint if the first process has it. All processes must call this."""
     best = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
     if state.best_global_step and best.is_dir():
         state.best_model_checkpoint = str(best)
@@ -166,6 +253,52 @@ def _forget_best(checkpoint: Path) -> None:
     if state.best_model_checkpoint is not None:
         state.best_model_checkpoint = None
         state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
+
+
+def publish(folder: Path, checkpoint: Path) -> None:
+    """Writes the manifest of `folder`, waits until all files are on the disk, and renames the folder to `checkpoint`.
+
+    Replaces an old checkpoint of this name. [`restore_replaced`] undoes a replacement that was interrupted.
+    """
+    write_manifest(folder)
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+    if checkpoint.exists():
+        checkpoint.rename(folder.with_name(f"replaced-{folder.name}"))
+    folder.rename(checkpoint)
+    _sync(checkpoint.parent)
+
+
+def restore_replaced(unfinished: Path) -> None:
+    """Moves an old checkpoint back from `unfinished` if the run was killed before the new checkpoint was renamed."""
+    for old in [*unfinished.rglob("replaced-*")]:
+        checkpoint = unfinished.parent / old.name.removeprefix("replaced-")
+        if not checkpoint.exists():
+            old.rename(checkpoint)
+
+
+def write_manifest(folder: Path) -> None:
+    """Writes the size and checksum of every file in `folder`, except for an earlier manifest."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files.pop(MANIFEST_NAME, None)
+    entries = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()}
+    (folder / MANIFEST_NAME).write_text(json.dumps(entries, indent=1))
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the list of files in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot sync folders.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# --- loading ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -203,12 +336,7 @@ def ignoring_tied_weights(model: Any) -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Checks the shapes of a loaded optimizer state. With wrong shapes, fused kernels would access memory out of
-    bounds.
-
-    Raises:
-        ValueError: a state and its parameter differ in shape.
-    """
+    """Checks the shapes of a loaded optimizer state. Fused kernels would access memory out of bounds."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():
@@ -216,3 +344,10 @@ def check_optimizer(optimizer: Any) -> None:
                     raise ValueError(
                         f"{name} has shape {list(value.shape)}, but its parameter has shape {list(parameter.shape)}"
                     )
+
+
+def check_random_states(checkpoint: str | None) -> None:
+    """Checks the files with random states, which Trainer reads within the first step."""
+    for file in Path(str(checkpoint)).glob("rng_state*.pth"):
+        if not {"python", "numpy", "cpu"} <= read_torch_file(file).keys():
+            raise InputError(f"{file} is damaged: it contains no random states. Resume from another checkpoint.")

@@ -1,50 +1,48 @@
-"""Sets up each process of a run. If one process fails, all processes fail with its error."""
+"""Sets up each process of a run, waits for the other processes, and shares an error with all of them."""
 
 import logging
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch.distributed as dist
 from huggingface_hub import HfApi
 from huggingface_hub.utils import httpx
 from safetensors import SafetensorError
+from torch.distributed.distributed_c10d import _get_default_store
 from transformers import TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from snugbert.cli.device_arguments import PRECISIONS, DeviceArguments
 from snugbert.errors import InputError, join_lines
 from snugbert.shared_cores import share_cores
-from snugbert.storage.requests import DEADLINE_VARIABLE
-from snugbert.trainers.run.lost_processes import show_signs_of_life, wait_for_all
 
 T = TypeVar("T")
+
+# Phrases in torch's errors about a lost process. Other errors, such as a wrong interface, keep their traceback.
+LOST = re.compile(
+    r"closed by peer|reset by peer|broken pipe|timed out|timeout|failed to recv|monitoredBarrier|ncclRemoteError|"
+    r"remote process exited",
+    re.IGNORECASE,
+)
+# gloo's errors begin with a source file or a rank: "[/src/gloo/transport/tcp/pair.cc:538] ...", "[Rank 0]: ...".
+PLACE = re.compile(r"^\[[^]]*\]:?\s*")
 
 
 def set_up(training_args: DeviceArguments) -> None:
     """Sets up logging and one GPU per process, and checks the login to the Hub.
 
     The main process logs to standard error. Other processes log only errors.
-
-    Raises:
-        InputError: with `--push_to_hub`, the Hub cannot be reached or rejects the token.
     """
-    from snugbert.trainers.run.log_lines import set_up_logging  # only here, because `--help` works without Trainer
+    from snugbert.trainers.run.log import set_up_logging  # only here, because `--help` works without Trainer
 
     set_up_logging(logging.INFO if training_args.should_log else logging.ERROR)
     # Our log lines replace Trainer's INFO lines. Its warnings stay.
     transformers_logging.set_verbosity(logging.WARNING if training_args.should_log else logging.ERROR)
     transformers_logging.disable_progress_bar()  # for reading and writing weights
-    if training_args.world_size > 1:
-        show_signs_of_life()
-        # A process that waits for a store fails before the other processes give up, and its message names the store.
-        os.environ.setdefault(DEADLINE_VARIABLE, str(0.8 * training_args.ddp_timeout))
-        logging.getLogger(__name__).info(
-            "%d processes. If a process does not answer for %d seconds, all processes stop (--ddp_timeout).",
-            training_args.world_size,
-            training_args.ddp_timeout,
-        )
     use_one_gpu(training_args)
     share_cores()
     logging.getLogger(__name__).info("precision: %s", PRECISIONS[training_args.precision])
@@ -90,17 +88,29 @@ def _check_hub(token: bool | str | None) -> None:
         raise InputError(f"--push_to_hub: cannot log in to {hub.endpoint}: {join_lines(error)}") from error
 
 
+def wait_for_all() -> None:
+    """Waits until all processes are here, at most `--ddp_timeout` seconds. Every process must call this.
+
+    gloo's error names the missing process. accelerate's `wait_for_everyone` does not, and asks torch for a GPU per
+    process, even if the processes run on the CPU.
+    """
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return
+    if dist.get_backend() == "gloo":
+        dist.monitored_barrier(timeout=_get_default_store().timeout)
+    else:
+        from accelerate import PartialState  # only here, because `--help` works without it
+
+        PartialState().wait_for_everyone()
+
+
 def raise_together(function: Callable[[], T]) -> T:
     """Calls `function` in every process. If one process raises an InputError, all processes raise it.
 
-    `function` may take any time, and must not communicate. An OSError becomes an InputError.
-
-    Raises:
-        InputError: the error of this process, or of the first process that failed. The message names its machine.
+    `function` must not communicate. An OSError becomes an InputError. The message names the machine of the process.
     """
     from accelerate.utils import gather_object  # only here, because `--help` works without it
 
-    show_signs_of_life()
     error: InputError | None = None
     try:
         result = function()
@@ -114,3 +124,20 @@ def raise_together(function: Callable[[], T]) -> T:
     for host, message in filter(None, answers):
         raise error or InputError(message if host == platform.node() else f"{host}: {message}")
     return result
+
+
+def explain_lost_process(error: RuntimeError) -> str | None:
+    """Returns a sentence about an error of torch.distributed that another process caused. None for other errors."""
+    text = str(error)
+    is_distributed = isinstance(error, dist.DistError) or any(
+        phrase in text for phrase in ("/gloo/", "pair closure", "monitoredBarrier")
+    )
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not is_distributed or not LOST.search(text):
+        return None
+    line = next(line for line in text.splitlines() if LOST.search(line))
+    reason = PLACE.sub("", line).partition(". ")[0].rstrip(".")
+    rank = os.environ.get("RANK", "?")
+    return (
+        f"process {rank} on {platform.node()} lost another process ({reason}). That process ended, or did not answer "
+        "for --ddp_timeout seconds. Start all processes again with --resume_from_checkpoint true."
+    )

@@ -2,25 +2,21 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-import snugbert
 from snugbert.configuration_snugbert import SnugBertConfig
+from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.errors import InputError, format_count
 from snugbert.files import read_json
 
 SETTINGS_NAME = "RunSettings"  # key in a checkpoint's `trainer_state.json`
-LISTED_CHANGES = 5  # maximum number of changes that a message lists for one setting
-DIGESTS = ("text", "data")  # settings of pretraining and of fine-tuning that map names to digests of the content
 
 # `tf32` is missing, because it depends on the device: a CPU could not resume a run with TF32.
 TRAINING_SETTINGS = (
@@ -55,39 +51,33 @@ class RunSettings(TrainerCallback):
     """The settings that must not change when a run resumes, and the changes so far. Checkpoints store both.
 
     The intervals of logging, evaluating and saving may change. Trainer would use the intervals in the checkpoint.
-
-    Attributes:
-        command_settings: settings of the command that must not change, in addition to the trainer's.
-        changes: what changed when the run resumed, for the model card.
-        keeps_checkpoints: whether the checkpoints stay when the run is finished. If true, it stays true on resume.
     """
 
-    def __init__(self) -> None:
-        self.command_settings: dict[str, Any] = {}
-        self.changes: list[str] = []
-        self.keeps_checkpoints = True
+    def __init__(self, kind: str) -> None:
+        self.kind = kind  # "pretraining" or "fine-tuning"
+        self.command_settings: dict[str, Any] = {}  # in addition to the trainer's
+        self.data_settings: dict[str, Any] = {}  # they may change on request. Empty: not compared
+        self.changes: list[str] = []  # what changed when the run resumed, for the model card
+        self.keeps_checkpoints = True  # when the run is finished. If true, it stays true on resume
         self._trainer_settings: dict[str, Any] = {}
 
     def compare(self, checkpoint: str | None, trainer_settings: dict[str, Any]) -> None:
-        """Compares the settings of this run with the settings in the checkpoint, and takes over its earlier changes.
-
-        Args:
-            checkpoint: the folder. None: a new run.
-            trainer_settings: from [`collect_training_settings`].
-
-        Raises:
-            InputError: a setting changed.
-        """
+        """Compares the settings of this run with the settings in the checkpoint, and takes over earlier changes."""
         self._trainer_settings = trainer_settings
         self.changes = []
         if checkpoint is None:
             return
-        check_training_settings(checkpoint, trainer_settings | self.command_settings)
+        check_run_settings(checkpoint, self.kind, trainer_settings | self.command_settings)
         record = read_settings(checkpoint)
-        self.changes = record.get("changes", [])
-        self.keeps_checkpoints |= record.get("keeps_checkpoints", True)
-        if not record:
-            logger.warning("%s contains no settings. Cannot check whether settings changed.", checkpoint)
+        self.changes = record["changes"]
+        self.keeps_checkpoints |= record["keeps_checkpoints"]
+        if self.data_settings and (before := record["data_settings"]):
+            now = make_record(self.kind, self.data_settings)["settings"]
+            if changes := list_changes(before, now):
+                listed = "; ".join(
+                    f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in changes
+                )
+                self.report_change(f"after step {read_state(checkpoint).global_step:,}: {listed}")
 
     def report_change(self, change: str) -> None:
         """Logs what changed on resume, and keeps it for the model card."""
@@ -96,11 +86,11 @@ class RunSettings(TrainerCallback):
 
     def store(self, state: TrainerState) -> None:
         """Adds the record to the `state` that is about to be saved. The command may add settings during the run."""
-        record = {
-            "settings": self._trainer_settings | self.command_settings,
+        record = make_record(self.kind, self._trainer_settings | self.command_settings)
+        record |= {
+            "data_settings": self.data_settings,
             "changes": self.changes,
             "keeps_checkpoints": self.keeps_checkpoints,
-            "version": snugbert.__version__,
         }
         state.stateful_callbacks |= {SETTINGS_NAME: record}  # type: ignore[operator]
 
@@ -112,12 +102,8 @@ class RunSettings(TrainerCallback):
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Collects the settings of a run that must not change when it resumes, as JSON values.
 
-    The number of steps may change, see [`apply_new_steps`]. The batch and the examples are compared elsewhere.
-
-    Args:
-        args: training arguments.
-        config: configuration of the model. None if the model has no configuration.
-        names: names of further training arguments.
+    The number of steps may change, see [`apply_new_steps`]. The batch and the examples are compared elsewhere. `names`
+    are further training arguments.
     """
     settings = {f"--{name}": getattr(args, name) for name in (*TRAINING_SETTINGS, *names)}
     if config is not None:
@@ -127,11 +113,7 @@ def collect_training_settings(args: TrainingArguments, config: Any, names: tuple
 
 
 def read_state(checkpoint: str | Path) -> TrainerState:
-    """Reads the `trainer_state.json` of a checkpoint. The result always has `stateful_callbacks`.
-
-    Raises:
-        InputError: the file is missing or damaged.
-    """
+    """Reads and checks the `trainer_state.json` of a checkpoint. The result always has `stateful_callbacks`."""
     file = Path(checkpoint) / TRAINER_STATE_NAME
     try:
         state = TrainerState(**read_json(file))
@@ -144,93 +126,47 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 
 
 def read_settings(checkpoint: str) -> dict[str, Any]:
-    """Returns the record of `SETTINGS_NAME` in a checkpoint. Empty for checkpoints of other trainers.
-
-    Raises:
-        InputError: the record is damaged, or was written by a newer version of SnugBERT.
-    """
+    """Returns the record of a checkpoint, see [`RunSettings.store`]."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
-    record = callbacks.get(SETTINGS_NAME, {})
+    record = callbacks.get(SETTINGS_NAME)
     if not (
         isinstance(record, dict)
-        and isinstance(record.get("settings", {}), dict)
-        and isinstance(record.get("changes", []), list)
+        and isinstance(record.get("settings"), dict)
+        and isinstance(record.get("changes"), list)
+        and {"data_settings", "keeps_checkpoints"} <= record.keys()
     ):
-        raise InputError(f"{checkpoint}/{TRAINER_STATE_NAME} is damaged. Resume from another checkpoint.")
-    refuse_newer_version(Path(checkpoint) / TRAINER_STATE_NAME, record.get("version"))
+        raise InputError(f"{Path(checkpoint) / TRAINER_STATE_NAME} is damaged. Resume from another checkpoint.")
     return record
 
 
-def refuse_newer_version(file: Path, version: Any) -> None:
-    """Checks that a file was not written by a newer version of SnugBERT.
-
-    Args:
-        file: the file, for the message.
-        version: the version in the file. None if the file stores no version.
-
-    Raises:
-        InputError: the file was written by a newer version, whose settings may be unknown here.
-    """
-    try:
-        is_newer = version is not None and Version(version) > Version(snugbert.__version__)
-    except (InvalidVersion, TypeError) as error:
-        raise InputError(f"{file} is damaged: {version!r} is not a version number.") from error
-    if is_newer:
-        raise InputError(
-            f"{file} was written by SnugBERT {version}. This is {snugbert.__version__}. Upgrade SnugBERT, or start a "
-            "new run in another folder."
-        )
-
-
-def check_training_settings(checkpoint: str, settings: Mapping[str, Any]) -> None:
+def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
     """Checks that a resumed run has the settings of the run that wrote `checkpoint`.
 
-    Args:
-        checkpoint: the folder. Without stored settings, nothing is compared.
-        settings: from [`collect_training_settings`], and settings of the command. Settings that the checkpoint does
-            not store are not compared.
-
-    Raises:
-        InputError: settings changed. The message lists them.
+    Before the data are read, a command knows only some settings, so settings that are missing on one side are not
+    compared.
     """
-    before = read_settings(checkpoint).get("settings", {})
-    both = [name for name in settings if name in before]
-    changes = [change for name in both for change in describe_change(name, before[name], settings[name])]
-    if changes:
-        # The default depends on the device, so the user may not have set the flag that changed.
-        device = "--bf16" in both and before["--bf16"] != settings["--bf16"]
-        flag = f" (--bf16 {json.dumps(before['--bf16'])})" if device else ""
-        raise InputError(
-            f"--resume_from_checkpoint: settings changed since {checkpoint}: {'; '.join(changes)}. Restore the "
-            f"settings{flag}, or start a new run from its weights: --model_name_or_path {checkpoint}, with another "
-            "--output_dir."
-        )
+    record = read_settings(checkpoint)
+    place = f"--resume_from_checkpoint: {checkpoint}"
+    remedy = (
+        f"Restore the settings, or start a new run from its weights: --model_name_or_path {checkpoint}, with another "
+        "--output_dir."
+    )
+    settings = {name: value for name, value in settings.items() if name in record["settings"]}
+    before = {name: value for name, value in record["settings"].items() if name in settings}
+    check_continuation(record | {"settings": before}, kind, settings, place, remedy)
 
 
-def describe_change(name: str, before: Any, now: Any) -> list[str]:
-    """Describes how a setting changed. Empty if unchanged. Lists the changed entries of `DIGESTS`."""
-    if before == now:
-        return []
-    if not (name in DIGESTS and isinstance(before, dict) and isinstance(now, dict)):
-        return [f"{name} was {json.dumps(before)} and is {json.dumps(now)}"]
-    if list(before.values()) == list(now.values()):  # the same content under other names
-        return []
-    changes = [f"{entry} is missing" for entry in before.keys() - now.keys()]
-    changes += [f"{entry} has changed" for entry in before.keys() & now.keys() if before[entry] != now[entry]]
-    changes += [f"{entry} is new" for entry in now.keys() - before.keys()]
-    changes.sort()
-    if len(changes) > LISTED_CHANGES:
-        more = format_count(len(changes) - LISTED_CHANGES, "more change")
-        changes[LISTED_CHANGES:] = [f"{more} of {name}"]
-    return changes
+def check_data_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
+    """Checks that a resumed run has the data of the run that wrote `checkpoint`, if that run stored data settings."""
+    record = read_settings(checkpoint)
+    if before := record["data_settings"]:
+        remedy = "Restore the data, or pass --allow_changed_data."
+        place = f"--resume_from_checkpoint: the training data of {checkpoint}"
+        check_continuation(record | {"settings": before}, kind, settings, place, remedy)
 
 
 def check_max_steps(checkpoint: str, args: TrainingArguments) -> None:
-    """Checks `--max_steps` before text is prepared. [`apply_new_steps`] checks all runs, when the steps are known.
-
-    Raises:
-        InputError: the checkpoint has more steps than the run.
-    """
+    """Checks `--max_steps` before text is prepared. [`apply_new_steps`] checks all runs, when the steps are known."""
     if args.max_steps > 0:
         _check_steps(checkpoint, args, args.max_steps, read_state(checkpoint).global_step)
 
@@ -243,9 +179,6 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
 
     Returns:
         What changed, for the log and the model card. None if the number of steps is the same.
-
-    Raises:
-        InputError: the checkpoint has more steps than the run.
     """
     before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
     if before == now:
@@ -271,18 +204,3 @@ def _check_steps(checkpoint: str, args: TrainingArguments, steps: int, done: int
             f"{flag}: {checkpoint} has taken {format_count(done, 'step')}, more than the "
             f"{format_count(steps, 'step')} of this run. Increase {flag}."
         )
-
-
-@contextmanager
-def hide_trainer_comparison() -> Iterator[None]:
-    """Hides Trainer's own comparison, which warns even if only the batch per device or an interval differs."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
-
-    reporter = logging.getLogger("transformers.trainer_utils")
-    reporter.addFilter(is_other)
-    try:
-        yield
-    finally:
-        reporter.removeFilter(is_other)

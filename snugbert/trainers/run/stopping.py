@@ -6,7 +6,6 @@ With transformers' own `enable_jit_checkpoint`, each process waits for its own t
 import logging
 import math
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,16 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, seed_worker
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, seed_worker
 
 from snugbert.errors import InputError, RunStopped
 from snugbert.kernels_snugbert import has_own_kernels
-from snugbert.trainers.run.lost_processes import wait_for_all
+from snugbert.trainers.run.processes import wait_for_all
 
 logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-POSTPONED = "PostponedEvaluation"  # key in a checkpoint's `trainer_state.json`
 SIGTERM_SECONDS = 30  # launchers and schedulers kill a process this long after SIGTERM
 REMEDY = "Try a lower --learning_rate, more --warmup_steps, or --bf16 or float32 instead of --fp16."
 
@@ -40,8 +38,9 @@ class StopSignal(TrainerCallback):
     """Ends training on a signal, or if the loss or the gradient norm is not finite.
 
     - On SIGTERM or SIGINT (Ctrl-C), the trainer finishes the step, writes a checkpoint, whatever `save_strategy` is,
-      and returns. An evaluation that is due after this step is left to the resumed run, because a launcher may soon
-      kill the process. A second SIGINT raises KeyboardInterrupt at once. After training, signals act as before.
+      and returns. An evaluation that is due after this step comes first, so that the resumed run has the same log and
+      random state as an uninterrupted run. A second SIGINT raises KeyboardInterrupt at once. After training, signals
+      act as before.
     - If the loss or the gradient norm is NaN or infinite, the optimizer step is not taken, and no checkpoint is
       written. With fp16, the gradient scaler skips steps with infinite gradients, so only the loss is checked.
 
@@ -50,46 +49,26 @@ class StopSignal(TrainerCallback):
     then takes one step more. A run that diverges has already taken the bad step, so the weights in memory are not
     finite either. They are never logged, evaluated or saved, because the host first waits for the last report.
 
-    It is the last callback, so that it can cancel evaluations and checkpoints that other callbacks request.
-
-    Args:
-        trainer: the trainer that uses this callback.
-
-    Attributes:
-        interrupted: the signal that ended the last training. None if training is complete.
-        writes_checkpoint: whether to write a checkpoint on a signal. A dry run does not.
-        writes_whole_checkpoint: whether a run must be able to resume from the next checkpoint, even with
-            `save_only_model`.
-        random_state: the folder with the random state after a postponed evaluation. None: no such evaluation.
+    It is the last callback, so that it can cancel checkpoints that other callbacks request.
     """
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        self.writes_checkpoint = True
-        self._begin(None, None, None)
+        self.writes_checkpoint = True  # on a signal. A dry run writes none
+        self._begin()
 
-    def _begin(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> None:
-        self.interrupted: signal.Signals | None = None
-        self.writes_whole_checkpoint = False
-        self.random_state: tempfile.TemporaryDirectory[str] | None = None
+    def _begin(self) -> None:
+        self.interrupted: signal.Signals | None = None  # the signal that ended training
+        self.writes_whole_checkpoint = False  # whether the next one has the optimizer even with `save_only_model`
         self._saved_step = 0  # the step of the last checkpoint that this run wrote or resumed from. 0: none
         self._received = 0  # the signal that this process received
         self._report: StepReport | None = None  # of the last step, if the host has not read it
-        self._evaluation_is_due = False  # whether an evaluation is due, which the resumed run will do
-        self._checkpoint, self._trial, self._ignore_keys = checkpoint, trial, ignore_keys
 
     @contextmanager
-    def watch(self, checkpoint: str | None, trial: Any, ignore_keys: list[str] | None) -> Iterator[None]:
-        """Records signals during training. A signal after the last step takes effect once training is complete.
-
-        Args:
-            checkpoint: the checkpoint that the run resumes from.
-            trial, ignore_keys: arguments of `Trainer.train`, for an evaluation that the stopped run postponed.
-
-        Raises:
-            KeyboardInterrupt: on a second SIGINT.
-        """
-        self._begin(checkpoint, trial, ignore_keys)
+    def watch(self) -> Iterator[None]:
+        """Records signals during training. A signal after the last step takes effect once training is complete."""
+        self._begin()
+        save_strategy = self.trainer.args.save_strategy
         previous: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():  # Python allows signal handlers only there
             # A signal that the parent process ignores, as nohup does, stays ignored.
@@ -100,6 +79,7 @@ class StopSignal(TrainerCallback):
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler or signal.SIG_DFL)
+            self.trainer.args.save_strategy = save_strategy
         state, output_dir = self.trainer.state, self.trainer.args.output_dir
         if self.interrupted:
             folder = Path(output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
@@ -122,9 +102,6 @@ class StopSignal(TrainerCallback):
         Called after the backward passes of a step. The optimizer step follows. With several processes, divergence and
         signals are exchanged. On the CPU, the report is read at once. On other devices, it is read after the next step
         has been queued, so that the device has work while the host waits.
-
-        Raises:
-            DivergedError: a step diverged.
         """
         self.read_report()
         trainer = self.trainer
@@ -139,11 +116,7 @@ class StopSignal(TrainerCallback):
             self.read_report()
 
     def read_report(self) -> None:
-        """Reads the report of the last step, if it is unread. Sets `interrupted` if the report contains a signal.
-
-        Raises:
-            DivergedError: the step diverged.
-        """
+        """Reads the report of the last step, if it is unread. A signal sets `interrupted`, divergence is an error."""
         if self._report is None:
             return
         report, self._report = self._report, None
@@ -163,72 +136,47 @@ class StopSignal(TrainerCallback):
         return f"The {what} in step {step}. {last}{REMEDY}"
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each step. After a signal, Trainer only logs. `on_epoch_end` saves."""
+        """Called by Trainer after each step. After a signal, Trainer logs and evaluates. `on_epoch_end` saves."""
         if control.should_log or control.should_evaluate or control.should_save:
             self.read_report()  # logging, evaluating and saving wait for the device anyway
         if self.interrupted:
-            self._evaluation_is_due |= control.should_evaluate
-            control.should_evaluate = control.should_save = False
+            control.should_save = False
             control.should_training_stop = True
 
     def on_epoch_end(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each epoch and when training stops. After a signal, saves instead of evaluating.
+        """Called by Trainer after each epoch and when training stops. After a signal, saves.
 
-        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped.
+        If a signal stops training within an epoch, logging and evaluation at the end of an epoch are skipped. If the
+        evaluation came before a run stopped after its last step, the resumed run does not repeat it.
         """
+        last = state.log_history[-1] if state.log_history else {}
+        if last.get("step") == state.global_step and any(name.startswith("eval_") for name in last):
+            control.should_evaluate = False
         if self.interrupted and state.epoch % 1 and state.global_step < state.max_steps:
             control.should_log = control.should_evaluate = False
         elif control.should_training_stop:
             self.read_report()  # of the last step
         self.on_step_end(args, state, control)
         if self.interrupted:
-            if self._evaluation_is_due:
-                state.stateful_callbacks[POSTPONED] = True
             control.should_save = self.writes_whole_checkpoint = self.writes_checkpoint
+            args.save_strategy = SaveStrategy.STEPS  # with "best", an evaluation would decide whether to save
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        self._saved_step = state.global_step
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after a checkpoint."""
         self._saved_step = state.global_step
 
-    # --- a postponed evaluation ---------------------------------------------------------------------------------
-
-    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **kwargs: Any) -> Any:
-        """Called by Trainer before the first step, with the state of the checkpoint.
-
-        Runs the evaluation that was due when a signal stopped the run, and writes the checkpoint again.
-        """
-        self._saved_step = state.global_step
-        if not state.stateful_callbacks.pop(POSTPONED, False) or args.eval_strategy == "no":
-            return control
-        trainer = self.trainer
-        trainer.control = control
-        trainer._load_rng_state(self._checkpoint)
-        metrics = trainer._evaluate(self._trial, self._ignore_keys)
-        trainer._determine_best_metric(metrics, self._trial)
-        self.random_state = tempfile.TemporaryDirectory()
-        trainer._save_rng_state(self.random_state.name)
-        self.writes_whole_checkpoint = True
-        trainer._save_checkpoint(trainer.model_wrapped, self._trial)
-        self.writes_whole_checkpoint = False
-        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
-        if state.global_step >= state.max_steps:
-            trainer.control.should_training_stop = True
-        return trainer.control
-
 
 @dataclass
 class StepReport:
-    """Numbers of a step that are being copied from the device to the host.
+    """Numbers of a step that are being copied from the device to the host."""
 
-    Attributes:
-        step: the step, counted from 1.
-        values: the numbers, on the CPU. They are valid after `arrival`. *Shape:* (count,)
-        arrival: event after the copy. None: the values are already on the host.
-    """
-
-    step: int
-    values: torch.Tensor
-    arrival: torch.Event | None
+    step: int  # counted from 1
+    values: torch.Tensor  # on the CPU, valid after `arrival`. Shape: (count,)
+    arrival: torch.Event | None  # after the copy. None: the values are already on the host
 
     @classmethod
     def send(cls, step: int, values: torch.Tensor) -> "StepReport":

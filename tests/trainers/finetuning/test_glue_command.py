@@ -48,7 +48,7 @@ from snugbert import (
 )
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.run.checkpoint_files import write_manifest
+from snugbert.trainers.run.checkpoints import write_manifest
 from snugbert_cli import run_command
 
 pytestmark = pytest.mark.usefixtures("one_thread")

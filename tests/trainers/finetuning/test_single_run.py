@@ -25,7 +25,7 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import class_weights
 from snugbert.trainers.finetuning.single_run import describe_shortfalls, fine_tune, make_trainer
 from snugbert.trainers.finetuning.sweep import run_task
-from snugbert.trainers.run.checkpoint_files import write_manifest
+from snugbert.trainers.run.checkpoints import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

@@ -7,7 +7,7 @@ import pytest
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.run.checkpoint_files import UNFINISHED, find_newest_checkpoint
+from snugbert.trainers.run.checkpoints import UNFINISHED, find_newest_checkpoint
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])

@@ -235,13 +235,13 @@ def test_a_student_starts_from_its_teacher_and_resumes(student_run, teacher_run,
     other.save_pretrained(moved)
     more = resume | {"max_steps": 10}
     for change, message in (
-        ({"teacher_name_or_path": moved}, '--teacher_name_or_path was "weights '),
-        ({"student_layers": "first"}, "--student_layers was [0, 2] and is [0, 1]"),
-        ({"num_student_layers": 3}, "num_hidden_layers was 2 and is 3"),
+        ({"teacher_name_or_path": moved}, '--teacher_name_or_path "weights '),
+        ({"student_layers": "first"}, "--student_layers [0, 2] [0, 1]"),
+        ({"num_student_layers": 3}, "num_hidden_layers 2 3"),
     ):
         capsys.readouterr()
         assert run(more | change) == 2
-        assert message in capsys.readouterr().err
+        assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_student_has_its_own_dropout(teacher_run):

@@ -233,8 +233,9 @@ def test_electra_writes_a_discriminator_and_its_generator(small_run, tmp_path, c
     resume = {"output_dir": folder, "resume_from_checkpoint": "true"}
     assert run(electra | resume, max_steps=5) == 0
     assert run(electra | resume, objective="mlm") == 2
-    assert "settings changed since" in (error := capsys.readouterr().err) and "generator_size" not in error
-    assert '--objective was "electra" and is "mlm"' in error
+    error = " ".join(capsys.readouterr().err.split())
+    assert "has other settings. " in error and "generator_size" not in error
+    assert '--objective "electra" "mlm"' in error
     results = json.loads((folder / "eval_results.json").read_text())
     more = {"config_name": None, "model_name_or_path": folder, "train_file": None, "do_eval": "true"}
     assert run(electra | more, output_dir=again, config_overrides=None, bigram_init=None) == 0
@@ -282,7 +283,7 @@ def test_phases_of_a_prepared_corpus(small_run, tmp_path, monkeypatch, caplog, c
     shutil.copytree(tmp_path / "straight/checkpoint-3", tmp_path / "resumed/checkpoint-3")
     resume = {"output_dir": tmp_path / "resumed", "resume_from_checkpoint": "true"}
     assert run(small_run | more | resume, phases="20:62.5%,40:37.5%") == 2
-    assert 'objective was ["mlm", "nsp"] and is "nsp"' in capfd.readouterr().err
+    assert 'objective ["mlm", "nsp"] ["nsp", "nsp"]' in " ".join(capfd.readouterr().err.split())
     run(small_run | more | resume)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "resumed")]
     assert weights[0] == weights[1]

@@ -9,7 +9,6 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from accelerate import PartialState
 from damage import damage
 from safetensors.torch import load_file
 from synthetic import make_trainer
@@ -38,20 +37,16 @@ def test_a_damaged_best_checkpoint_is_ignored(damaged, only_model, tmp_path, cap
 
 
 def train_with_the_best_model(folder: Path) -> None:
-    """One of two machines without a shared disk. Resumes from a copy of the last checkpoint, without the best one."""
+    """One of two machines without a shared disk, as with a bucket. Only the first has the checkpoints."""
     os.environ["LOCAL_RANK"] = "0"
     machine = folder / f"machine-{os.environ['RANK']}"
     options = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
     options |= {"metric_for_best_model": "loss", "greater_is_better": False, "learning_rate": 1e-2}  # best: the first
-    for steps in (2, 3):
-        trainer = make_trainer(machine, max_steps=steps, **options)
-        trainer.train(resume_from_checkpoint=steps == 3)
-        best = load_file(folder / "machine-0/checkpoint-1/model.safetensors")
-        weights = trainer.model.state_dict()
-        assert all(torch.equal(weights[name], tensor) for name, tensor in best.items())
-        if machine.name == "machine-1" and steps == 2:
-            shutil.copytree(folder / "machine-0/checkpoint-2", machine / "checkpoint-2")
-        PartialState().wait_for_everyone()
+    trainer = make_trainer(machine, max_steps=2, **options)
+    trainer.train()
+    best = load_file(folder / "machine-0/checkpoint-1/model.safetensors")
+    weights = trainer.model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in best.items())
 
 
 @pytest.mark.slow
@@ -59,7 +54,7 @@ def test_machines_without_a_shared_disk_load_the_best_model(tmp_path):
     """The first process reads it for all."""
     process = forked.run(train_with_the_best_model, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr
-    assert [path.name for path in (tmp_path / "machine-1").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert not list((tmp_path / "machine-1").glob("checkpoint-*"))
 
 
 def test_an_unsupported_option_is_refused(tmp_path: Path):

@@ -19,7 +19,7 @@ from synthetic import make_trainer
 from snugbert import files
 from snugbert.errors import InputError
 from snugbert.trainers.run import run_lock
-from snugbert.trainers.run.output_folder import check_disk_space
+from snugbert.trainers.run.folder import check_disk_space
 from snugbert.trainers.run.run_lock import lock_output_dir
 from snugbert_cli import main as snugbert_command
 

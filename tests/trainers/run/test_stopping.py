@@ -12,7 +12,6 @@ import torch
 from finetuning_examples import HEADS, arguments, make_tokenizer, new_trainer, prepare_counting
 from parity import CONFIG
 from safetensors.torch import load_file
-from transformers import TrainerCallback
 
 import snugbert
 from snugbert.errors import RunStopped
@@ -40,17 +39,6 @@ def raise_in_step(monkeypatch, step: int, *numbers: signal.Signals) -> None:
         return training_step(self, *args, **kwargs)
 
     monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
-
-
-def refuse_evaluation_after_signal(monkeypatch) -> None:
-    """A launcher may soon kill the process, so the evaluation is left to the resumed run."""
-    evaluate = FineTuningTrainer.evaluate
-
-    def checked(self, *args, **kwargs):
-        assert self.interrupted is None
-        return evaluate(self, *args, **kwargs)
-
-    monkeypatch.setattr(FineTuningTrainer, "evaluate", checked)
 
 
 def report_late(monkeypatch) -> None:
@@ -88,7 +76,6 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
     settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy", "save_only_model": step == 3}
     number = signal.SIGTERM if step % 2 else signal.SIGINT
     raise_in_step(monkeypatch, step, number)
-    refuse_evaluation_after_signal(monkeypatch)
     with pytest.raises(RunStopped) as stop:
         train(tmp_path, **settings)
     assert stop.value.number == number
@@ -111,7 +98,6 @@ def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path,
     """It continues bit for bit, also with data workers."""
     report_late(monkeypatch)
     raise_in_step(monkeypatch, received, signal.SIGTERM)
-    refuse_evaluation_after_signal(monkeypatch)
     settings = {"logging_steps": 100, "save_strategy": "epoch"}
     with pytest.raises(RunStopped):
         train(tmp_path, **settings)
@@ -136,12 +122,10 @@ def test_a_stopped_run_may_continue_in_another_folder(straight, tmp_path, monkey
     assert log_of(tmp_path / "moved") == log
 
 
-# A step before it, and the step itself: then the resumed run evaluates, and stops before its first step.
-@pytest.mark.parametrize("step", [8, 9])
-def test_early_stopping_keeps_its_count(step, tmp_path, monkeypatch):
+def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
     """The score never improves, so training ends after three epochs."""
     settings = {"early_stopping_patience": 2, "num_train_epochs": 6, "learning_rate": 0.0}
-    raise_in_step(monkeypatch, step, signal.SIGTERM)
+    raise_in_step(monkeypatch, 8, signal.SIGTERM)
     with pytest.raises(RunStopped):
         train(tmp_path, **settings)
     train(tmp_path, **settings, resume_from_checkpoint="true")
@@ -158,12 +142,10 @@ def test_early_stopping_keeps_its_count(step, tmp_path, monkeypatch):
         (5, {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 5}),
     ],
 )
-def test_the_best_model_may_be_found_after_the_stop(step, settings, tmp_path, monkeypatch):
-    """The resumed run does the evaluation, and remembers it."""
+def test_the_best_model_may_be_found_in_the_stop(step, settings, tmp_path, monkeypatch):
     settings |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 1}
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     train(straight, **settings)
-    refuse_evaluation_after_signal(monkeypatch)
     raise_in_step(monkeypatch, step, signal.SIGTERM)
     with pytest.raises(RunStopped):
         train(stopped, **settings)
@@ -173,22 +155,6 @@ def test_the_best_model_may_be_found_after_the_stop(step, settings, tmp_path, mo
         assert states[0][name] == states[1][name] is not None, name
     assert log_of(straight) == log_of(stopped)
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
-
-
-class AlwaysEvaluate(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_evaluate = True
-
-
-def test_what_other_callbacks_want_is_postponed(tmp_path, monkeypatch):
-    """Also callbacks that were added later."""
-    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3)
-    trainer.add_callback(AlwaysEvaluate())
-    refuse_evaluation_after_signal(monkeypatch)
-    raise_in_step(monkeypatch, 1, signal.SIGTERM)
-    trainer.train()
-    state = json.loads((tmp_path / "checkpoint-1/trainer_state.json").read_text())
-    assert state["stateful_callbacks"]["PostponedEvaluation"] is True
 
 
 def test_settings_are_restored(tmp_path, monkeypatch):
@@ -204,7 +170,6 @@ def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
     settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
     train(folder / "straight", **settings)
     with pytest.MonkeyPatch.context() as patch:
-        refuse_evaluation_after_signal(patch)
         if late:
             report_late(patch)
         if os.environ["RANK"] == "1":
@@ -217,7 +182,7 @@ def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
 # Not with the lowest versions: accelerate 1.10 cannot load an optimizer in several processes on CPUs.
 @pytest.mark.slow
 @pytest.mark.parametrize(("received", "late"), [(3, False), (2, True)])
-def test_two_processes_leave_the_same_evaluation(received, late, tmp_path):
+def test_two_processes_stop_after_the_same_step(received, late, tmp_path):
     process = forked.run(stop_in_the_second_process, tmp_path, received, late, processes=2)
     assert process.returncode == 0, process.stderr
     assert "stopped after step 3 of 6" in process.stderr

@@ -20,7 +20,7 @@ from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.inputs import show_urls
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output, hold_store_lock
 from snugbert.trainers.run import checkpoint_copies
-from snugbert.trainers.run.checkpoint_files import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run.checkpoints import find_newest_checkpoint, write_manifest
 from snugbert.trainers.run.store_runs import run_in_store
 from snugbert_cli import main as snugbert_command
 

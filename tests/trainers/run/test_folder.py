@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -18,19 +17,15 @@ from transformers import TrainerState, TrainingArguments
 
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
-from snugbert.trainers.run.checkpoint_files import (
+from snugbert.trainers.run.checkpoints import (
     UNFINISHED,
     find_newest_checkpoint,
     list_checkpoints,
     publish,
-    write_manifest,
 )
-from snugbert.trainers.run.checkpoints import RunCheckpoints
-from snugbert.trainers.run.lost_processes import wait_for_all
-from snugbert.trainers.run.output_folder import (
+from snugbert.trainers.run.folder import (
     check_disk_space,
     check_output_dir,
-    clear_output_dir,
     find_checkpoint,
     list_run_files,
     remove_run,
@@ -169,54 +164,27 @@ def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run
     check_output_dir(arguments(tmp_path, str(tmp_path / "checkpoint-2")), overwrite=False)  # whole again
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_run_that_starts_again_keeps_undamaged_weights(overwrite, tmp_path, caplog):
-    """Until it reaches their step. The warning names them."""
+def test_a_run_that_starts_again_keeps_later_checkpoints(tmp_path, caplog):
+    """Until it reaches their step: their weights may be undamaged."""
     options = {"save_steps": 1, "save_total_limit": 1}
     make_trainer(tmp_path, max_steps=3, **options).train()
-    damaged = tmp_path / "checkpoint-3"
-    damage(damaged / "optimizer.pt", "six bytes")
-    args = arguments(tmp_path, "true")
-    assert check_output_dir(args, overwrite) is None
+    damage(tmp_path / "checkpoint-3/optimizer.pt", "six bytes")
+    assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
     assert "Training starts at step 0." in caplog.text
-    advice = (
-        f"The weights of checkpoint-3 are undamaged. To train from these weights, use --model_name_or_path {damaged}"
-    )
-    assert (advice in caplog.text) != overwrite
     for steps, kept in ((2, ["checkpoint-2", "checkpoint-3"]), (3, ["checkpoint-3"])):
         trainer = make_trainer(tmp_path, max_steps=steps, **options)
         trainer.checks_output_dir = False  # as in the command, which has checked it
         trainer.train()
         assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == kept
-    assert check_output_dir(args, overwrite=False) == str(damaged)
 
 
 def test_a_run_without_optimizer_does_not_start_again(tmp_path, caplog):
     """Its weights were saved on purpose (--save_only_model)."""
     make_trainer(tmp_path, max_steps=2, save_steps=1, save_only_model=True).train()
     checkpoint = tmp_path / "checkpoint-2"
-    message = (
-        "--resume_from_checkpoint true: checkpoint-2 contains only weights (--save_only_model), so the run cannot "
-        f"be resumed. To train from these weights, use --model_name_or_path {checkpoint} and another --output_dir. To "
-        "replace the run, use --overwrite_output_dir."
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(InputError, match=f"^{checkpoint} contains only weights .*--model_name_or_path {checkpoint}"):
         check_output_dir(arguments(tmp_path, "true"), overwrite=False)
     assert "starts at step 0" not in caplog.text
-    assert check_output_dir(arguments(tmp_path, "true"), overwrite=True) is None
-
-
-def test_a_checkpoint_of_trainer_itself_is_resumed_with_a_warning(run, tmp_path, caplog):
-    checkpoint = tmp_path / "checkpoint-1"
-    shutil.copytree(run / checkpoint.name, checkpoint)
-    (checkpoint / "manifest.json").unlink()
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    del state["stateful_callbacks"]["RunSettings"]
-    (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
-    trainer.train(resume_from_checkpoint=True)
-    assert f"{checkpoint} cannot be verified, because manifest.json is missing" in caplog.text
-    assert trainer.state.global_step == 2
 
 
 # --- killed and moved runs --------------------------------------------------------------------------------------
@@ -248,73 +216,23 @@ def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
     assert find_newest_checkpoint(tmp_path) == newest
 
 
-def train_on_a_machine(folder: Path) -> None:
-    """One of two machines without a shared disk. Their checkpoints are lost or moved, as if ranks had moved."""
+def resume_on_a_machine(folder: Path) -> None:
+    """One of two machines, of which the second has no disk in common with the first, or a shared one."""
     os.environ["LOCAL_RANK"] = "0"
-    rank = int(os.environ["RANK"])
-    mine, other = (folder / f"machine-{number}" for number in (rank, 1 - rank))
-    written = ["checkpoint-1", "checkpoint-2", "checkpoint-3"] if rank == 0 else []
-
-    def train(checkpoint: str | None) -> list[torch.Tensor]:
-        trainer = make_trainer(mine, max_steps=3, dropout=0.1, save_steps=1)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return list(trainer.model.parameters())
-
-    def resume(kept: list[str]) -> None:
-        wait_for_all()
-        checkpoint = Path(check_output_dir(arguments(mine, "true"), overwrite=False))
-        assert checkpoint.name == "checkpoint-2"
-        assert all(map(torch.equal, train(str(checkpoint)), weights))
-        assert [path.name for path in list_checkpoints(mine)] == kept
-        assert not (mine / UNFINISHED).exists()  # where the second machine had its copy
-
-    weights = train(None)
-    if rank == 0:
-        shutil.rmtree(mine / "checkpoint-3")
-    resume(written)
-    if rank == 0:
-        shutil.rmtree(mine / "checkpoint-3")
-        shutil.move(mine / "checkpoint-2", other / "checkpoint-2")
-    resume(written or ["checkpoint-2"])
-    if rank == 0:  # the same step, written twice
-        shutil.rmtree(mine / "checkpoint-3")
-        damage(other / "checkpoint-2/model.safetensors", "six bytes")
-        write_manifest(other / "checkpoint-2")
-    resume(written or ["checkpoint-2"])
-    if rank == 0:
-        shutil.rmtree(mine / "checkpoint-2")
-    wait_for_all()
-    args, state = arguments(mine), TrainerState(best_global_step=2, best_metric=0.5)
-    args.load_best_model_at_end = True
-    RunCheckpoints().on_train_begin(args, state, None)
-    assert state.best_model_checkpoint == str(folder / "machine-0/checkpoint-2") and state.best_metric == 0.5
-    assert [path.name for path in list_checkpoints(mine)] == written or ["checkpoint-2"]
-    clear_output_dir(args)  # machines may have checkpoints of a run that is overwritten
-    assert list_checkpoints(mine) == []
-    if rank == 0:
-        write_checkpoint(mine, 3)
-    else:
-        shutil.rmtree(mine)
-        mine.write_text("a disk that cannot be written")
-    wait_for_all()
-    for resumed in ("true", str(mine / "checkpoint-3"), str(mine / "checkpoint-4"), None):
-        with pytest.raises(InputError) as error:
-            check_output_dir(arguments(mine, resumed), overwrite=False)
-        with (folder / f"messages-{rank}").open("a") as stream:
-            print(error.value, file=stream)
+    shared, own = folder / "shared", folder / f"machine-{os.environ['RANK']}"
+    if os.environ["RANK"] == "0":
+        write_checkpoint(shared, 3)
+        write_checkpoint(own, 3)
+    assert check_output_dir(arguments(shared, "true"), overwrite=False) == str(shared / "checkpoint-3")
+    for resume in ("true", str(own / "checkpoint-3")):
+        with pytest.raises(InputError, match=r"checkpoint-3 of the first machine is missing on .*share, or a bucket"):
+            check_output_dir(arguments(own, resume), overwrite=False)
 
 
 @pytest.mark.slow
-def test_machines_resume_the_newest_checkpoint_of_any_of_them(tmp_path):
-    process = forked.run(train_on_a_machine, tmp_path, processes=2)
+def test_machines_need_a_shared_folder(tmp_path):
+    process = forked.run(resume_on_a_machine, tmp_path, processes=2)
     assert process.returncode == 0, process.stderr
-    for rank in (0, 1):
-        unwritten, also_explicit, missing, other_run = (tmp_path / f"messages-{rank}").read_text().splitlines()
-        assert (
-            unwritten == also_explicit and f"{tmp_path}/machine-1/{UNFINISHED}/1/checkpoint-3 could not" in unwritten
-        )
-        assert "/checkpoint-4 contains no trainer_state.json. Resume from another checkpoint." in missing
-        assert ("machine-0 already contains a run" if rank == 0 else "machine-1 is a file") in other_run
 
 
 # --- free space for checkpoints -----------------------------------------------------------------------------------
@@ -325,40 +243,20 @@ CHECKPOINT = 3 * WEIGHTS  # with AdamW's moments
 
 def check_space(folder, monkeypatch, free, **settings):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10**12, free=free))
-    args = TrainingArguments(str(folder / "new/run"), use_cpu=True, **{"save_total_limit": 3, **settings})
+    args = TrainingArguments(str(folder / "new/run"), use_cpu=True, **settings)
     check_disk_space(args, [torch.nn.Parameter(torch.zeros(10**7))])
 
 
 @pytest.mark.parametrize(
-    ("settings", "least", "total"),
+    ("settings", "least"),
     [
-        ({}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
-        ({"save_total_limit": 1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
-        ({"save_total_limit": -1}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),
-        ({"save_only_model": True}, WEIGHTS, 5 * WEIGHTS),
-        ({"optim": "adafactor"}, WEIGHTS, 5 * WEIGHTS),
-        ({"save_strategy": "no"}, WEIGHTS, WEIGHTS),
-        # All are kept: after steps 500, 1,000, 1,500 and 1,700.
-        ({"save_total_limit": 0, "max_steps": 1700}, CHECKPOINT, 4 * CHECKPOINT + WEIGHTS),
-        ({"save_total_limit": 0, "save_strategy": "epoch"}, CHECKPOINT, 3 * CHECKPOINT + WEIGHTS),
-        ({"save_total_limit": None, "save_steps": 0.1}, CHECKPOINT, 10 * CHECKPOINT + WEIGHTS),
-        ({"max_steps": 900}, CHECKPOINT, 2 * CHECKPOINT + WEIGHTS),  # no more are written
-        # The last, the best and a new one.
-        (
-            {"save_total_limit": 1, "metric_for_best_model": "loss", "eval_strategy": "steps"},
-            CHECKPOINT,
-            3 * CHECKPOINT + WEIGHTS,
-        ),
+        ({}, CHECKPOINT),
+        ({"save_only_model": True}, WEIGHTS),
+        ({"optim": "adafactor"}, WEIGHTS),
+        ({"save_strategy": "no"}, WEIGHTS),
     ],
 )
-def test_little_space_is_a_warning_and_less_than_a_checkpoint_an_error(
-    settings, least, total, tmp_path, monkeypatch, caplog
-):
-    check_space(tmp_path, monkeypatch, total, **settings)
-    assert not caplog.text
-    if total > least:
-        check_space(tmp_path, monkeypatch, total - 1, **settings)
-        assert f"The run needs up to {format_bytes(total)} for" in caplog.text
+def test_a_disk_without_space_for_a_checkpoint_is_refused(settings, least, tmp_path, monkeypatch):
     check_space(tmp_path, monkeypatch, least, **settings)
     with pytest.raises(InputError, match=f"{tmp_path} has .* free, but .* takes {format_bytes(least)}\\."):
         check_space(tmp_path, monkeypatch, least - 1, **settings)

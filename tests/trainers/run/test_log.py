@@ -10,7 +10,7 @@ from transformers import TrainerControl, TrainerState
 
 from snugbert import progress
 from snugbert.progress import format_duration
-from snugbert.trainers.run.log_lines import LogHandler, LogLines, ProgressBar, format_log_line
+from snugbert.trainers.run.log import LogHandler, LogLines, ProgressBar, format_log_line
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,226 @@
+"""The output folder of a run: its files, the checkpoint to resume from, removing an earlier run, and free space."""
+
+import logging
+import platform
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import nn
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+
+from snugbert.errors import InputError
+from snugbert.families.loading import GENERATOR_FOLDER
+from snugbert.files import MANIFEST_NAME
+from snugbert.progress import format_bytes
+from snugbert.storage.uploads import find_output
+from snugbert.trainers.run.checkpoint_copies import download_checkpoint, upload_checkpoint
+from snugbert.trainers.run.checkpoints import (
+    UNFINISHED,
+    check_checkpoint,
+    find_newest_checkpoint,
+    remove_checkpoints,
+)
+from snugbert.trainers.run.processes import raise_together, wait_for_all
+
+logger = logging.getLogger(__name__)
+
+# The files that a run writes next to its model. All other files in an output folder belong to the user.
+WRITTEN_BY_A_RUN = re.compile(
+    r"checkpoint-\d+|((train|all|(eval|predict)(_(mm|ax))?)_)?results\.json|results\.md|"
+    r"(trainer_state|config|plan)\.json",
+    re.ASCII,
+)
+TWO_MOMENTS = ("adamw_torch", "lamb")  # optimizers that store two float32 numbers per parameter
+
+
+def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str | None:
+    """Checks that a run does not overwrite another run by accident, and finds the checkpoint to resume from.
+
+    Changes no files, except that it undoes an interrupted replacement of a checkpoint, and downloads a checkpoint from
+    a bucket. Every process must call this.
+
+    Args:
+        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest complete checkpoint in
+            `output_dir`. With "true" and no complete checkpoint, the run starts at step 0. So a job that may be
+            stopped at any time can always use the same command.
+        overwrite: allow replacing a run in `output_dir`, see [`clear_output_dir`].
+
+    Returns:
+        The checkpoint to resume from, as a folder on this machine. None: start from the beginning.
+    """
+    resume = str(training_args.resume_from_checkpoint or "")
+    resume = "" if resume.lower() == "false" else resume
+    checkpoint = _find_for_all(training_args, resume) if resume else None
+    raise_together(lambda: _check_run_files(training_args, resume, checkpoint, overwrite))
+    return None if checkpoint is None else str(checkpoint)
+
+
+def find_checkpoint(training_args: TrainingArguments, resume: str | bool | None) -> str | None:
+    """Finds and checks the checkpoint for `Trainer.train`. Every process must call this."""
+    if not resume:
+        return None
+    checkpoint = _find_for_all(training_args, str(resume))
+    if checkpoint is None:
+        raise InputError(
+            f"resume_from_checkpoint: {training_args.output_dir} contains no complete checkpoint. To start a new run, "
+            "omit the argument."
+        )
+    return str(checkpoint)
+
+
+def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
+    """Finds the checkpoint in the first process. Other machines get its files from a shared disk or a bucket."""
+    output_dir = Path(args.output_dir or "")
+    has_other_machines = sum(gather_object([args.local_process_index == 0])) > 1
+
+    def find() -> tuple[str, bytes] | None:
+        if args.process_index > 0:
+            return None
+        checkpoint = find_newest_checkpoint(output_dir) if resume.lower() == "true" else _check_explicit(resume)
+        if checkpoint is None:
+            return None
+        output = find_output(checkpoint)
+        if output is not None and has_other_machines:  # its upload may have failed before
+            upload_checkpoint(checkpoint, output, output.url_of(checkpoint))
+        return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
+
+    (found,) = broadcast_object_list([raise_together(find)])
+    if found is None:
+        return None
+    name, manifest = found
+    checkpoint = output_dir / name if resume.lower() == "true" else Path(resume)
+
+    def copy_to_machine() -> None:
+        if args.process_index == 0 or args.local_process_index > 0:
+            return
+        if find_output(checkpoint) is not None:
+            if _read_manifest(checkpoint) != manifest and checkpoint.exists():
+                remove_checkpoints([checkpoint])  # of an earlier run
+            download_checkpoint(checkpoint)
+        if _read_manifest(checkpoint) != manifest:
+            raise InputError(
+                f"{checkpoint} of the first machine is missing on {platform.node()}. Use an --output_dir that all "
+                "machines share, or a bucket."
+            )
+
+    raise_together(copy_to_machine)
+    return checkpoint
+
+
+def _read_manifest(checkpoint: Path) -> bytes | None:
+    file = checkpoint / MANIFEST_NAME
+    return file.read_bytes() if file.exists() else None
+
+
+def _check_explicit(checkpoint: str) -> Path:
+    try:
+        download_checkpoint(Path(checkpoint))
+        check_checkpoint(Path(checkpoint))
+    except InputError as error:
+        raise InputError(f"--resume_from_checkpoint: {error} Resume from another checkpoint.") from error
+    return Path(checkpoint)
+
+
+def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | None, overwrite: bool) -> None:
+    """Checks in the first process that the run may write into the output folder, next to files of an earlier run."""
+    output_dir = Path(args.output_dir or "")
+    if output_dir.exists() and not output_dir.is_dir():
+        raise InputError(f"--output_dir: {output_dir} is a file. Choose a folder.")
+    if args.process_index > 0:
+        return
+    run_files = list_run_files(output_dir)
+    resumes_here = bool(checkpoint) and Path(resume).resolve().parent == output_dir.resolve()
+    if resume.lower() != "true":
+        if run_files and not resumes_here and not overwrite:
+            raise InputError(
+                f"--output_dir: {output_dir} already contains a run. Choose another folder, resume the run "
+                "(--resume_from_checkpoint true), or replace the run (--overwrite_output_dir)."
+            )
+    elif checkpoint is None:
+        if not (overwrite or all(path.name.startswith("checkpoint-") for path in run_files)):
+            raise InputError(
+                f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no complete "
+                "checkpoint. Choose another folder, or replace these files (--overwrite_output_dir)."
+            )
+        if run_files or (output_dir / UNFINISHED).exists():
+            logger.warning("%s contains no complete checkpoint. Training starts at step 0.", output_dir)
+
+
+def clear_output_dir(training_args: TrainingArguments) -> None:
+    """Removes the checkpoints and results of an earlier run. Every process must call this, once nothing can fail."""
+    if training_args.should_save:
+        remove_run(Path(training_args.output_dir or ""))
+    wait_for_all()
+
+
+class ClearOutputDir(TrainerCallback):
+    """Removes the earlier run in the output folder as late as possible, after optimizer and schedule are created."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step, with the state of the checkpoint."""
+        if args.overwrite_output_dir and state.global_step == 0:
+            clear_output_dir(args)
+
+
+def remove_generator(output_dir: Path) -> None:
+    """Removes ELECTRA's generator. A folder of that name without a model next to it belongs to the user, and stays."""
+    if all((output_dir / folder / "config.json").exists() for folder in ("", GENERATOR_FOLDER)):
+        shutil.rmtree(output_dir / GENERATOR_FOLDER, ignore_errors=True)
+
+
+def remove_run(output_dir: Path) -> None:
+    """Removes the checkpoints and results of a run. Its model stays until a new model replaces it.
+
+    ELECTRA's generator is removed, too, because a model of another kind would not replace it.
+    """
+    shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
+    remove_generator(output_dir)
+    for path in list_run_files(output_dir):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "config.json":
+            path.unlink()
+
+
+def list_run_files(output_dir: Path) -> list[Path]:
+    """Lists the checkpoints, results and configuration of the run in `output_dir`. Empty if there is no run."""
+    if not output_dir.is_dir():
+        return []
+    return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
+
+
+def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
+    """Checks that the disk of the output folder has space for a checkpoint. Every process must call this.
+
+    Files that the run replaces count as free.
+    """
+    raise_together(lambda: _compare_with_free_space(args, list(parameters)))
+
+
+def _compare_with_free_space(args: TrainingArguments, parameters: list[nn.Parameter]) -> None:
+    output_dir = Path(args.output_dir or "").absolute()
+    folder = next(parent for parent in (output_dir, *output_dir.parents) if parent.is_dir())
+    disk = shutil.disk_usage(folder)
+    if not args.should_save or not disk.total:  # some network file systems report no sizes
+        return
+    replaced = [*list_run_files(output_dir), *output_dir.glob("*.safetensors")]
+    free = disk.free + sum(_count_bytes(path) for path in replaced)
+    what, needed = "the model", sum(parameter.nbytes for parameter in parameters)
+    has_moments = args.optim.startswith(TWO_MOMENTS) and not args.save_only_model
+    if has_moments and args.save_strategy != "no":
+        what = "a checkpoint"
+        needed += 2 * sum(parameter.nbytes for parameter in set(parameters) if parameter.requires_grad)
+    if free < needed:
+        raise InputError(
+            f"--output_dir: {folder} has {format_bytes(free)} free, but {what} takes {format_bytes(needed)}. Free "
+            "some space, or choose another folder."
+        )
+
+
+def _count_bytes(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.lstat().st_size for file in files)
