@@ -8,10 +8,10 @@ For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains studen
 - without the teacher, from the same layers of the teacher
 - without the teacher, from MODEL's layers
 
-The command reports scores and speeds. Teachers and students of a task train for the same number of epochs (`TASKS`),
+The command reports scores. Teachers and students of a task train for the same number of epochs (`TASKS`),
 and all students have the same settings.
 
-The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
+The same command continues after an interruption.
 Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--learning_rate`, go to all
 students. Arguments of distillation, such as `--distillation_weight`, are used only with a teacher.
 """
