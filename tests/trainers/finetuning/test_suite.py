@@ -155,7 +155,7 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     before = len(steps)
     run_command("glue", command)  # everything is done but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out contains a run with different --learning_rate, --seeds"):
+    with pytest.raises(InputError, match=r"out has other settings\.\n.*\n(.*\n)*  --learning_rate "):
         run_command("glue", [*command, "--learning_rate", "1e-3", "--seeds", "2"])
     assert list_planned(command, monkeypatch) == [("cola", 0, None), ("mnli", 0, None), ("qqp", 0, None)]
     (output_dir / "plan.json").unlink()
