@@ -167,11 +167,16 @@ def list_planned(command: list[str], monkeypatch) -> list[tuple]:
     """Returns task, number of runs and checkpoint of each task in a dry run that would replace a finished suite."""
     planned = []
 
-    def count(prepared, args, runs=(), spent=0.0):
-        planned.append((Path(args.output_dir).name, len(runs), args.resume_from_checkpoint))
+    def count(prepared, args, start):
+        planned.append((Path(args.output_dir).name, 0, args.resume_from_checkpoint))
+        return 0.0
+
+    def count_runs(prepared, first, number, seconds):
+        planned.append((Path(first.output_dir).parents[1].name, number, None))
         return 0.0
 
     monkeypatch.setattr(sweep, "run_dry_fine_tuning", count)
+    monkeypatch.setattr(sweep, "run_dry_sweep", count_runs)
     run_command("glue", [*command, "--learning_rate", "1e-4", "--overwrite_output_dir", "--dry_run"])
     return planned
 
