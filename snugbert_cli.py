@@ -58,7 +58,7 @@ def fine_tuning(head: str, what: str, example: str, arguments: str = "data.sourc
         description=f"Fine-tunes a model for {what}, evaluates it, and predicts.",
         example=example,
         arguments=(f"{module}.FineTunedModelArguments", arguments, f"{module}.FineTuningArguments"),
-        function="trainers.finetuning.distillation.run_fine_tuning",
+        function="trainers.finetuning.fine_tune.run_fine_tuning",
         options={"head": head},
     )
 

@@ -8,10 +8,10 @@ For each task, `snugbert` fine-tunes MODEL as the teacher. Then it trains studen
 - without the teacher, from the same layers of the teacher
 - without the teacher, from MODEL's layers
 
-The command reports scores and speeds. Teachers and students of a task train for the same number of epochs (`TASKS`),
+The command reports scores. Teachers and students of a task train for the same number of epochs (`TASKS`),
 and all students have the same settings.
 
-The same command continues after an interruption. If all runs are finished, it measures the speed of the models again.
+The same command continues after an interruption.
 Nothing else may run then. `--report` only prints the tables. Other arguments, such as `--learning_rate`, go to all
 students. Arguments of distillation, such as `--distillation_weight`, are used only with a teacher.
 """
@@ -57,10 +57,6 @@ COLUMNS = (
     "metric",
     "score",
     "% of the teacher",
-    "million parameters",
-    "MB",
-    "examples/s",
-    "speed-up",
 )
 
 
@@ -122,32 +118,20 @@ def run(command: list[str], folder: Path, use_cpu: bool) -> None:
 
 
 def make_rows(task: str, folder: Path) -> list[list[str]]:
-    """Formats the scores and the speeds of a task's models."""
-    results = json.loads((folder / "student/results.json").read_text())
-    scale = 100 / results["perfect_score"]
-    teacher, student = results["comparison"]
-    others = {"without": "student without teacher", "alone": "the same, from MODEL's layers"}
-    best = {
-        title: json.loads((folder / name / "results.json").read_text())["sweep"]["best_setting"]
-        for name, title in others.items()
-    }
-    rows = []
-    for row in (teacher, student, *({**student, **found, "model": title} for title, found in best.items())):
+    """Formats the scores of a task's models."""
+    names = ("teacher", "student", "without", "alone")
+    teacher, *students = (json.loads((folder / name / "results.json").read_text()) for name in names)
+    metric = students[0]["sweep"]["chosen_by"].removeprefix("eval_")
+    score, interval = teacher["metrics"]["eval"][metric], teacher["intervals"]["eval"][metric]
+    found = {"teacher": {"mean": score, "std": None, "interval": interval}}
+    titles = ("student", "student without teacher", "the same, from MODEL's layers")
+    found |= {title: each["sweep"]["best_setting"] for title, each in zip(titles, students, strict=True)}
+    scale, rows = 100 / teacher["perfect_score"], []
+    for title, row in found.items():
         spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
         low, high = (f"{scale * end:.1f}" for end in row["interval"])
-        rows.append(
-            [
-                task,
-                row["model"],
-                row["metric"],
-                f"{scale * row['mean']:.2f}{spread} ({low} to {high})",
-                f"{100 * row['mean'] / teacher['mean']:.1f}" if teacher["mean"] else "",
-                f"{row['parameters'] / 1e6:.1f}",
-                f"{row['bytes'] / 1e6:.0f}",
-                f"{row['examples_per_second']:.0f}",
-                f"{row['examples_per_second'] / teacher['examples_per_second']:.2f}",
-            ]
-        )
+        share = f"{100 * row['mean'] / score:.1f}" if score else ""
+        rows.append([task, title, metric, f"{scale * row['mean']:.2f}{spread} ({low} to {high})", share])
     return rows
 
 

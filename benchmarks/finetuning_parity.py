@@ -31,9 +31,9 @@ from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_answering import QuestionAnswering
 from snugbert.tasks.tagging import Tagging
-from snugbert.trainers.finetuning.fine_tune import make_trainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task
+from snugbert.trainers.finetuning.single_run import make_trainer
 from snugbert.trainers.run.processes import set_up
 
 COMMANDS = {

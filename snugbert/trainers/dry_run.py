@@ -5,7 +5,6 @@ These are real steps of the run, on its own examples. Only caches are written, a
 
 import copy
 import math
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,15 +32,11 @@ _printed = 0.0  # when the last plan of this process was printed; 0: never
 
 
 class Stopwatch(TrainerCallback):
-    """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`.
-
-    Attributes:
-        warmup: number of steps that are not timed.
-        seconds: the time of each timed step.
-    """
+    """Times the steps after the warmup, and ends training after `TIMED_STEPS`, or after `LONGEST_SECONDS`."""
 
     def __init__(self, warmup: int):
-        self.warmup, self.seconds = warmup, list[float]()
+        self.warmup = warmup  # number of steps that are not timed
+        self.seconds: list[float] = []  # of each timed step
         self._last = 0.0
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
@@ -77,11 +72,7 @@ def shared_folder() -> Iterator[Path]:
 
 
 def time_steps(trainer: RunTrainer) -> Stopwatch:
-    """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this.
-
-    Raises:
-        RunStopped: SIGTERM or SIGINT ended the steps.
-    """
+    """Trains for a few steps, and times them. A run of one step is timed with its warmup. Every process calls this."""
     for kind in ("logging", "eval", "save"):
         setattr(trainer.args, f"{kind}_strategy", "no")
     watch = Stopwatch(count_warmup(trainer.args))
@@ -98,31 +89,15 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
 
 
 def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]:
-    """Describes learning rate, files and memory of a run of `steps` steps. Every process must call this.
+    """Describes learning rate and memory of a run of `steps` steps. Every process must call this.
 
-    Args:
-        trainer: a trainer that has taken a few steps.
-        args: the arguments of the run itself.
-        steps: number of steps of the run.
+    `trainer` has taken a few steps. `args` are the arguments of the run itself.
     """
-    parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
-    weights = sum(parameter.nbytes for parameter in trainer.model.parameters())
-    states = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
-    optimizer = sum(x.nbytes for state in states for x in state.values() if isinstance(x, torch.Tensor))
-    size = weights + (0 if args.save_only_model else optimizer)
-    saves, interval = getattr(args.save_strategy, "value", args.save_strategy), as_steps(args.save_steps, steps)
-    when = {"no": "no checkpoints", "steps": f"a checkpoint every {interval:,} steps"}.get(
-        saves, f"a checkpoint at each {saves}"
-    )
-    kept = f" ({format_bytes(size)}, {args.save_total_limit or 'all'} kept)" if saves != "no" else ""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    gradients = sum(parameter.nbytes for parameter in parameters)
     warmup = format_count(args.get_warmup_steps(steps), "warmup step")
     return {
         "learning rate": f"{args.learning_rate:.1e}, {schedule}, {warmup}",
-        "saved": f"{args.output_dir}: model ({format_bytes(weights)}), {when}{kept}",
-        "memory": f"{describe_peak(args.device)}, including weights {format_bytes(weights)}, gradients "
-        f"{format_bytes(gradients)}, optimizer {format_bytes(optimizer)} (computed)",
+        "memory": describe_peak(args.device),
     }
 
 
@@ -132,13 +107,8 @@ def as_steps(interval: float, steps: int) -> int:
 
 
 def describe_peak(device: torch.device) -> str:
-    """Describes the most memory that a process used. Every process must call this.
-
-    On a CPU, batches of many sizes fragment the memory, so a run of more steps takes more.
-    """
-    status = Path("/proc/self/status")  # psutil has no peak on Linux
-    peak = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
-    ram = psutil.Process().memory_info().rss if peak is None else 1024 * int(peak[1])
+    """Describes the most memory that a process used so far. Every process must call this."""
+    ram = psutil.Process().memory_info().rss
     gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     peaks = gather_object([(ram, gpu)])
     ram, gpu = (max(column) for column in zip(*peaks, strict=True))

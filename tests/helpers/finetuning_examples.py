@@ -20,12 +20,10 @@ from snugbert.reports.results import TaskFacts
 from snugbert.tasks.base import Baseline, Features, Task
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.tasks.outputs import SEQUENCE, SPAN, TOKENS
-from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
+from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer, compute_items
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.prepare_task import Distillation, PreparedTask
-from snugbert.trainers.finetuning.soft_targets import SoftTargets
-from snugbert.trainers.finetuning.teacher import compute_items
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets
 
 HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 OUTPUTS = dict(zip(HEADS, (SEQUENCE, TOKENS, SPAN), strict=True))
@@ -175,8 +173,7 @@ def new_distillation_trainer(
     logits = compute_items(plain, data, hash_model(plain.model), str(folder / "cache"))
     first_items = np.concatenate([[0], np.cumsum(OUTPUTS[head].count_items(data))])
     student = prepare_examples(head, tokenizer, data)
-    targets = SoftTargets(logits, first_items, "single_label_classification")
-    student.distillation = Distillation(hash_model(plain.model), targets)
+    student.soft_targets = SoftTargets(hash_model(plain.model), logits, first_items, "single_label_classification")
     return DistillationTrainer(task=student, args=plain.args, callbacks=[*callbacks])
 
 

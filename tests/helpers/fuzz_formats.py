@@ -21,6 +21,7 @@ import snugbert
 from snugbert.card_heads_snugbert import HEADS
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import parse_arguments
+from snugbert.continuation import make_record
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
@@ -41,7 +42,7 @@ from snugbert.tasks.classification import GlueDataArguments, TextClassification
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.tagging import Tagging
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.plan import check_plan
+from snugbert.trainers.finetuning.run_records import check_plan
 from snugbert.trainers.finetuning.suite import write_table
 from snugbert.trainers.finetuning.sweep_file import read_sweep_file
 from snugbert.trainers.finetuning.sweep_results import FinishedRun
@@ -217,7 +218,8 @@ def write_json_files(folder: Path) -> None:
     paragraphs = [{"context": text, "qas": [question]} for text, question in zip(texts, questions, strict=True)]
     (folder / "squad.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}))
     write_model(folder / "model")
-    for name, values in (EMBEDDER | {"sst2/results.json": RESULTS_OF_A_RUN, "plan.json": PLAN_OF_A_RUN}).items():
+    plan = make_record("suite", PLAN_OF_A_RUN)
+    for name, values in (EMBEDDER | {"sst2/results.json": RESULTS_OF_A_RUN, "plan.json": plan}).items():
         (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(json.dumps(values))
 
@@ -229,7 +231,8 @@ def read_json_file(folder: Path, mutated: Path) -> None:
             for text, start in zip(question.answers, question.answer_starts, strict=True):
                 assert question.context.startswith(text, start), "an answer is not at its position"
     elif mutated.name == "plan.json":
-        check_plan(PLAN_OF_A_RUN, SimpleNamespace(output_dir=folder, overwrite_output_dir=False), [folder / "sst2"])
+        args = SimpleNamespace(output_dir=folder, overwrite_output_dir=False)
+        check_plan("suite", PLAN_OF_A_RUN, args, [folder / "sst2"])  # type: ignore[arg-type]
     elif mutated.name == "results.json":
         results = read_results(mutated)
         run = FinishedRun({}, 0, mutated.parent, results)

@@ -1,9 +1,15 @@
 """The Trainer of distillation: a student learns from a teacher's logits and from the labels.
 
 teacher's logits (cached) -> soft targets -> batches of the student
+
+The cache is the folder `snugbert/teachers` in `HF_HOME` or `--cache_dir`. Each file contains the logits for `PART`
+examples. Its name is a digest of the teacher's weights and configuration, the examples and the precision. So a changed
+teacher or example gets a new file. After a kill, only the missing files are computed.
 """
 
 import copy
+import logging
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,35 +17,41 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.configuration_snugbert import SIZES
+from snugbert.data.corpus.preparation import cache_folder
 from snugbert.errors import InputError
 from snugbert.families.loading import load_tokenizer
 from snugbert.families.students import hash_model
+from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.tasks.base import Sources, Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
 from snugbert.trainers.finetuning.prepare_task import (
-    Distillation,
     PreparedTask,
+    SoftTargets,
     name_model,
     name_sources,
     prepare_task,
 )
-from snugbert.trainers.finetuning.soft_targets import (
-    ROW,
-    TEACHER_LOGITS,
-    SoftTargetCollator,
-    SoftTargets,
-    distillation_loss,
-)
-from snugbert.trainers.finetuning.teacher import compute_items
+from snugbert.trainers.finetuning.run_records import digest_features
+from snugbert.trainers.run.processes import wait_for_all
+
+PART = 16384  # examples in a file of cached logits: some minutes of work on a CPU
+
+logger = logging.getLogger(__name__)
+
+TEACHERS = "teachers"  # folder in the cache
 
 
 class DistillationTrainer(FineTuningTrainer):
@@ -94,12 +106,9 @@ class DistillationTrainer(FineTuningTrainer):
             in_memory = isinstance(teacher, PreTrainedModel)
             teacher_args = name_model(teacher, processing_class if in_memory else None)
             teacher_args.is_teacher = True
-            prepared, task, trainer = prepare_distillation(task, model_args, teacher_args, args, sources)
-            assert task.distillation is not None
-            task.distillation.soft_targets = make_soft_targets(prepared, task, trainer, None)
-            move_model(trainer, "cpu")  # the student needs the memory of the GPU
-        assert task.distillation is not None and task.distillation.soft_targets is not None
-        self.targets = task.distillation.soft_targets
+            task = prepare_distillation(task, model_args, teacher_args, args, sources)
+        assert task.soft_targets is not None
+        self.targets = task.soft_targets
         super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
         self.keep_column(ROW)
 
@@ -144,40 +153,43 @@ def prepare_distillation(
     model_args: FineTunedModelArguments,
     teacher_args: FineTunedModelArguments,
     args: FineTuningArguments,
-    sources: Sources | None = None,
-) -> tuple[PreparedTask, PreparedTask, FineTuningTrainer]:
-    """Prepares a task for a teacher and for its student.
+    sources: Sources,
+) -> PreparedTask:
+    """Prepares a task for the student `model_args`, and computes its teacher's logits. Every process must call this.
 
-    Args:
-        task: the task. It does not change.
-        model_args: the student.
-        teacher_args: the teacher.
-        args: the settings. Sets `learning_rate` unless the user chose one.
-        sources: datasets in memory. None: the arguments of the task select the data, and the output folder is checked.
-
-    Returns:
-        The prepared tasks of teacher and student, and a trainer with the teacher. The student has no soft targets yet.
-
-    Raises:
-        InputError: see [`prepare_task`]; settings cannot be combined; or there are no training examples.
+    Teacher and student may have different tokenizers if their items are the same, such as words.
     """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
-    teacher = prepare_task(task, teacher_args, copy.copy(args), sources=sources)
-    if teacher.train_features is None:
+    if "train" not in sources and "unlabeled" not in sources:
         raise InputError(
             "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
             "--do_predict, also pass --do_train."
         )
-    student = prepare_task(task, model_args, args, teacher, sources, checks_output_dir=sources is None)
-    trainer = make_teacher_trainer(teacher, args)
-    student.distillation = Distillation(hash_model(trainer.model))
+    teacher = prepare_task(task, teacher_args, copy.copy(args), sources)
+    student = prepare_task(task, model_args, args, sources, teacher)
     student.settings |= {
         "teacher": find_base_model(teacher_args.model_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
         "distillation_weight": args.distillation_weight,
     }
-    return teacher, student, trainer
+    output = student.task.output
+    counts, teacher_counts = (output.count_items(each.train_features) for each in (student, teacher))
+    if not output.match(counts, teacher_counts):
+        raise InputError(
+            "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
+            "teacher's tokenizer."
+        )
+    trainer = make_teacher_trainer(teacher, args)
+    digest = hash_model(trainer.model)
+    student.soft_targets = SoftTargets(
+        teacher=digest,
+        logits=compute_items(trainer, teacher.train_features, digest, model_args.cache_dir),
+        first_items=np.concatenate([[0], np.cumsum(counts)]),
+        kind=student.task.problem,
+    )
+    trainer.model.to("cpu")  # the student needs the memory of the GPU
+    return student
 
 
 def make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
@@ -191,42 +203,61 @@ def make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> Fi
     return FineTuningTrainer(task=teacher, args=args)
 
 
-def move_model(trainer: FineTuningTrainer, device: Any) -> None:
-    """Moves the model of a trainer to a device."""
-    model: Any = trainer.model
-    model.to(device)
+# --- the teacher's logits -----------------------------------------------------------------------------------------
 
 
-def make_soft_targets(
-    teacher: PreparedTask,
-    student: PreparedTask,
-    trainer: FineTuningTrainer,
-    cache_dir: str | None,
-) -> SoftTargets:
-    """Computes the teacher's logits for the training examples of the student.
+def compute_items(
+    trainer: FineTuningTrainer, features: Dataset | None, teacher: str, cache_dir: str | None
+) -> np.ndarray:
+    """Returns the teacher's logits of all items of the training examples, computed or from the cache.
 
-    Teacher and student may have different tokenizers if their items are the same, such as words.
+    Every process must call this. The first process reads and writes the cache.
 
     Args:
-        teacher: the teacher's task, with its own tokens.
-        student: the student's task.
         trainer: a trainer with the teacher.
-        cache_dir: see [`compute_logits`].
+        features: the examples, with labels.
+        teacher: the digest of the teacher.
+        cache_dir: the folder of the cache. Default: `HF_HOME`.
 
-    Raises:
-        InputError: the tokenizers of teacher and student split the text differently, and the items are tokens.
+    Returns:
+        *Shape:* (items, C), see [`SoftTargets`]
     """
-    assert teacher.train_features is not None and student.train_features is not None
-    assert student.distillation is not None
-    output = student.task.output
-    counts, teacher_counts = (output.count_items(each.train_features) for each in (student, teacher))
-    if not output.match(counts, teacher_counts):
-        raise InputError(
-            "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
-            "teacher's tokenizer."
-        )
-    return SoftTargets(
-        logits=compute_items(trainer, teacher.train_features, student.distillation.teacher, cache_dir),
-        first_items=np.concatenate([[0], np.cumsum(counts)]),
-        kind=student.task.problem,
-    )
+    assert features is not None
+    labels = [name for name in features.column_names if name in trainer.output.label_columns]
+    keyed = [] if trainer.output.labels_mark_items else labels  # labels matter only if they mark the items
+    folder = cache_folder(cache_dir) / TEACHERS
+    computed, parts = 0, []
+    for start in range(0, len(features), PART):
+        part = features.select(range(start, min(start + PART, len(features))))
+        key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
+        file = folder / f"{hash_json(key)}.safetensors"
+        (items,) = broadcast_object_list([_read(file) if trainer.is_world_process_zero() else None])
+        if items is None:
+            logits: Any = trainer.predict(part.remove_columns(labels)).predictions
+            items = trainer.output.select_items(logits, part).astype(np.float32)
+            computed += len(part)
+            if trainer.is_world_process_zero():
+                _write(file, items)
+        parts.append(items)
+    wait_for_all()
+    cached = len(features) - computed
+    logger.info("teacher: logits of %d examples, %d from the cache (%s)", len(features), cached, folder)
+    return np.concatenate(parts)
+
+
+def _read(file: Path) -> np.ndarray | None:
+    """Reads the logits in a file. None if the file is not in the cache, or is damaged."""
+    try:
+        return load_file(file)["0"]
+    except (OSError, SafetensorError, KeyError):
+        return None
+
+
+def _write(file: Path, items: np.ndarray) -> None:
+    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+            save_file({"0": np.ascontiguousarray(items)}, unfinished)
+    except (OSError, SafetensorError) as error:
+        logger.warning("the teacher's logits are not cached: %s", error)

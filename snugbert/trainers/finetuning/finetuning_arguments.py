@@ -1,5 +1,6 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,10 +9,13 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
 from snugbert.cli.ranges import check_ranges
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
 from snugbert.trainers.run.processes import is_terminal
 
+# Hidden sizes of BERT-base, and of the narrowest encoder that `benchmarks/learning_rates.py` measured.
+WIDEST, NARROWEST = 768, 128
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
 COMPARED_SETTINGS = (
@@ -26,6 +30,8 @@ COMPARED_SETTINGS = (
     "data_seed",
     "train_sampling_strategy",
 )
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -76,11 +82,9 @@ class FineTuningArguments(DeviceArguments):
     original release (`run_classifier.py`, `optimization.py`) adds warmup over the first 10 % of the steps, linear
     decay, and weight decay 0.01. The paper's batch size counts all devices together.
 
-    `sweep="stable"` changes the defaults to 20 epochs and 5 seeds, after Mosbach et al. (2021), "On the Stability of
-    Fine-tuning BERT", section 7. Their other settings are already the defaults: warmup over the first 10 % of the
-    steps, linear decay, and AdamW with bias correction, which torch's AdamW always has. Their learning rate of 2e-5 is
-    for BERT-large. Here, the learning rate depends on the width as without `sweep`. The user's values replace these
-    defaults. If 20 epochs are fewer than 100 steps, the run is longer.
+    `sweep="stable"` changes the defaults to 20 epochs, at least 100 steps, and 5 seeds, after Mosbach et al. (2021),
+    "On the Stability of Fine-tuning BERT", section 7. Their other settings are already the defaults. The learning rate
+    still depends on the width.
 
     Raises:
         InputError: a value is out of range, or settings cannot be combined.
@@ -284,3 +288,20 @@ class FineTuningArguments(DeviceArguments):
     def sweeps(self) -> bool:
         """Whether there is more than one run."""
         return self.sweep is not None or self.seeds > 1
+
+
+def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, paper: float = 3e-5) -> None:
+    """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
+
+    It is the paper's rate for BERT-base (`paper`) times (768 / hidden size) squared, for hidden sizes from 128 to 768.
+    The rule is our own. `benchmarks/learning_rates.py` compares it with the paper's rate.
+    """
+    hidden_size = config.hidden_size
+    factor = (WIDEST / min(max(hidden_size, NARROWEST), WIDEST)) ** 2
+    rate = float(f"{paper * factor:.1e}")
+    reason = "from the BERT paper"
+    if factor > 1:
+        reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {hidden_size}"
+    if args.learning_rate is None and not args.varies("learning_rate"):
+        args.learning_rate = rate
+        logger.info("learning rate: %g (%s). Set --learning_rate to change it.", rate, reason)

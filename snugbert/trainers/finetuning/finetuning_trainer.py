@@ -36,12 +36,12 @@ from snugbert.tasks.base import Task
 from snugbert.tasks.decisions import Decisions
 from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set
 from snugbert.tasks.outputs import PADDING
-from snugbert.trainers.finetuning.class_weights import class_weights, has_classes, weighted_loss
 from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
 from snugbert.trainers.finetuning.layers import find_depths, freeze_layers, reinitialize_layers
+from snugbert.trainers.finetuning.losses import class_weights, has_classes, weighted_loss
 from snugbert.trainers.finetuning.model_selection import choose_metric, list_evaluation_callbacks
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
-from snugbert.trainers.finetuning.run_facts import collect_results, compared_settings
+from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
@@ -123,7 +123,7 @@ class FineTuningTrainer(RunTrainer):
         if not isinstance(task, PreparedTask):
             sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)  # type: ignore[arg-type]
-            task = prepare_task(task, model_args, args, sources=sources, checks_output_dir=False)
+            task = prepare_task(task, model_args, args, sources)
         _check_settings(task, args)
         self.prepared, self.output = task, task.task.output
         self._more_metrics = compute_metrics

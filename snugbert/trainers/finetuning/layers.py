@@ -32,13 +32,6 @@ def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
 
     As in Zhang et al. (2021), "Revisiting Few-sample BERT Fine-tuning", section 5: the top layers are specialized in
     pretraining, and can be a poor start for few labels. The weights come from torch's global generator.
-
-    Args:
-        model: a model with a head.
-        number: number of layers.
-
-    Raises:
-        InputError: the model has fewer layers.
     """
     encoder: Any = model.base_model
     layers = encoder.encoder.layer
@@ -55,11 +48,7 @@ def reinitialize_layers(model: PreTrainedModel, number: int) -> None:
 
 
 def list_frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[nn.Parameter]:
-    """Returns the parameters that `freeze_embeddings` and `freeze_layers` select.
-
-    Raises:
-        InputError: `freeze_layers` is more than the model's number of layers, or includes re-initialized layers.
-    """
+    """Returns the parameters that `freeze_embeddings` and `freeze_layers` select."""
     depths = find_depths(model)
     layers = max(depths.values()) - 1
     if args.freeze_layers > layers:
@@ -75,11 +64,7 @@ def list_frozen_parameters(model: nn.Module, args: FineTuningArguments) -> list[
 
 
 def freeze_layers(model: nn.Module, args: FineTuningArguments) -> list[TrainerCallback]:
-    """Freezes the layers that the settings select. Returns the callback that unfreezes them later, if any.
-
-    Raises:
-        InputError: see [`list_frozen_parameters`].
-    """
+    """Freezes the layers that the settings select. Returns the callback that unfreezes them later, if any."""
     frozen = list_frozen_parameters(model, args) if args.freezes else []
     if frozen and args.unfreeze_after_steps is not None:
         # DDP registers parameters once, before training. Frozen parameters are unused until they are unfrozen.

@@ -8,9 +8,9 @@ from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.errors import InputError, shorten
 from snugbert.trainers.finetuning.finetuning_arguments import MAIN_METRIC, FineTuningArguments
-from snugbert.trainers.finetuning.finetuning_guidance import LOWER_IS_BETTER
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 
+LOWER_IS_BETTER = ("loss", "mse")
 MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 
 
@@ -19,9 +19,6 @@ def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
 
     Adds a metric of a label, such as "PER_f1", to the metrics of the task.
     Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
-
-    Raises:
-        InputError: the task has no such metric, or there are no validation examples to select the best model by.
     """
     if args.chooses_evaluation:
         is_scored = prepared.validation_set is not None and prepared.validation_set.labeled

@@ -1,13 +1,12 @@
 """Prepares a run: connects a task with a checkpoint, reads its data, and encodes them."""
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -30,69 +29,42 @@ from snugbert.families.loading import (
 from snugbert.families.reading import HEADS_BY_CLASS
 from snugbert.families.students import choose_student_layers, make_student
 from snugbert.modeling_snugbert import AUTO_CLASSES
-from snugbert.reports.results import RESULTS, RunResults, TaskFacts, read_results
-from snugbert.tasks.base import Sources, Task
+from snugbert.reports.results import TaskFacts
+from snugbert.tasks.base import Problem, Sources, Task
 from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import (
-    COMPARED_SETTINGS,
     FineTunedModelArguments,
     FineTuningArguments,
+    choose_learning_rate,
 )
-from snugbert.trainers.finetuning.learning_rate import choose_learning_rate
-from snugbert.trainers.finetuning.soft_targets import SoftTargets
-from snugbert.trainers.run.checkpoints import list_checkpoints
-from snugbert.trainers.run.folder import check_output_dir
-from snugbert.trainers.run.processes import raise_together
-from snugbert.trainers.run.run_settings import check_max_steps, check_run_settings, collect_training_settings
-
-Compare = Callable[[], Callable[[Mapping[str, Any]], list[dict[str, Any]]]]
 
 
 @dataclass
-class Distillation:
-    """What a student learns from a teacher.
+class SoftTargets:
+    """A teacher's logits for the training examples."""
 
-    Attributes:
-        teacher: a digest of the teacher.
-        soft_targets: the teacher's logits for the training examples. None: not computed yet.
-        compare: measures teacher and student. Every process must call this. Returns a function that makes the rows of
-            a table from the results of a run. None: teacher and student are not compared.
-    """
-
-    teacher: str
-    soft_targets: SoftTargets | None = None
-    compare: Compare | None = None
+    teacher: str  # a digest of the teacher
+    # Of all items; for question answering the start and the end score. *Shape:* (items, C)
+    logits: np.ndarray
+    first_items: np.ndarray  # of each example, and the end. *Shape:* (examples + 1,)
+    kind: Problem
 
 
 @dataclass
 class PreparedTask:
-    """A task that is connected with a checkpoint, and its examples.
-
-    Attributes:
-        task: the task.
-        model_args: the checkpoint.
-        config: the configuration of the models, with the task's labels.
-        student_layers: the layers of the checkpoint that the models have. None: all.
-        train_features: inputs to train on. None: the run only scores and predicts.
-        evaluation_sets: the first validation set is scored during training.
-        data: the files or splits that the examples come from, for "train" and for each evaluation set. Training
-            examples may come from several files.
-        settings: data settings, by argument name, as JSON values.
-        copies: the copies among the examples.
-        distillation: what the models learn from a teacher. None: no teacher.
-    """
+    """A task that is connected with a checkpoint, and its examples."""
 
     task: Task[Any, Any, Any]
-    model_args: FineTunedModelArguments
-    config: SnugBertConfig
-    student_layers: list[int] | None
-    train_features: Dataset | None
-    evaluation_sets: list[EvaluationSet[Any]]
-    data: dict[str, list[DataSource]]
-    settings: dict[str, Any] = field(default_factory=dict)
-    copies: ExampleCopies = field(default_factory=ExampleCopies)
-    distillation: Distillation | None = None
+    model_args: FineTunedModelArguments  # the checkpoint
+    config: SnugBertConfig  # of the models, with the task's labels
+    student_layers: list[int] | None  # the layers of the checkpoint that the models have. None: all
+    train_features: Dataset | None  # None: the run only scores and predicts
+    evaluation_sets: list[EvaluationSet[Any]]  # the first validation set is scored during training
+    data: dict[str, list[DataSource]]  # where the examples of "train" and of each evaluation set come from
+    settings: dict[str, Any] = field(default_factory=dict)  # of the data, by argument name, as JSON values
+    copies: ExampleCopies = field(default_factory=ExampleCopies)  # among the examples
+    soft_targets: SoftTargets | None = None  # None: no teacher
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
@@ -106,11 +78,7 @@ class PreparedTask:
         return TaskFacts(self.task.name, self.task.card_head, self.task.labels, self.task.metrics, tuple(files))
 
     def make_model(self) -> PreTrainedModel:
-        """Returns a new model with a head, or the model in memory. A new head depends only on the seed.
-
-        Raises:
-            InputError: the checkpoint cannot be used, or the model in memory does not fit the data.
-        """
+        """Returns a new model with a head, or the model in memory. A new head depends only on the seed."""
         if self.model_args.model is not None:
             return self._adapt(self.model_args.model)
         model = load_model(
@@ -148,23 +116,17 @@ def prepare_task(
     task: Task[Any, Any, Any],
     model_args: FineTunedModelArguments,
     args: FineTuningArguments,
+    sources: Sources,
     teacher: PreparedTask | None = None,
-    sources: Sources | None = None,
-    checks_output_dir: bool = True,
 ) -> PreparedTask:
-    """Reads the data of a task and encodes them for a checkpoint. Before encoding, checks a run that trains.
+    """Reads the data of a task and encodes them for a checkpoint.
 
     Args:
         task: the task. It does not change.
         model_args: the checkpoint. With `is_teacher`, it is not trained.
         args: the settings. Sets `learning_rate` unless the user chose one.
+        sources: the data of each split.
         teacher: the prepared task of a teacher, whose order of labels is used.
-        sources: the data of each split. None: the arguments of the task select them.
-        checks_output_dir: whether to check the output folder of a run that trains. If not, training checks it.
-
-    Raises:
-        InputError: an argument or the data cannot be used, the output folder contains another run, or settings changed
-            since the checkpoint.
     """
     task = task.copy()
     tokenizer = load_tokenizer(model_args) if model_args.tokenizer is None else model_args.tokenizer
@@ -175,8 +137,6 @@ def prepare_task(
             f"{type(given).__name__}."
         )
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
-    if sources is None:
-        sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
     selects = args.eval_strategy != "no" or args.sweeps
     if selects and "validation" in splits and not splits["validation"].labeled:
@@ -187,8 +147,6 @@ def prepare_task(
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
     if training and not model_args.is_teacher:
         choose_learning_rate(config, args, task.paper_learning_rate)
-        if checks_output_dir:
-            check_early(model_args, args)
         remember_text_columns(config, task.text_columns(splits))
         forget_decisions(config)
     elif given is None:  # a model in memory was checked above
@@ -240,9 +198,6 @@ def name_model(
     Args:
         model: a folder, a Hub name, a size such as "tiny" for random weights, or a SnugBERT model in memory.
         tokenizer: the tokenizer. None: the checkpoint's.
-
-    Raises:
-        InputError: there is no such folder, or the tokenizer is missing.
     """
     in_memory = model if isinstance(model, PreTrainedModel) else None
     name = str(model) if in_memory is None else ""
@@ -260,11 +215,7 @@ def name_model(
 
 
 def name_sources(**datasets: Any) -> Sources:
-    """Returns the data of each split, from rows in memory. None: there is no such split.
-
-    Raises:
-        InputError: an argument has no rows, see [`load_rows`], or no data are given.
-    """
+    """Returns the data of each split, from rows in memory. None: there is no such split."""
     splits = {"train_dataset": "train", "unlabeled_dataset": "unlabeled", "eval_dataset": "validation"}
     sources = {splits[name]: [load_rows(data, name)] for name, data in datasets.items() if data is not None}
     if not sources:
@@ -281,11 +232,7 @@ def _choose_layers(model_args: FineTunedModelArguments, config: SnugBertConfig, 
 
 
 def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:
-    """Returns the data settings as JSON values. Paths are cut to file names, because results may be published.
-
-    Args:
-        data_args: the data arguments of the task.
-    """
+    """Returns the data settings as JSON values. Paths are cut to file names, because results may be published."""
 
     def value(name: str, given: Any) -> Any:
         if given is not None and name == "dataset_name":
@@ -295,45 +242,6 @@ def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:
         return [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
 
     return {name: value(name, given) for name, given in asdict(data_args).items()}
-
-
-# --- earlier runs in the output folder --------------------------------------------------------------------------
-
-
-def check_early(model_args: FineTunedModelArguments, args: FineTuningArguments) -> None:
-    """Checks the output folder and the settings of a run that trains, before its examples are tokenized.
-
-    [`fine_tune`] checks them again, with the model and the examples. A sweep compares its plan instead.
-
-    Raises:
-        InputError: the output folder contains another run, or settings changed since the checkpoint.
-    """
-    if args.sweeps or read_finished_run(args) is not None:
-        return
-    checkpoint = check_output_dir(args, args.overwrite_output_dir)
-    if checkpoint is not None:
-        settings = collect_training_settings(args, None, COMPARED_SETTINGS)
-        check_run_settings(checkpoint, "fine-tuning", settings | describe_initial_weights(model_args))
-        check_max_steps(checkpoint, args)
-
-
-def read_finished_run(args: FineTuningArguments) -> RunResults | None:
-    """Returns the results of a finished run that the command would resume. None if the run is not finished.
-
-    So a job can always use the same command, even after its run is finished. Every process must call this. The first
-    process reads, because machines may not share a disk.
-    """
-    output_dir = Path(str(args.output_dir))
-
-    def read() -> Any:
-        resumes = str(args.resume_from_checkpoint).lower() == "true" and not args.overwrite_output_dir
-        if args.process_index == 0 and resumes and not list_checkpoints(output_dir):
-            results = read_results(output_dir / RESULTS) if (output_dir / RESULTS).exists() else {}
-            return results if results.get("training") else None  # a run that only scores has no training
-        return None
-
-    (results,) = broadcast_object_list([raise_together(read)])
-    return results
 
 
 def describe_initial_weights(model_args: FineTunedModelArguments) -> dict[str, Any]:

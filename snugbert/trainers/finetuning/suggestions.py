@@ -43,10 +43,6 @@ class Suggestions:
 
     A resumed sweep replays `ask` and `tell` for the finished runs. Optuna's samplers depend only on their seed and on
     earlier scores, so they suggest the same settings.
-
-    Args:
-        search: the file of the sweep.
-        args: `seed`, `greater_is_better` and the processes.
     """
 
     def __init__(self, search: SweepFile, args: FineTuningArguments):
@@ -72,11 +68,7 @@ class Suggestions:
         return setting
 
     def is_bad(self, evaluations: Sequence[float]) -> bool:
-        """Returns whether to stop a run with the last setting. Every process must call this.
-
-        Args:
-            evaluations: the scores of the run in training so far.
-        """
+        """Returns whether to stop the last run, from its scores so far. Every process must call this."""
         bad = False
         if self._study is not None:
             self._report(evaluations)
@@ -85,12 +77,7 @@ class Suggestions:
         return bad
 
     def tell(self, score: float, evaluations: Sequence[float]) -> None:
-        """Sends the result of the last setting to Optuna.
-
-        Args:
-            score: the score of the run. NaN: the run was stopped early, it failed, or the score is undefined.
-            evaluations: the scores of the run in training.
-        """
+        """Sends the result of the last setting to Optuna. A NaN score: the run was stopped early, or it failed."""
         if self._study is None:
             return
         from optuna.trial import TrialState
@@ -108,26 +95,14 @@ class Suggestions:
 
 
 class StopBadRuns(TrainerCallback):
-    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing.
-
-    Args:
-        suggestions: the settings of the sweep.
-        metric: such as "eval_accuracy".
-
-    Attributes:
-        evaluations: the scores that were compared.
-    """
+    """Compares a run with earlier runs after each evaluation except the last: stopping then would save nothing."""
 
     def __init__(self, suggestions: Suggestions, metric: str):
         self._suggestions, self._metric = suggestions, metric
-        self.evaluations: list[float] = []
+        self.evaluations: list[float] = []  # that were compared
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each evaluation. The log contains evaluations before a resumed checkpoint, too.
-
-        Raises:
-            PrunedError: the run is worse than the median.
-        """
+        """Called by Trainer after each evaluation. The log contains evaluations before a resumed checkpoint, too."""
         if state.global_step < state.max_steps:
             self.evaluations = list_evaluations(state.log_history, self._metric)
             if self._suggestions.is_bad(self.evaluations):

@@ -15,10 +15,10 @@ from snugbert.reports.intervals import METHOD_FOR_MEANS
 from snugbert.reports.results import RESULTS, read_results
 from snugbert.reports.score_tables import suite_table
 from snugbert.tasks.classification import GlueDataArguments, TextClassification
-from snugbert.trainers.finetuning.distillation import refuse_distillation_flags, run_fine_tuning
+from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.plan import check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import prepare_task
+from snugbert.trainers.finetuning.run_records import check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.run.processes import set_up
 from snugbert.trainers.run.run_lock import lock_output_dir
@@ -29,11 +29,7 @@ logger = logging.getLogger(__name__)
 def run_glue(
     model_args: FineTunedModelArguments, data_args: GlueDataArguments, training_args: FineTuningArguments
 ) -> None:
-    """Runs `snugbert glue`: one task, or all of them.
-
-    Raises:
-        InputError: see [`run_fine_tuning`] and [`run_suite`].
-    """
+    """Runs `snugbert glue`: one task, or all of them."""
     if data_args.task_name != "all":
         run_fine_tuning(model_args, data_args, training_args, TextClassification.head)
         return
@@ -50,9 +46,6 @@ def run_suite(
     Finished tasks are not repeated. An interrupted task continues from its newest checkpoint, or continues its sweep.
     With seeds or a sweep, the table shows the best run on the validation examples, as in the BERT paper. Test
     predictions are copied to the folder `submission`.
-
-    Raises:
-        InputError: an argument or the data cannot be used, or the output folder contains something else.
     """
     output_dir = Path(str(training_args.output_dir))
     wanted = training_args.wanted_splits or ("train", "validation")
@@ -65,13 +58,16 @@ def run_suite(
     plan = make_plan(model_args, training_args, asdict(data_args))
     folders, seconds = [output_dir, *(output_dir / name for name in TASKS)], 0.0
     repeats = training_args.sweeps or training_args.overwrite_output_dir  # a sweep skips its finished runs
-    (check_plan if training_args.dry_run else prepare_folders)(plan, training_args, folders)
+    continues = check_plan("suite", plan, training_args, folders)
+    if not training_args.dry_run:
+        prepare_folders("suite", plan, training_args, folders, continues)
     for index, name in enumerate(names, start=1):
         logger.info("task %d of %d: %s", index, len(names), TASKS[name].folder)
         if repeats or not (output_dir / name / RESULTS).exists():
             args = make_task_arguments(training_args, name)
             task = TextClassification(replace(data_args, task_name=name))
-            seconds += run_task(prepare_task(task, model_args, args), args)
+            sources = task.find_sources(args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
+            seconds += run_task(prepare_task(task, model_args, args, sources), args)
     if training_args.dry_run:
         logger.info("all tasks: about %s", format_duration(seconds))
         return
@@ -82,11 +78,7 @@ def run_suite(
 
 
 def tasks_with_data(data_args: GlueDataArguments, wanted: tuple[str, ...]) -> list[str]:
-    """Returns the tasks with all `wanted` splits, and logs which files other tasks lack.
-
-    Raises:
-        InputError: no task has all files.
-    """
+    """Returns the tasks with all `wanted` splits, and logs which files other tasks lack."""
     if data_args.data_dir is None:
         return list(TASKS)
     missing = {name: missing_files(data_args.data_dir, task, wanted) for name, task in TASKS.items()}

@@ -6,10 +6,8 @@ continues with the run that was interrupted. Only the best run keeps its weights
 
 import copy
 import dataclasses
-import functools
 import gc
 import hashlib
-import itertools
 import json
 import logging
 import math
@@ -17,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +29,12 @@ from snugbert.files import LOCK_NAME, write_atomically
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
-from snugbert.trainers.dry_run import as_dry_run, print_plan
-from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
+from snugbert.trainers.dry_run import as_dry_run
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
-from snugbert.trainers.finetuning.finetuning_guidance import describe_wide_intervals
+from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning, run_dry_sweep
 from snugbert.trainers.finetuning.model_selection import choose_metric
-from snugbert.trainers.finetuning.plan import (
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.run_records import (
     PLAN,
     check_plan,
     digest_examples,
@@ -45,7 +42,7 @@ from snugbert.trainers.finetuning.plan import (
     make_plan,
     prepare_folders,
 )
-from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.single_run import Start, fine_tune, make_trainer
 from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
 from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices, Span
 from snugbert.trainers.finetuning.sweep_results import (
@@ -77,41 +74,27 @@ class PlannedRun(NamedTuple):
     values: dict[str, Any]  # of the flags that vary
     setting: dict[str, Any]  # columns of every table, and other flags that vary, for reports
     args: FineTuningArguments
-
-    @property
-    def name(self) -> str:
-        """Name of the folder."""
-        return self.folder.name
-
-    @property
-    def folder(self) -> Path:
-        """Output folder of the run."""
-        return Path(str(self.args.output_dir))
+    folder: Path  # named after the setting
+    seed: int
 
     def read(self) -> FinishedRun | None:
         """Returns the finished run. None if the run is not finished. Every process must call this."""
-        file, results = self.folder / RESULTS, None
-        if self.args.process_index == 0 and file.exists():
-            results = read_results(file)
         wait_for_all()  # the first process may still be removing weights
-        (results,) = broadcast_object_list([results])
-        return None if results is None else FinishedRun(self.setting, self.args.seed, self.folder, results)
+        file = self.folder / RESULTS
+        (results,) = broadcast_object_list([read_results(file) if file.exists() else None])
+        return None if results is None else FinishedRun(self.setting, self.seed, self.folder, results)
 
 
-def run_task(prepared: PreparedTask, args: FineTuningArguments) -> float:
+def run_task(prepared: PreparedTask, args: FineTuningArguments, start: Start | None = None) -> float:
     """Fine-tunes once, or runs the sweep that `sweep` and `seeds` define, and prints a summary.
 
-    Returns:
-        With `dry_run`, the expected seconds. Otherwise 0.
-
-    Raises:
-        InputError: see [`fine_tune`] and [`run_sweep`].
+    Returns the expected seconds of a dry run, otherwise 0.
     """
     if args.sweeps:
         return run_sweep(prepared, args)
     if args.dry_run:
-        return run_dry_fine_tuning(prepared, args)
-    results = fine_tune(prepared, args)
+        return run_dry_fine_tuning(prepared, args, start)
+    results = fine_tune(prepared, args, start=start)
     if args.should_save:
         print(f"\n{format_summary(prepared.facts, results, Path(str(args.output_dir)))}", flush=True)
     return 0.0
@@ -120,53 +103,41 @@ def run_task(prepared: PreparedTask, args: FineTuningArguments) -> float:
 def run_sweep(prepared: PreparedTask, args: FineTuningArguments) -> float:
     """Runs all settings with all seeds, and keeps the model that is best on the validation examples.
 
-    Returns:
-        See [`run_task`].
-
-    Raises:
-        InputError: see [`fine_tune`] and [`check_plan`]; a batch size of the sweep does not fit the processes; or no
-            run was completed.
+    Returns the expected seconds of a dry run, otherwise 0.
     """
-    epochs = args.num_train_epochs
     args, plan = plan_sweep(prepared, args)
-    if args.num_train_epochs > epochs:
-        logger.info("training for %d epochs, to take at least %d steps", args.num_train_epochs, args.min_steps)
     output_dir = Path(str(args.output_dir))
-    (continues,) = broadcast_object_list([check_plan(plan, args, [output_dir])])
+    (continues,) = broadcast_object_list([check_plan("sweep", plan, args, [output_dir])])
     if not continues:
         _check_values(prepared, args)
     if args.dry_run:
-        left: dict[Path, FineTuningArguments] = {}  # a setting may be suggested twice
-
-        def read(run: PlannedRun, *_: Any) -> FinishedRun | None:
-            finished = run.read() if continues else None
-            if finished is None:
-                left[run.folder] = run.args
-            return finished
-
-        finished_runs = _run_all(prepared, args, read)
-        if left:
-            return run_dry_fine_tuning(prepared, args, [*left.values()], sum(_list_seconds(finished_runs)))
-        print_plan(args, {"training": "nothing to do, the sweep is finished"})
-        return 0.0
-    prepare_folders(plan, args, [output_dir])
-    distillation = prepared.distillation
-    if distillation is not None:  # the comparison is made once, at the end
-        prepared = dataclasses.replace(prepared, distillation=dataclasses.replace(distillation, compare=None))
-    runs = _run_all(prepared, args, functools.partial(_run, prepared, args))
-    compare = None if distillation is None or distillation.compare is None else distillation.compare()
+        return _run_dry(prepared, args, read_runs(output_dir) if continues else [])
+    prepare_folders("sweep", plan, args, [output_dir], continues)
+    runs = _run_all(prepared, args)
     if args.should_save:
-        _finish(prepared, args, runs, compare)
+        _finish(prepared, args, runs)
     return 0.0
 
 
-def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
-    """Returns the arguments with the number of epochs, and the plan of the output folder.
+def _run_dry(prepared: PreparedTask, args: FineTuningArguments, finished: list[FinishedRun]) -> float:
+    """Measures the first run, and multiplies its time by the number of runs that are left. Returns the seconds."""
+    search, total = args.search, _count_runs(args)
+    assert search is not None and prepared.train_features is not None
+    first = plan_run(args, len(prepared.train_features), Suggestions(search, args).ask(0) or {}, args.seed)
+    left = None if total is None else max(0, total - len(finished))
+    seconds = None if search.hours is None else 3600 * search.hours - sum(_list_seconds(finished))
+    return run_dry_sweep(prepared, first.args, left, seconds)
 
-    Raises:
-        InputError: see [`choose_metric`]; the metric is the loss; there are no training examples; runs cannot be
-            stopped early without evaluations; or a batch size does not fit the processes.
-    """
+
+def _count_runs(args: FineTuningArguments) -> int | None:
+    """Returns the number of runs of a sweep, if none is stopped early. None: only time limits the sweep."""
+    assert args.search is not None
+    size, extra = args.search.size, max(0, args.search.winner_seeds - args.seeds)
+    return None if size is None else size * args.seeds + extra
+
+
+def plan_sweep(prepared: PreparedTask, args: FineTuningArguments) -> tuple[FineTuningArguments, dict[str, Any]]:
+    """Returns the arguments with the number of epochs, and the plan of the output folder."""
     choose_metric(prepared, args)
     if args.metric_for_best_model == "loss":
         main_metric = prepared.task.main_metric
@@ -200,9 +171,6 @@ def _check_values(prepared: PreparedTask, args: FineTuningArguments) -> None:
 
     One flag varies at a time, and all other flags keep their first value. The last trainer has the last value of all
     flags. Ranges are tried at both ends only. Values of `IN_COLUMNS` fit every model.
-
-    Raises:
-        InputError: see [`make_trainer`], or a value does not fit the optimizer or the schedule.
     """
     assert args.search is not None and prepared.train_features is not None
     varied: dict[str, tuple[Any, ...]] = {}
@@ -232,17 +200,7 @@ def lengthen(args: FineTuningArguments, examples: int) -> FineTuningArguments:
 
 
 def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any], seed: int) -> PlannedRun:
-    """Returns the run of a setting and a seed.
-
-    Args:
-        args: the arguments of the sweep.
-        examples: number of training examples.
-        values: the values of the flags that vary.
-        seed: the seed of the run.
-
-    Raises:
-        InputError: a batch size is not a multiple of processes times accumulation steps.
-    """
+    """Returns the run with the `values` of the flags that vary. `examples` is the number of training examples."""
     run_args = copy.copy(args)
     for flag, value in values.items():
         if flag != BATCH_SIZE:
@@ -266,17 +224,17 @@ def plan_run(args: FineTuningArguments, examples: int, values: Mapping[str, Any]
     if run_args.max_steps > 0:
         setting["epochs"] = float(f"{run_args.max_steps / math.ceil(examples / setting['batch_size']):.3g}")
     run_args.seed = seed
-    run_args.output_dir = str(Path(str(args.output_dir)) / "runs" / f"{name}_seed-{seed}")
-    run_args.run_name = (
-        f"{args.run_name or Path(str(args.output_dir)).resolve().name}-{Path(run_args.output_dir).name}"
-    )
+    output_dir = Path(str(args.output_dir))
+    folder = output_dir / "runs" / f"{name}_seed-{seed}"
+    run_args.output_dir = str(folder)
+    run_args.run_name = f"{args.run_name or output_dir.resolve().name}-{folder.name}"
     # The folder was checked: an interrupted run in it belongs to this sweep.
     run_args.overwrite_output_dir = True
     run_args.resume_from_checkpoint = "true"
     run_args.push_to_hub, run_args.sweep, run_args.seeds, run_args.search = False, None, 1, None
     if not run_args.load_best_model_at_end:
         run_args.save_strategy = "no"  # type: ignore[assignment]
-    return PlannedRun(dict(values), setting | other, run_args)
+    return PlannedRun(dict(values), setting | other, run_args, folder, seed)
 
 
 def _shorten(value: Any) -> str:
@@ -304,27 +262,17 @@ def _divide_batch(args: FineTuningArguments, size: int, accumulation_steps: int)
 # --- runs -------------------------------------------------------------------------------------------------------
 
 
-def _run_all(
-    prepared: PreparedTask, args: FineTuningArguments, run_once: Callable[..., FinishedRun | None]
-) -> list[FinishedRun]:
-    """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings.
-
-    Args:
-        prepared, args: the task and the arguments of the sweep.
-        run_once: see [`_run`]. In a dry run, it returns None for an unfinished run, and Optuna gets no score. If no
-            run is finished, the last setting counts as the best setting. If only time limits the sweep, the loop ends
-            at the first unfinished setting.
-    """
+def _run_all(prepared: PreparedTask, args: FineTuningArguments) -> list[FinishedRun]:
+    """Runs the settings, then the best setting with further seeds. Returns all finished runs of these settings."""
     search = args.search
     assert search is not None and prepared.train_features is not None
     set_name, metric = selection_metric(prepared, args)
     suggestions = Suggestions(search, args)
     stopper = [StopBadRuns(suggestions, f"{set_name}_{metric}")] if search.prune else []
     examples, extra = len(prepared.train_features), max(0, search.winner_seeds - args.seeds)
-    total = "" if search.size is None else f" of {search.size * args.seeds + extra}"
+    total = "" if search.size is None else f" of {_count_runs(args)}"
     finished: dict[Path, FinishedRun] = {}  # a setting may be suggested twice
     tried: list[dict[str, Any]] = []
-    setting: dict[str, Any] = {}  # the last setting
     repeats = 0
     while (values := suggestions.ask(len(tried))) is not None:
         runs = [plan_run(args, examples, values, args.seed + number) for number in range(args.seeds)]
@@ -339,26 +287,23 @@ def _run_all(
         for number, run in enumerate(runs):
             title = f"run {len(tried) * args.seeds + number + 1}{total}"
             # Only the first seed is compared with earlier runs. If it is stopped, the other seeds do not run.
-            result = run_once(run, title, [] if number else stopper)
-            if result is not None:
-                finished[run.folder] = result
-                if "stopped_early" in result.results:
-                    break
+            finished[run.folder] = _run(prepared, args, run, title, [] if number else stopper)
+            if "stopped_early" in finished[run.folder].results:
+                break
         tried.append(values)
-        setting = runs[0].setting
-        if (first := finished.get(runs[0].folder)) is not None:
-            # Optuna gets only the score of the first seed, so that a sweep with more seeds tries the same settings.
-            # Only the main process needs the evaluations, and machines may not share a disk.
-            scores = first.evaluations(metric, set_name) if stopper and args.process_index == 0 else []
-            suggestions.tell(first.score(metric, set_name), scores)
-        elif search.size is None:
-            break
-    best = choose_setting([*finished.values()], prepared, args) or setting
-    for values, number in itertools.product(tried, range(args.seeds, search.winner_seeds)):
-        run = plan_run(args, examples, values, args.seed + number)
-        result = run_once(run, f"seed {number + 1} of the best setting", []) if run.setting == best else run.read()
-        if result is not None:  # a different setting was the best until the sweep got a larger budget
-            finished[run.folder] = result
+        first = finished[runs[0].folder]
+        # Optuna gets only the score of the first seed, so that a sweep with more seeds tries the same settings. Only
+        # the main process needs the evaluations.
+        scores = first.evaluations(metric, set_name) if stopper and args.process_index == 0 else []
+        suggestions.tell(first.score(metric, set_name), scores)
+    best = choose_setting([*finished.values()], prepared, args)
+    for values in tried:
+        for number in range(args.seeds, search.winner_seeds):
+            run = plan_run(args, examples, values, args.seed + number)
+            if run.setting == best:
+                finished[run.folder] = _run(prepared, args, run, f"seed {number + 1} of the best setting", [])
+            elif (result := run.read()) is not None:  # this setting was the best until the budget grew
+                finished[run.folder] = result
     return [*finished.values()]
 
 
@@ -368,7 +313,8 @@ def _run(
     """Returns the finished run. If `run` is not finished, runs it, and removes all weights except the best."""
     if (finished := run.read()) is not None:
         return finished
-    logger.info("%s: %s", title, run.name)
+    name = run.folder.name
+    logger.info("%s: %s", title, name)
     set_name, metric = selection_metric(prepared, args)
     if student := {flag: value for flag, value in run.values.items() if flag in prepared.settings}:  # distillation
         prepared = dataclasses.replace(prepared, settings=prepared.settings | student)
@@ -381,18 +327,18 @@ def _run(
         interval = results.get("intervals", {}).get(set_name, {}).get(metric)
         score = results["metrics"][set_name].get(metric)
         perfect_score = prepared.task.perfect_score
-        logger.info("%s: %s %s", run.name, metric, format_with_interval(metric, score, interval, perfect_score))
+        logger.info("%s: %s %s", name, metric, format_with_interval(metric, score, interval, perfect_score))
     except DivergedError as error:
-        logger.warning("%s: %s", run.name, error)
-        failure = {"failure": f"{run.name}: {error}"}
+        logger.warning("%s: %s", name, error)
+        failure = {"failure": f"{name}: {error}"}
     except torch.OutOfMemoryError:
         # Other processes wait for this process. If no run is complete yet, another program may be using the memory.
         if args.world_size > 1 or not any(each.is_complete for each in read_runs(Path(str(args.output_dir)))):
             raise
-        logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", run.name)
-        failure = {"failure": f"{run.name}: out of memory"}
+        logger.warning("%s: out of memory. The sweep continues. To repeat this run, remove its folder.", name)
+        failure = {"failure": f"{name}: out of memory"}
     except PrunedError:
-        logger.info("%s: stopped early, because it is worse than the median", run.name)
+        logger.info("%s: stopped early, because it is worse than the median", name)
         failure = {"stopped_early": True}
     if failure:
         gc.collect()  # the exception kept the model in memory
@@ -427,12 +373,7 @@ def _list_seconds(runs: list[FinishedRun]) -> list[float]:
     return [run.results.get("seconds", run.results.get("training", {}).get("train_runtime", 0)) for run in runs]
 
 
-def _finish(
-    prepared: PreparedTask,
-    args: FineTuningArguments,
-    runs: list[FinishedRun],
-    compare: Callable[[Mapping[str, Any]], list[dict[str, Any]]] | None,
-) -> None:
+def _finish(prepared: PreparedTask, args: FineTuningArguments, runs: list[FinishedRun]) -> None:
     """Moves the best run's files to the output folder, writes results and card, prints the tables, and pushes."""
     output_dir = Path(str(args.output_dir))
     best = best_run(runs, prepared, args)
@@ -442,12 +383,6 @@ def _finish(
         labels, thresholds = prepared.task.labels or [], decisions["thresholds"]
         prepared.task.thresholds = {i: thresholds[label] for i, label in enumerate(labels) if label in thresholds}
     summary = summarize_sweep(runs, prepared, args)
-    mean_intervals = {
-        name: {m: row["interval"] for m, row in rows.items()} for name, rows in summary["metrics"].items()
-    }
-    if summary["best_setting"]["seeds"] > 1:  # a single run gave its own warning
-        for sentence in describe_wide_intervals(prepared, mean_intervals, "Add seeds (--seeds)."):
-            logger.warning("mean over the seeds, %s", sentence)
     columns = list(best.setting)
     tables = sweep_tables(summary, columns, prepared.task.perfect_score)
     tables += f"\n\nThe model is from the best run, {best.folder.name}."
@@ -460,8 +395,6 @@ def _finish(
         repository = hub.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
     results: RunResults = {**best.results, "sweep": summary}  # type: ignore[typeddict-item]
     results.pop("seconds", None)  # type: ignore[typeddict-item]
-    if compare is not None:
-        results["comparison"] = compare(results)
     card_name, base_model = repository or args.hub_model_id, prepared.model_args.model_name_or_path
     write_finetuning_card(output_dir, prepared.facts, results, base_model, card_name, tables)
     write_results(output_dir, results, tables)
@@ -487,11 +420,7 @@ def _keep_best_weights(output_dir: Path, best: FinishedRun) -> None:
 
 
 def _move_best_run(output_dir: Path, best: FinishedRun) -> None:
-    """Copies the best run's small files to the output folder, then moves its weights there.
-
-    Raises:
-        InputError: the weights of the best run are missing.
-    """
+    """Copies the best run's small files to the output folder, then moves its weights there."""
     if not best.has_weights:
         raise InputError(
             f"--output_dir: the weights of the best run, {best.folder.name}, are missing. Choose another folder, or "

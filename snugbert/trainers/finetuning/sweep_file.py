@@ -97,31 +97,18 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SweepFile:
-    """What a sweep runs.
+    """What a sweep runs."""
 
-    Attributes:
-        content: the preset's name, or the content of the file without its budget, for the plan of the output folder.
-        settings: the flags that vary, and `BATCH_SIZE`.
-        defaults: values of flags that are the same in all runs. A flag that the user gives replaces them.
-        method: one of `METHODS`.
-        runs: maximum number of settings. None: no limit.
-        hours: time budget. None: no limit.
-        prune: whether to stop bad runs early.
-        seeds: number of seeds of each setting, the default of `--seeds`.
-        winner_seeds: number of seeds of the best setting.
-        min_steps: minimum number of steps of a run, unless the user chose its length.
-    """
-
-    content: Any
-    settings: dict[str, Choices | Span]
-    defaults: dict[str, Any]
+    content: Any  # the preset's name, or the file without its budget, for the plan of the output folder
+    settings: dict[str, Choices | Span]  # the flags that vary, and `BATCH_SIZE`
+    defaults: dict[str, Any]  # values that are the same in all runs, unless the user gives the flag
     method: str = "grid"
-    runs: int | None = None
+    runs: int | None = None  # maximum number of settings
     hours: float | None = None
     prune: bool = False
-    seeds: int = 1
+    seeds: int = 1  # of each setting, the default of `--seeds`
     winner_seeds: int = 1
-    min_steps: int = 0
+    min_steps: int = 0  # of a run, unless the user chose its length
 
     @property
     def uses_optuna(self) -> bool:
@@ -138,15 +125,7 @@ class SweepFile:
 
 
 def read_sweep_file(name: str, args_class: type) -> SweepFile:
-    """Reads a preset or a YAML file.
-
-    Args:
-        name: one of `PRESETS`, or the path of a file.
-        args_class: the dataclass of the flags.
-
-    Raises:
-        InputError: the file does not exist, or a part of it cannot be used.
-    """
+    """Reads a preset or a YAML file. The flags are the fields of the dataclass `args_class`."""
     file = Path(__file__).with_name(f"sweep_{name}.yaml") if name in PRESETS else Path(name)
     if not file.is_file():
         if file.suffix in (".yaml", ".yml"):

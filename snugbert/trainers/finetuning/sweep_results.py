@@ -11,8 +11,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from snugbert.reports.intervals import Interval, estimate_mean_interval
 from snugbert.reports.results import RESULTS, read_results
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.plan import list_run_folders
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.run_records import list_run_folders
 from snugbert.trainers.finetuning.suggestions import list_evaluations
 from snugbert.trainers.run.run_settings import read_state
 

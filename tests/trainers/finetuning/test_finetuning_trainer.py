@@ -17,13 +17,13 @@ from transformers import TrainerCallback
 import snugbert
 from snugbert import SnugBertConfig, SnugBertForSequenceClassification
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.class_weights import class_weights
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import (
     DivergedError,
     FineTuningTrainer,
 )
 from snugbert.trainers.finetuning.layers import find_depths, reinitialize_layers
+from snugbert.trainers.finetuning.losses import class_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 

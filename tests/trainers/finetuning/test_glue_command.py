@@ -248,12 +248,6 @@ def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypat
         before_tokenization.setattr("snugbert.tasks.classification.TextClassification.encode", None)
         with pytest.raises(InputError, match="already contains a run"):
             run_command("glue", arguments(workshop, output_dir))
-        for changes, message in (
-            ({"layerwise_lr_decay": 0.5}, r"--layerwise_lr_decay +1.0 +0.5"),
-            ({"max_steps": 3}, r"checkpoint-\d+ has taken \d+ steps, more than the 3 steps of this run"),
-        ):
-            with pytest.raises(InputError, match=message):
-                run_command("glue", arguments(workshop, output_dir, resume_from_checkpoint="true", **changes))
     assert (output_dir / "model.safetensors").read_bytes() == before
     run_command(
         "glue", arguments(workshop, output_dir, overwrite_output_dir=True, max_train_samples=16, num_train_epochs=1)
@@ -436,12 +430,9 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task_name": "imdb"}, "--task_name: unknown value 'imdb'. Choose one of cola, mnli, mrpc"),
         ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
-        ({"train_file": "empty.csv"}, r"empty\.csv: no examples"),
         ({"train_file": None, "validation_file": None}, "no data. Pass --train_file"),
         ({"train_file": None, "do_train": True}, "no train examples. Pass --train_file"),
-        ({"dataset_name": "imdb"}, "--dataset_name cannot be combined with files"),
         ({"data_dir": "{workshop}"}, "--task_name is missing. Name the GLUE task"),
         (
             {"data_dir": "{workshop}", "task_name": "rte"},
@@ -455,46 +446,24 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
             {"task_name": "all"},
             "--train_file is for a single task. The data of all tasks come from --data_dir or the Hub",
         ),
-        (
-            {"task_name": "rte", "label_separator": ","},
-            "--label_separator is only for your own data. Remove --label_separator, or --task_name rte",
-        ),
-        ({"text_column_names": "a,b,c"}, "--text_column_names: expected one or two columns, not 3"),
         ({"text_column_names": "text"}, "no column 'text'. Columns: 'sentence', 'label'. Set --text_column_names"),
         (
             {"metric_for_best_model": "matthews"},
             r"Text classification has no metric 'matthews'\. Choose one of accuracy",
         ),
-        (
-            {"task_name": "rte"},
-            "train.csv: no columns 'sentence1' and 'sentence2'. Columns: 'sentence', 'label'. Expected: "
-            "sentence1, sentence2, label.",
-        ),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected one of negative, positive"),
         ({"config_name": None}, "--model_name_or_path is missing"),
         ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
-        ({"config_name": "huge"}, "'huge' is neither a size"),
-        ({"config_overrides": "hidden_sise=3"}, "hidden_sise"),
         (
             {"config_overrides": SMALL + ",vocab_size=9"},
             f"the tokenizer has {len(VOCABULARY)} tokens, but the model's vocabulary has only 9",
         ),
         ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
-        ({"tokenizer_name": "a/b/c"}, "--tokenizer_name: the folder a/b/c does not exist"),
         ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
-        (
-            {"tokenizer_name": "{workshop}"},
-            r"no tokenizer. Expected one of these files: tokenizer.json",
-        ),
-        ({"max_train_samples": 0}, "--max_train_samples 0 must be at least 1"),
-        ({"max_seq_length": 2}, "--max_seq_length 2 must be at least 3"),
-        ({"learning_rate": "high"}, "invalid float value: 'high'"),
-        ({"sequence_length": 3}, r"--sequence_length. Did you mean --max_seq_length\? `snugbert glue --help` lists"),
     ],
 )
 def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.csv").write_text("sentence,label\n")
     changes = {k: v.replace("{workshop}", str(workshop)) if isinstance(v, str) else v for k, v in changes.items()}
     if "model_name_or_path" in changes:
         changes["config_name"] = None
@@ -556,8 +525,3 @@ def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
             "glue", arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True)
         )
     assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
-
-
-def test_an_error_is_one_line(workshop, tmp_path, capsys):
-    assert snugbert_cli.main(["glue", *arguments(workshop, tmp_path / "out", task_name="imdb")]) == 2
-    assert capsys.readouterr().err.startswith("snugbert glue: error: --task_name: unknown value 'imdb'")

@@ -155,7 +155,7 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     before = len(steps)
     run_command("glue", command)  # everything is done but the table
     assert (output_dir / "results.md").read_text() in capsys.readouterr().out and len(steps) == before
-    with pytest.raises(InputError, match="out contains a run with different --learning_rate, --seeds"):
+    with pytest.raises(InputError, match=r"out has other settings\.\n.*\n(.*\n)*  --learning_rate "):
         run_command("glue", [*command, "--learning_rate", "1e-3", "--seeds", "2"])
     assert list_planned(command, monkeypatch) == [("cola", 0, None), ("mnli", 0, None), ("qqp", 0, None)]
     (output_dir / "plan.json").unlink()
@@ -167,11 +167,16 @@ def list_planned(command: list[str], monkeypatch) -> list[tuple]:
     """Returns task, number of runs and checkpoint of each task in a dry run that would replace a finished suite."""
     planned = []
 
-    def count(prepared, args, runs=(), spent=0.0):
-        planned.append((Path(args.output_dir).name, len(runs), args.resume_from_checkpoint))
+    def count(prepared, args, start):
+        planned.append((Path(args.output_dir).name, 0, args.resume_from_checkpoint))
+        return 0.0
+
+    def count_runs(prepared, first, number, seconds):
+        planned.append((Path(first.output_dir).parents[1].name, number, None))
         return 0.0
 
     monkeypatch.setattr(sweep, "run_dry_fine_tuning", count)
+    monkeypatch.setattr(sweep, "run_dry_sweep", count_runs)
     run_command("glue", [*command, "--learning_rate", "1e-4", "--overwrite_output_dir", "--dry_run"])
     return planned
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 import snugbert
 from snugbert.errors import RunStopped
-from snugbert.trainers.finetuning.fine_tune import fine_tune
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
+from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.sweep import run_sweep
 from snugbert.trainers.run import stopping
 from snugbert.trainers.run.stopping import DivergedError

@@ -10,8 +10,8 @@ from snugbert.errors import InputError
 from snugbert.tasks.classification import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
-from snugbert.trainers.finetuning.plan import PLAN, check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.prepare_task import collect_data_settings
+from snugbert.trainers.finetuning.run_records import prepare_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -35,7 +35,7 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
         file.write_text("mine")
     args = arguments(tmp_path, **settings, overwrite_output_dir=True)
     sweep.run_task(prepare_counting(tokenizer), args)
-    prepare_folders({}, args, [tmp_path, tmp_path / "cola"])  # as a suite does
+    prepare_folders("suite", {}, args, [tmp_path, tmp_path / "cola"], continues=False)  # as a suite does
     assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
     assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
 
@@ -65,23 +65,6 @@ def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokeni
     assert not (tmp_path / "run").exists()
 
 
-def test_only_settings_that_both_plans_have_are_compared(model_args, tmp_path):
-    """A plan of an earlier version may have fewer."""
-    args = arguments(tmp_path)
-    plan = make_plan(model_args, args, {})
-    (tmp_path / "results.json").touch()
-    before = {name: value for name, value in plan.items() if name != "--weight_decay"}
-    (tmp_path / PLAN).write_text(json.dumps(before))
-    assert check_plan(plan, args, [tmp_path])
-    for changes, flag in (
-        ({"weight_decay": 0.5, "learning_rate": 0.5}, "learning_rate"),
-        ({"max_steps": 9}, "max_steps"),
-    ):
-        changed = make_plan(model_args, arguments(tmp_path, **changes), {})
-        with pytest.raises(InputError, match=rf"contains a run with different --{flag}\. "):
-            check_plan(changed, args, [tmp_path])
-
-
 def test_results_contain_no_local_paths(tokenizer, tmp_path):
     checkpoint = tmp_path / "secret" / "pretrained"
     checkpoint.mkdir(parents=True)
@@ -96,7 +79,7 @@ def test_results_contain_no_local_paths(tokenizer, tmp_path):
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert json.loads((folder / "results.json").read_text())["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
-    with pytest.raises(InputError, match="contains a run with different --model_name_or_path"):
+    with pytest.raises(InputError, match="\n  --model_name_or_path "):
         sweep.run_task(
             dataclasses.replace(task, model_args=other),
             arguments(folder, **given, save_strategy="steps", save_steps=1),

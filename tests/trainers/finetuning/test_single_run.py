@@ -1,8 +1,9 @@
-"""One fine-tuning run: its files and summary, early stopping, class weights."""
+"""One fine-tuning run: its files and summary, early stopping, class weights, scores below the baseline."""
 
 import dataclasses
 import functools
 import json
+import math
 import os
 import shutil
 
@@ -18,12 +19,11 @@ from safetensors.torch import load_file
 import snugbert
 from snugbert.data.sources import DataSource
 from snugbert.errors import InputError
-from snugbert.tasks.base import Features
-from snugbert.trainers.finetuning.class_weights import class_weights
-from snugbert.trainers.finetuning.fine_tune import fine_tune, make_trainer
+from snugbert.tasks.base import Baseline, Features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.prepare_task import check_early
+from snugbert.trainers.finetuning.losses import class_weights
+from snugbert.trainers.finetuning.single_run import describe_shortfalls, fine_tune, make_trainer
 from snugbert.trainers.finetuning.sweep import run_task
 from snugbert.trainers.run.checkpoints import write_manifest
 
@@ -173,7 +173,7 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as kill:
-        kill.setattr("snugbert.trainers.finetuning.fine_tune.remove_checkpoints", stopped)
+        kill.setattr("snugbert.trainers.finetuning.single_run.remove_checkpoints", stopped)
         with pytest.raises(KeyboardInterrupt):
             run()
     assert (folder / "results.json").exists() and (folder / "checkpoint-2").exists()
@@ -190,7 +190,6 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     monkeypatch.setattr(FineTuningTrainer, "train", None)
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload["folder_path"]))
-    check_early(model_args, arguments(folder, resume_from_checkpoint="true"))
     assert run(resume_from_checkpoint="true") == json.loads(json.dumps(results)) and not uploads
     run(resume_from_checkpoint="true", push_to_hub=True)
     assert uploads == [str(folder)]
@@ -207,22 +206,15 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     other_train.train_features = relabeled(task.train_features)
     other_eval.evaluation_sets[0].features = Features(relabeled(task.evaluation_sets[0].features.inputs))
     for changed, settings, message in (
-        (
-            task,
-            {"weight_decay": 0.0, "max_grad_norm": 2},
-            "--weight_decay 0.01 0.0 --max_grad_norm 1.0 2",
-        ),
-        (task, {"class_weights": "few=2"}, '--class_weights - "few=2"'),
-        (task, {"num_train_epochs": 2}, "--num_train_epochs 1 2"),
-        (other_train, {}, "data the training data "),
-        (other_eval, {}, "data the validation data "),
+        (task, {"weight_decay": 0.0, "max_grad_norm": 2}, "--max_grad_norm"),
+        (task, {"num_train_epochs": 2}, "--num_train_epochs"),
+        (other_train, {}, "the training data"),
+        (other_eval, {}, "the validation data"),
     ):
         with pytest.raises(InputError) as error:
             settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
             fine_tune(changed, arguments(folder, **settings))
-        assert str(error.value).startswith(f"--resume_from_checkpoint: {folder} has other settings.")
-        assert message in " ".join(str(error.value).split())
-        assert str(error.value).endswith("is finished and has no checkpoints.")
+        assert message in str(error.value)
     with pytest.raises(InputError, match="already contains a run"):
         run()
 
@@ -290,22 +282,21 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
     task = prepare_counting(tokenizer)
     fine_tune(task, arguments(folder, **settings))
     for changes, message in (
-        ({"learning_rate": 5e-4}, "--learning_rate 0.001 0.0005"),
-        ({"class_weights": "few=2"}, '--class_weights - "few=2"'),
-        ({"reinit_layers": 1}, "--reinit_layers 0 1"),
-        ({"freeze_layers": 1, "data_seed": 1}, "--freeze_layers 0 1 --data_seed - 1"),
-        ({"metric_for_best_model": "loss"}, '--metric_for_best_model "accuracy" "loss" --greater'),
-        ({"eval_strategy": "steps", "save_strategy": "steps"}, '--eval_strategy "epoch" "steps"'),
-        ({"per_device_train_batch_size": 16}, "batch 32 16"),
+        ({"learning_rate": 5e-4}, "--learning_rate"),
+        ({"class_weights": "few=2"}, "--class_weights"),
+        ({"reinit_layers": 1}, "--reinit_layers"),
+        ({"freeze_layers": 1, "data_seed": 1}, "--data_seed"),
+        ({"metric_for_best_model": "loss"}, "--metric_for_best_model"),
+        ({"eval_strategy": "steps", "save_strategy": "steps"}, "--eval_strategy"),
+        ({"per_device_train_batch_size": 16}, "batch"),
     ):
         with pytest.raises(InputError) as error:
             fine_tune(task, arguments(folder, **settings | resume | changes))
-        assert str(error.value).startswith(f"--resume_from_checkpoint: {folder}/checkpoint-4 has other settings.")
-        assert message in " ".join(str(error.value).split())
-    with pytest.raises(InputError, match="data the training data "):
+        assert message in str(error.value)
+    with pytest.raises(InputError, match="the training data"):
         fine_tune(prepare_counting(tokenizer, 50), arguments(folder, **settings | resume))
     other = FineTunedModelArguments(model_name_or_path="other")
-    with pytest.raises(InputError, match=r'--model_name_or_path +"random weights" +"other"'):
+    with pytest.raises(InputError, match="--model_name_or_path"):
         fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
     with pytest.raises(InputError, match=r"^--num_train_epochs: .* has taken 4 steps, more than the 2 steps of this"):
         fine_tune(task, arguments(folder, **settings | resume | {"num_train_epochs": 1}))
@@ -315,3 +306,66 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
     change = "after step 4: 6 steps instead of 4, next learning rate 0.0004 instead of 0"
     assert json.loads((folder / "results.json").read_text())["settings"]["changed_on_resume"] == change
     assert f"| changed on resume | {change} |" in (folder / "README.md").read_text()
+
+
+# --- scores below the baseline --------------------------------------------------------------------------------------
+
+ADVICE = (
+    "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
+    "more examples, or a larger pretrained checkpoint."
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "score", "baseline", "told"),
+    [
+        ("accuracy", 0.26, 0.25, None),
+        ("accuracy", 0.25, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
+        ("accuracy", 0.2, 0.25, "Validation: accuracy 20.00 is below the baseline, 25.00 (always 'few')."),
+        ("accuracy", 0.24999, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
+        ("accuracy", 0.9, 1.0, "Validation: accuracy 90.00 is below the baseline, 100.00 (always 'few')."),
+        ("f1", 0.0, 0.0, "Validation: f1 0.00 equals the baseline (always 'few')."),
+        ("mse", 2.0, 2.5, None),
+        ("mse", 3.0, 2.5, "Validation: mse 3.0000 is above the baseline, 2.5000 (always 'few')."),
+        ("pearson", 0.1, math.nan, None),
+        ("pearson", -0.1, math.nan, "Validation: pearson -10.00 is below the baseline, 0.00 (the correlation of"),
+        ("pearson", math.nan, math.nan, "Validation: pearson is undefined, because all predictions or"),
+        ("matthews_correlation", 0.0, 0.0, "Validation: matthews correlation 0.00 equals"),
+    ],
+)  # fmt: skip
+def test_shortfalls(metric, score, baseline, told, tmp_path):
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.main_metric = metric
+    task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: baseline})
+    task.evaluation_sets.append(counting_set(task.task, "test", labeled=False))
+    metrics = {"eval": {metric: score}, "predict": {}}
+    sentences = describe_shortfalls(task, metrics, arguments(tmp_path), trained=True)
+    if told is None:
+        assert sentences == []
+    else:
+        assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
+    (check,) = describe_shortfalls(task, metrics, arguments(tmp_path), trained=False)[1:] or [None]
+    assert check is None or check.startswith("Check that the checkpoint was fine-tuned for this task")
+
+
+@pytest.mark.parametrize(("metric", "perfect"), [("accuracy", 1.0), ("mse", 0.0)])
+def test_a_baseline_that_cannot_be_beaten(metric, perfect, tmp_path):
+    """Longer training would not help."""
+    task = prepare_counting(make_tokenizer(), 3)
+    task.task.main_metric = metric
+    task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: perfect})
+    shown = "100.00" if perfect else "0.0000"
+    assert describe_shortfalls(task, {"eval": {metric: perfect}}, arguments(tmp_path), trained=True) == [
+        f"Validation: {metric} {shown} equals the baseline (always 'few'). All examples have the same answer.",
+        "To compare models, evaluate on examples with different answers.",
+    ]
+
+
+def test_a_run_reports_its_shortfall(model_args, tmp_path):
+    task = prepare_counting(make_tokenizer())
+    task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
+    settings = {"max_steps": 1, "save_strategy": "no"}
+    results = fine_tune(task, arguments(tmp_path / "run", **settings))
+    written = (tmp_path / "run/results.md").read_text()
+    assert "is below the baseline, 100.00 (always right). Try longer training (--max_steps 3)" in written
+    assert written.count("Try ") == 1 and len(results["shortfalls"]) == 2

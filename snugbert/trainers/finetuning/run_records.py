@@ -1,0 +1,249 @@
+"""What runs and sweeps record: settings, results, and what must not change when a command continues.
+
+`plan.json`, in the output folder of a sweep or suite, lists everything that must be the same when the command is
+repeated. The runs of a sweep are in the folder `runs`.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset
+
+from snugbert.card_snugbert import find_base_model
+from snugbert.continuation import check_continuation, make_record
+from snugbert.errors import InputError
+from snugbert.files import read_json, write_atomically
+from snugbert.reports.cards import package_versions
+from snugbert.reports.results import RunResults
+from snugbert.reports.score_plots import remove_plots
+from snugbert.storage.inputs import work_folder
+from snugbert.trainers.finetuning.finetuning_arguments import (
+    COMPARED_SETTINGS,
+    FineTunedModelArguments,
+    FineTuningArguments,
+)
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, describe_initial_weights, list_student_settings
+from snugbert.trainers.run.folder import list_run_files, remove_run
+from snugbert.trainers.run.processes import wait_for_all
+from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
+
+# The training settings in results.json and in the model card.
+SETTINGS = (
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "weight_decay",
+    "reinit_layers",
+    "layerwise_lr_decay",
+    "freeze_embeddings",
+    "freeze_layers",
+    "unfreeze_after_steps",
+    "class_weights",
+    "early_stopping_patience",
+    "label_smoothing_factor",
+    "optim",
+    "precision",
+    "seed",
+)
+# All settings that affect the outcome. They must not change when a sweep continues.
+OUTCOME_SETTINGS = (
+    *SETTINGS,
+    *TRAINING_SETTINGS,
+    *BEST_MODEL_SETTINGS,
+    *COMPARED_SETTINGS,
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "sweep",
+    "pad_to_max_length",
+)
+PLAN = "plan.json"  # in the output folder
+BUDGET = ("--seeds", "runs", "winner_seeds")  # in a plan. These values may grow
+NOT_COMPARED = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
+RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
+
+
+def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
+    """Returns the settings `names` and the number of processes, as JSON values."""
+    values = {name: getattr(args, name) for name in names}
+    values = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    del values["num_train_epochs" if args.max_steps > 0 else "max_steps"]  # max_steps overrides the epochs
+    return {**values, "processes": args.world_size}
+
+
+def collect_results(
+    prepared: PreparedTask,
+    args: FineTuningArguments,
+    training: dict[str, float],
+    metrics: dict[str, dict[str, float]],
+    changes: Sequence[str] = (),
+) -> RunResults:
+    """Returns the content of `results.json`. `training` is empty without training, `changes` are those on resume."""
+    config_name = prepared.model_args.config_name
+    baselines = {s.name: s.baseline for s in prepared.evaluation_sets if s.baseline is not None}
+    return {
+        "task": prepared.task.name,
+        "model": find_base_model(prepared.model_args.model_name_or_path)[1],
+        "config": find_base_model(config_name)[1] if config_name else None,
+        "metrics": metrics,
+        "perfect_score": prepared.task.perfect_score,
+        "baselines": {name: {"answer": answer, **scores} for name, (answer, scores) in baselines.items()},
+        "examples": {s.name: s.num_examples for s in prepared.evaluation_sets},
+        "data": {name: [source._asdict() for source in sources] for name, sources in prepared.data.items()},
+        "copies": prepared.copies.sentences,
+        "training": training,
+        "settings": {
+            **list_student_settings(prepared.model_args),
+            **prepared.settings,
+            **(collect_settings(args) if training else {}),
+            **({"changed_on_resume": "; ".join(changes)} if changes else {}),
+        },
+        "versions": package_versions(),
+    }
+
+
+def compared_settings(prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
+    """Returns further settings that must not change on resume."""
+    data = {"the training data": prepared.train_features}
+    if args.load_best_model_at_end and prepared.validation_set is not None:
+        data["the validation data"] = prepared.validation_set.features.inputs
+    return {
+        **describe_initial_weights(prepared.model_args),
+        "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        "data": {
+            **{name: digest_features(features) for name, features in data.items() if features is not None},
+            **({} if prepared.soft_targets is None else {"the teacher": prepared.soft_targets.teacher}),
+        },
+    }
+
+
+def digest_features(dataset: Dataset) -> str:
+    """Returns a digest of the numeric columns, which changes if an example changes."""
+    table = dataset.with_format("arrow")[:]
+    digest = hashlib.sha256()
+    for name in sorted(table.column_names):
+        column = table[name].combine_chunks()
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            digest.update(pc.list_value_length(column).to_numpy(zero_copy_only=False).tobytes())
+            column = pc.list_flatten(column)
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            digest.update(name.encode() + column.to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()[:16]
+
+
+# --- the plan of a sweep or suite -----------------------------------------------------------------------------------
+
+
+def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that must not change when a command continues the runs in a folder."""
+    given = asdict(model_args) | data | collect_settings(args, OUTCOME_SETTINGS)
+    # A single run is not a sweep over one seed: its model is in the output folder.
+    given |= {"seeds": args.seeds, "sweeps": args.sweeps}
+    plan = {f"--{name}": _hide_folder(value) for name, value in given.items() if name not in NOT_COMPARED}
+    if args.search is not None:
+        plan |= {"runs": args.search.runs, "winner_seeds": args.search.winner_seeds}
+        plan |= {} if args.sweep is None else {"--sweep": args.search.content}
+    return plan
+
+
+def digest_examples(prepared: PreparedTask) -> dict[str, str]:
+    """Returns a digest of the features of each set, for the plan."""
+    sets = {"train": prepared.train_features, **{s.name: s.features.inputs for s in prepared.evaluation_sets}}
+    digests = {
+        f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None
+    }
+    if prepared.soft_targets is not None:
+        digests["teacher weights"] = prepared.soft_targets.teacher
+    return digests
+
+
+def check_plan(kind: str, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
+    """Returns whether the command continues the runs in the output folder. Changes no files.
+
+    More seeds and runs than before are allowed. Fewer are refused, because the best weights may come from a run that
+    would be left out.
+
+    Args:
+        kind: "sweep" or "suite".
+        plan: from [`make_plan`].
+        args: the arguments of the command.
+        folders: the folders that may contain runs: the output folder and, in a suite, one folder per task.
+    """
+    output_dir = Path(str(args.output_dir))
+    file = output_dir / PLAN
+    # A folder with only a plan comes from a command that failed before its first run.
+    begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
+    if not begun or args.overwrite_output_dir:
+        return False
+    remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
+    if not file.exists():
+        raise InputError(f"--output_dir: {output_dir} already contains a run. {remedy}")
+    record = read_json(file)
+    before = record.get("settings", {}) if isinstance(record, dict) else {}
+    grown = {name: before[name] for name in BUDGET if name in before and _may_grow(before[name], plan.get(name, 1))}
+    check_continuation(record, kind, plan | grown, f"--output_dir: the run in {output_dir}", remedy)
+    return True
+
+
+def _may_grow(before: Any, now: Any) -> bool:
+    """Whether a budget has not become smaller. None: unlimited."""
+    return now is None or (type(before) is int and before <= now)
+
+
+def prepare_folders(
+    kind: str, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path], continues: bool
+) -> None:
+    """Removes earlier runs unless the command continues them, and writes the plan. Every process must call this.
+
+    Only files that runs write are removed. For the arguments, see [`check_plan`], which returns `continues`.
+    """
+    wait_for_all()  # every process checks before the main process changes the folder
+    if args.should_save:
+        if not continues:
+            for folder in folders:
+                _remove_runs(folder)
+        output_dir = Path(str(args.output_dir))
+        output_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(output_dir / PLAN, json.dumps(make_record(kind, plan), indent=1))
+    wait_for_all()
+
+
+def list_run_folders(output_dir: Path) -> list[Path]:
+    """Returns the folders of a sweep's runs in `output_dir`."""
+    return [path for path in (output_dir / "runs").glob("*") if RUN_FOLDER.fullmatch(path.name)]
+
+
+def _remove_runs(output_dir: Path) -> None:
+    remove_run(output_dir)
+    remove_plots(output_dir)
+    for folder in list_run_folders(output_dir):
+        if folder.is_symlink():
+            folder.unlink()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _hide_folder(value: Any) -> Any:
+    """Cuts an absolute path to its last part and a digest, because a plan may be published.
+
+    Local copies of a file in a store have the same digest on all machines, even in different folders.
+    """
+    if not isinstance(value, str) or not os.path.isabs(value):
+        return value
+    if Path(value).is_relative_to(work_folder()):
+        value = str(Path(value).relative_to(work_folder()))
+    return f"{Path(value).name} ({hashlib.sha256(value.encode()).hexdigest()[:8]})"
