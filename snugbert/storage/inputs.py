@@ -50,9 +50,6 @@ def stage(url: str, flag: str) -> list[Path]:
 
     Returns:
         The local files, with their names, or the local folder.
-
-    Raises:
-        InputError: the URL does not exist, or changed while it was copied, or the store cannot be read.
     """
     if files := find_entries(url):
         return [_copy(each, {"": entry}) for each, entry in files.items()]

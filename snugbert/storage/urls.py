@@ -102,12 +102,7 @@ def join(url: str, *names: str) -> str:
 
 
 def ask(url: str, do: Callable[[Any, str], T]) -> T:
-    """Calls `do` with the file system and the path of a URL. The library of the file system retries.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        InputError: any other error of the store.
-    """
+    """Calls `do` with the file system and the path of a URL. The library of the file system retries."""
     shown = hide_credentials(url)
     try:
         options = {protocol: _read_options(protocol) for protocol in PROTOCOL.findall(url)}

@@ -62,12 +62,7 @@ def corpus_schema(dtype: DTypeLike, record: Mapping[str, Any]) -> pa.Schema:
 
 
 def parse_record(schema: pa.Schema) -> dict[str, Any]:
-    """Reads the record of a part.
-
-    Raises:
-        pyarrow.ArrowInvalid: the schema has no record, or columns of other types.
-        InputError: the part has another format.
-    """
+    """Reads the record of a part."""
     try:
         record = json.loads(schema.metadata[b"snugbert"])
         settings = record["settings"]

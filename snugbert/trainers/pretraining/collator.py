@@ -124,9 +124,6 @@ class SnugBertDataCollatorForPretraining:
             `input_ids`, `position_ids`, `labels` (1, T), `cu_seq_lens_q` (N + 1,), `max_length_q` and `label_indices`
             (M,), see [`pack`]; `token_type_ids` (1, T) and `next_sentence_label` (N,) if the examples have them;
             `replacement_keys` (M,) if they are requested. With `pad_to_multiple_of`, the row is filled.
-
-        Raises:
-            InputError: words are needed, and the examples have no `continues_word`.
         """
         generators = [self._make_generator(example) for example in examples]
         masked = [self._mask(example, rng) for example, rng in zip(examples, generators, strict=True)]

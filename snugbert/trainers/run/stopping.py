@@ -200,9 +200,6 @@ def raise_if_interrupted(trainer: Any) -> None:
 
     All processes end together, because a launcher kills the remaining processes soon after one process ends. The first
     process may still upload its checkpoint.
-
-    Raises:
-        RunStopped: a signal ended the training.
     """
     if trainer.interrupted:
         resumes = str(trainer.args.resume_from_checkpoint).lower() == "true"
