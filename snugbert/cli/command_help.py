@@ -54,17 +54,10 @@ def format_help(
     advanced: set[str],
     everything: bool,
 ) -> str:
-    """Formats the help of a command.
+    """Formats the help of a command, in which each argument appears once, by its first name.
 
-    Args:
-        usage: the first line, after `usage: `.
-        description: one sentence.
-        example: a command line to copy.
-        actions: the arguments. Each appears once, by its first name.
-        dataclass_types: where the arguments come from. `help_group` of a dataclass is the title of its group. The
-            default is "training" for `TrainingArguments` and "data" for other classes.
-        advanced: names of the arguments that only `--help-all` lists.
-        everything: whether to list all arguments. Long texts then take several lines.
+    `help_group` of a dataclass is the title of its group. The default is "training" for `TrainingArguments` and "data"
+    for other classes. Without `everything`, `advanced` arguments are left out, and long texts are cut to a line.
     """
     groups = {field.name: _get_group(dtype) for dtype in dataclass_types for field in fields(dtype)}  # type: ignore[arg-type]
     stock_help = {field.name: field.metadata.get("help") for field in fields(TrainingArguments)}

@@ -158,17 +158,12 @@ class DeviceArguments(TrainingArguments):
 
 
 def choose_precision(bf16: bool | None, fp16: bool, tf32: bool | None, uses_cuda: bool) -> tuple[bool, bool]:
-    """Chooses the precision that the user did not give.
+    """Returns `bf16` and `tf32`, chosen where the user gave None. Called with its result, it returns them unchanged.
 
     - `bf16`: true on GPUs that compute in bfloat16 (Ampere and newer), unless the user gives `fp16` or `tf32`.
     - `tf32`: true on GPUs with TF32 (Ampere and newer), with `fp16`. `bf16=False` alone means float32, without TF32.
 
-    Args:
-        bf16, fp16, tf32: the user's arguments. None: not given.
-        uses_cuda: whether the run uses a CUDA GPU. Elsewhere, nothing is chosen.
-
-    Returns:
-        `bf16` and `tf32`. Called with these values, the function returns them unchanged.
+    Without a CUDA GPU, nothing is chosen.
     """
     if uses_cuda and tf32 is None:
         if bf16 is None:

@@ -38,12 +38,7 @@ EXTRA_MODULES = (
 
 
 def run_command(name: str, arguments: list[str]) -> None:
-    """Reads the arguments of a command, and runs it. Errors keep their tracebacks.
-
-    Args:
-        name: a key of `COMMANDS`.
-        arguments: the arguments after the name of the command.
-    """
+    """Reads the arguments of a command, one of `COMMANDS`, and runs it. Errors keep their tracebacks."""
     command = COMMANDS[name]
     program = f"snugbert {name}"
     types = [_import(dataclass_name) for dataclass_name in command.arguments]

@@ -45,12 +45,8 @@ TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
 
-    Args:
-        dataclass_types: their fields are the arguments. The metadata of a field may contain `"advanced": True`: only
-            `--help-all` lists the argument. `"positional": True`: the value is given without a flag.
-        prog: the command as typed, such as `snugbert glue`.
-        description: one sentence about the command.
-        example: a command line to copy.
+    The metadata of a field may contain `"advanced": True`: only `--help-all` lists the argument. `"positional": True`:
+    the value is given without a flag.
     """
 
     def __init__(self, dataclass_types: Sequence[Any], *, prog: str, description: str, example: str = ""):
@@ -129,11 +125,7 @@ def parse_arguments(
     """Reads `argv`, and the YAML file that `--config` names, into one instance of each dataclass.
 
     The constructors only get the arguments that were given, and local paths instead of URLs, see [`_replace_urls`].
-
-    Args:
-        argv: the arguments after the name of the command.
-        prog, description, example: see [`ArgumentParser`].
-        opens: names of the arguments whose URLs the command opens itself.
+    The command itself opens the URLs of the arguments in `opens`.
     """
     parser = ArgumentParser(dataclass_types, prog=prog, description=description, example=example)
     argv = _replace_opposites([_renamed(argument) for argument in argv], parser)

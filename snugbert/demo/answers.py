@@ -136,11 +136,7 @@ def predict(checkpoint: LoadedCheckpoint, *texts: str) -> dict[str, Any]:
 
 
 def classify(checkpoint: LoadedCheckpoint, text: str, second: str) -> dict[str, float] | str:
-    """Classifies a text or a pair.
-
-    Returns:
-        Labels with their probabilities. For regression, the predicted values as text.
-    """
+    """Classifies a text or a pair: labels with their probabilities. For regression, the predicted values as text."""
     prediction = predict(checkpoint, *((text, second) if second.strip() else (text,)))
     if "probabilities" in prediction:
         return prediction["probabilities"]
@@ -183,8 +179,7 @@ def answer(
 ) -> tuple[Marked, dict[str, float]]:
     """Answers a question from a text of any length.
 
-    Returns:
-        The text with the best answer marked, and the most likely answers with their scores.
+    Returns the text with the best answer marked, and the most likely answers with their scores.
     """
     try:
         answers = answerer(question, context, top_k=MOST_ANSWERS, handle_impossible_answer=may_be_none)

@@ -276,15 +276,10 @@ def add_form(
     examples: Sequence[list[Any]] = (),
     language: str = DEFAULT,
 ) -> None:
-    """Places inputs, a button and outputs. The button, Enter or an example runs `function`.
+    """Places inputs, a button and outputs. The button, Enter or an example runs `function`, one of `answers.py`.
 
-    Args:
-        function: a function of `answers.py`.
-        model: its first argument, with a model and a tokenizer.
-        title: the button.
-        inputs, outputs: components for its other arguments and its results.
-        examples: example inputs. Only text columns with different values are displayed.
-        language: language of the examples. A model for a different language gets no examples.
+    The first argument of `function` is the `model`. Of the `examples`, only text columns with different values are
+    displayed. A model for a different `language` gets no examples.
     """
     for component in inputs:
         component.render()

@@ -146,10 +146,9 @@ def score_examples(
     num_examples: int,
     batch_size: int,
 ) -> dict[str, float]:
-    """Masks and scores the first examples of a dataset. Models that take no attention mask get one example at a time.
+    """Masks and scores the first examples of a dataset.
 
-    Returns:
-        `mlm_loss` and `mlm_accuracy`, and with sentence pairs `nsp_loss` and `nsp_accuracy`.
+    Models that take no attention mask get one example at a time.
     """
     collate = SnugBertDataCollatorForPretraining(tokenizer)
     takes_mask = "attention_mask" in signature(model.forward).parameters

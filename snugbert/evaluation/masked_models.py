@@ -46,14 +46,9 @@ def load_masked_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model with its masked token head, in float32 and in evaluation mode, on the accelerator if there is one.
 
-    Checkpoints of the BERT family are loaded as SnugBERT, which computes the same outputs in less time.
-
-    Without `model_name_or_path`, the weights are random.
-
-    Args:
-        sentence_pairs: whether to load the head for sentence pairs as well, as in `BertForPreTraining`, if the
-            checkpoint has one.
-        required: names of the special tokens that the tokenizer must have.
+    Checkpoints of the BERT family are loaded as SnugBERT, which computes the same outputs in less time. With
+    `sentence_pairs`, it also gets the head for pairs, if the checkpoint has one, as in `BertForPreTraining`. Without
+    `model_name_or_path`, the weights are random. `required` are special tokens that the tokenizer must have.
     """
     tokenizer = load_tokenizer(args, required)
     if not tokenizer.is_fast:
@@ -144,14 +139,9 @@ def evaluating(model: PreTrainedModel) -> Iterator[None]:
 
 @torch.inference_mode()
 def predict_tokens(model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Predicts one token of each sequence. The vocabulary projection skips all other tokens.
+    """Returns the logits (B, V) of one token of each sequence. The vocabulary projection skips all other tokens.
 
-    Args:
-        input_ids: sequences without padding. *Shape:* (B, L)
-        positions: the tokens to predict. *Shape:* (B,)
-
-    Returns:
-        Logits. *Shape:* (B, V)
+    The sequences `input_ids` (B, L) have no padding. `positions` (B,) are the tokens to predict.
     """
     if isinstance(model, SnugBertForMaskedLM | SnugBertForPreTraining):
         labels = torch.full_like(input_ids, IGNORE_INDEX).scatter_(1, positions[:, None], 0)  # any label will do

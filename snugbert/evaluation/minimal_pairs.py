@@ -163,9 +163,7 @@ def score_pairs(
 def summarize(pairs: Sequence[MinimalPair], correct: np.ndarray) -> dict[str, Any]:
     """Computes accuracies, see [`score_pairs`].
 
-    Args:
-        pairs: P pairs.
-        correct: whether the model prefers the acceptable sentence. *Shape:* (P, variants)
+    `correct` is whether the model prefers the acceptable sentence. *Shape:* (pairs, variants)
     """
     rows: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs):

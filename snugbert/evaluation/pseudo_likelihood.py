@@ -52,13 +52,10 @@ def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -
 def score_sentences(
     model: PreTrainedModel, sentences: Sequence[EncodedSentence], mask_token_id: int
 ) -> dict[str, np.ndarray]:
-    """Computes pseudo-log-likelihoods in nats.
+    """Returns the pseudo-log-likelihoods (nats, float64) of all sentences for each variant.
 
     Sentences of the same length run together, so there is no padding. Equal inputs run once: a repeated sentence, two
     sentences that differ only in the masked token, and both variants for words of one token.
-
-    Returns:
-        Variant -> the score of each sentence, in float64.
     """
     distinct = sorted(dict.fromkeys(sentences), key=lambda sentence: len(sentence.ids))
     scores: dict[EncodedSentence, np.ndarray] = {}
@@ -115,13 +112,9 @@ def _predict_targets(
     rows: torch.Tensor,
     targets: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes the log-probabilities of tokens at the scored positions. *Shape:* (K,)
+    """Computes the log-probabilities (K,) of tokens at the scored position of each masked sequence.
 
-    Args:
-        input_ids: masked sequences. *Shape:* (B, L)
-        positions: the scored position of each sequence. *Shape:* (B,)
-        rows: the sequence of each target. *Shape:* (K,)
-        targets: token ids. *Shape:* (K,)
+    `rows` (K,) is the sequence of each of the `targets` (K,).
     """
     found = torch.empty(len(rows))
     tokens = TOKENS_PER_BATCH if model.device.type == "cpu" else TOKENS_ON_GPU

@@ -329,13 +329,8 @@ def make_score(
 ) -> Score:
     """Returns a function that scores a model, run by any engine, as the fine-tuning commands do.
 
-    Args:
-        checkpoint: the original model. Its head has a task. Encoders are scored as embedding models: by the
-            rank correlation of cosine similarities with the scores of pairs, as on STS-B.
-        labeled: examples of the task; for encoders, rows with sentence1, sentence2 and score.
-        names: the inputs of the model.
-        embed: returns the embeddings of texts, *shape* (N, size). Only for encoders.
-        data: more data arguments of the task, such as `task_name`.
+    Encoders are scored as embedding models: by the rank correlation of cosine similarities with the scores of pairs,
+    as on STS-B. Their examples have sentence1, sentence2 and score. `embed` returns the embeddings of texts (N, size).
     """
     data = {name: value for name, value in data.items() if value}
     task_class = find_task(checkpoint.head) if embed is None else None

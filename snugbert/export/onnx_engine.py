@@ -31,17 +31,10 @@ def describe() -> str:
 def write(
     model: PreTrainedModel, input_names: list[str], folder: Path, dtype: Dtype, calibration: list[Batch]
 ) -> None:
-    """Writes the model.
+    """Writes a SnugBERT model in float32, in evaluation mode, with eager attention.
 
     In float16, inputs and outputs keep their types. In int8, weights have one scale per column. Activations are
     quantized at run time, or with `calibration` by ranges that are measured once.
-
-    Args:
-        model: the SnugBERT model in float32, in evaluation mode, with eager attention.
-        input_names: the inputs of the model, see `Batch`.
-        folder: the folder of the exported model.
-        dtype: dtype of the weights.
-        calibration: batches to measure ranges on, for int8. Empty: no calibration.
     """
     file = folder / FOLDER / FILE
     file.parent.mkdir()
@@ -88,12 +81,7 @@ class _Batches(CalibrationDataReader):
 
 
 def load(folder: Path, threads: int | None = None) -> Run:
-    """Opens an exported model.
-
-    Args:
-        folder: the folder of the exported model.
-        threads: number of threads. None: the engine chooses.
-    """
+    """Opens an exported model. Without `threads`, the engine chooses their number."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3  # no warnings about initializers that no node uses

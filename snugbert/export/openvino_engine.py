@@ -54,10 +54,7 @@ def _quantize(network: openvino.Model, calibration: list[Batch]) -> openvino.Mod
 def load(folder: Path, threads: int | None = None, precision: str | None = "f32") -> Run:
     """Opens an exported model.
 
-    Args:
-        folder, threads: as in onnx_engine.py.
-        precision: precision of the computation. None: the engine chooses bfloat16 on CPUs that support it.
-            Outputs then differ by 3e-2.
+    Without `precision`, the engine computes in bfloat16 on CPUs that support it. Outputs then differ by 3e-2.
     """
     options = {"PERFORMANCE_HINT": "LATENCY"}
     if precision is not None:

@@ -41,13 +41,7 @@ def compile_model(
     The parts are the layers, and on a GPU also the embeddings and the masked token head with its loss. On a CPU,
     embeddings and head have their own kernels. On a GPU, layers of BERT base are compiled again for batches from 6,827
     tokens on, because inductor then fuses LayerNorm's backward pass. Parts that are not SnugBERT's stay as they are.
-
-    Args:
-        backend, mode: as in `torch.compile`, but no mode uses torch's CUDA graphs, see `MODES_WITHOUT_CUDA_GRAPHS`.
-        device: the device that will run the model. None: the device of its weights.
-
-    Returns:
-        Names of the compiled parts.
+    No `mode` uses torch's CUDA graphs, see `MODES_WITHOUT_CUDA_GRAPHS`. Returns the names of the compiled parts.
     """
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     # Under DDP, torch would split the graphs, so that gradients are sent early. A graph of one layer is small enough.
@@ -98,10 +92,8 @@ def compile_as_requested(model: Any, args: TrainingArguments) -> None:
 class Compilation(TrainerCallback):
     """Compiles the model when training starts, if `torch_compile` is set, or by default if the run is long enough.
 
-    By default, a run compiles only on a CUDA GPU, and only if the compiler works. The log names the compiled parts.
-
-    Args:
-        passes_to_repay: a run with at least this many forward and backward passes compiles by default.
+    By default, a run compiles only on a CUDA GPU, only if the compiler works, and only if the run has at least
+    `passes_to_repay` forward and backward passes. The log names the compiled parts.
     """
 
     def __init__(self, passes_to_repay: int):
@@ -164,8 +156,7 @@ class RunGraphs:
     def train(self, step: Callable[..., torch.Tensor], model: Any, inputs: dict[str, Any], num_items: Any) -> Any:
         """Runs `step`, a `Trainer.training_step`, in a graph if the size of the batch has occurred before.
 
-        Returns:
-            The loss. *Shape:* ()
+        Returns the loss. *Shape:* ()
         """
         trainer = self.trainer
         model.train()  # a replayed graph does not set the model or the optimizer to training mode

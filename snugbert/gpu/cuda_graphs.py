@@ -64,11 +64,7 @@ class CudaGraphs:
 
     The function always runs eagerly on other devices, if the model has hooks, if the function waits for the GPU (as
     with padded batches), if batches have too many sizes, or if the GPU has too little free memory. `reason` and a log
-    line say why.
-
-    Args:
-        function: takes a batch and may call `backward`. The batch is a dictionary of tensors and Python numbers.
-        model: the model that the function runs.
+    line say why. It may call `backward`. A batch is a dictionary of tensors and Python numbers.
     """
 
     def __init__(self, function: Callable[[dict[str, Any]], Any], model: nn.Module):
@@ -274,10 +270,8 @@ def record(function: Callable[[], Any], memory: Any) -> tuple[Callable[[], None]
     """Records the kernels of a function, which has run on the side stream before, without running them.
 
     `memory` belongs to earlier graphs, and the new graph may overwrite it. `torch.OutOfMemoryError`: there is no
-    memory for the graph, or for batches that run eagerly in addition.
-
-    Returns:
-        A function that starts the graph, its memory, and the result of `function`.
+    memory for the graph, or for batches that run eagerly in addition. Returns a function that starts the graph, its
+    memory, and the result of `function`.
     """
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), get_side_stream(torch.cuda.current_device())

@@ -126,11 +126,8 @@ class FillRows:
 def choose_pretraining_multiple(batch_size: float, dataset: Any) -> int:
     """Chooses `pad_to_multiple_of` of pretraining with rows of `batch_size` examples.
 
-    The longest row is about a multiple of the result. Many rows are nearly full, so they need little padding.
-
-    Args:
-        dataset: a [`PretrainingDataset`], or another dataset with `max_seq_length` whose examples are in random order.
-            The first examples are a sample.
+    The longest row is about a multiple of the result. Many rows are nearly full, so they need little padding. Examples
+    are in random order, so the first ones are a sample.
     """
     lengths = [len(dataset[row]["input_ids"]) for row in range(min(len(dataset), SAMPLE))]
     longest = batch_size * dataset.max_seq_length
@@ -146,11 +143,8 @@ def choose_fine_tuning_multiple(batch_size: int, lengths: np.ndarray) -> int:
 def choose_prediction_multiple(model: PreTrainedModel, max_tokens: int, batches: int) -> int | None:
     """Chooses `pad_to_multiple_of` of a prediction call of some `batches`, the largest of `max_tokens`.
 
-    Batches have up to 8 sizes (`PREDICTION_SIZES`).
-
-    Returns:
-        None if rows should not be filled: the call has fewer than 3 batches (`PREDICTION_BATCHES`), the model is not
-        SnugBERT's or not on a CUDA GPU, or its attention pads sequences.
+    Batches have up to 8 sizes (`PREDICTION_SIZES`). Rows are not filled (None) if the call has fewer than 3 batches
+    (`PREDICTION_BATCHES`), the model is not SnugBERT's or not on a CUDA GPU, or its attention pads sequences.
     """
     if batches < PREDICTION_BATCHES or model.device.type != "cuda" or type(model) not in OWN_MODELS:
         return None

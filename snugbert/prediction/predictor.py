@@ -348,12 +348,7 @@ def choose_columns(
 ) -> Sequence[str]:
     """Returns the given columns, the columns the model was trained on, or the first default columns that exist.
 
-    Args:
-        given: the columns that the user named. None: choose them.
-        source: the name of the input, for messages.
-        first_rows: the rows to inspect. Without rows, the columns are not checked.
-        trained_columns: empty if the model stores no columns.
-        argument: the argument that names columns, for messages.
+    Without `first_rows`, the columns are not checked. `source` and `argument` name the input and its flag in messages.
     """
     numbers: Sequence[int] = sorted({len(names) for names in reader.default_columns})
     present = list(dict.fromkeys(name for values in first_rows for name in values))

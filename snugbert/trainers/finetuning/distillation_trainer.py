@@ -211,16 +211,8 @@ def compute_items(
 ) -> np.ndarray:
     """Returns the teacher's logits of all items of the training examples, computed or from the cache.
 
-    Every process must call this. The first process reads and writes the cache.
-
-    Args:
-        trainer: a trainer with the teacher.
-        features: the examples, with labels.
-        teacher: the digest of the teacher.
-        cache_dir: the folder of the cache. Default: `HF_HOME`.
-
-    Returns:
-        *Shape:* (items, C), see [`SoftTargets`]
+    Every process must call this. The first process reads and writes the cache. `teacher` is the digest of the teacher.
+    *Shape:* (items, C), see [`SoftTargets`]
     """
     assert features is not None
     labels = [name for name in features.column_names if name in trainer.output.label_columns]

@@ -20,12 +20,7 @@ DISTILLATION_FLAGS = ("distillation_temperature", "distillation_weight")
 def run_fine_tuning(
     model_args: FineTunedModelArguments, data_args: DataArguments, args: FineTuningArguments, head: str
 ) -> None:
-    """Runs a fine-tuning command.
-
-    Args:
-        model_args, data_args, args: the arguments of the command.
-        head: the head of the models, such as "ForTokenClassification". It determines the task.
-    """
+    """Runs a fine-tuning command. The `head`, such as "ForTokenClassification", determines the task."""
     set_up(args)
     with lock_output_dir(args):
         fine_tune_or_distill(find_task(head)(data_args), model_args, args)

@@ -52,11 +52,7 @@ def run_dry_sweep(
 ) -> float:
     """Measures the first run of a sweep, prints a plan, and returns the expected seconds of all runs.
 
-    Args:
-        prepared: the task and its examples.
-        first: the arguments of the first run.
-        number: number of runs that are left. None: as many as fit into the time.
-        seconds: the time that is left. None: no limit. The first run may take longer.
+    `number` of runs and `seconds` are what is left. None: no limit. The first run may take longer than `seconds`.
     """
     if number == 0:
         print_plan(first, {"training": "nothing to do, the sweep is finished"})

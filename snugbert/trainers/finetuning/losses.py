@@ -29,10 +29,7 @@ def has_classes(prepared: PreparedTask) -> bool:
 def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
     """Returns the weight of each class in the loss. *Shape:* (classes,)
 
-    Args:
-        given: "balanced": labels / (classes * labels of the class), as in scikit-learn. Or weights such as
-            "positive=2,negative=0.5", or label -> weight. All other classes get 1.
-        prepared: a task with classes, and its training examples.
+    "balanced" gives labels / (classes * labels of the class), as in scikit-learn. Classes without a weight get 1.
     """
     labels = prepared.task.labels
     if labels is None or not has_classes(prepared) or prepared.train_features is None:

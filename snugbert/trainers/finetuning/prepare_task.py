@@ -119,14 +119,9 @@ def prepare_task(
     sources: Sources,
     teacher: PreparedTask | None = None,
 ) -> PreparedTask:
-    """Reads the data of a task and encodes them for a checkpoint.
+    """Reads the data of a task and encodes them for a checkpoint, which is not trained with `is_teacher`.
 
-    Args:
-        task: the task. It does not change.
-        model_args: the checkpoint. With `is_teacher`, it is not trained.
-        args: the settings. Sets `learning_rate` unless the user chose one.
-        sources: the data of each split.
-        teacher: the prepared task of a teacher, whose order of labels is used.
+    Sets `args.learning_rate` unless the user chose one. The labels have the order of the `teacher`, if there is one.
     """
     task = task.copy()
     tokenizer = load_tokenizer(model_args) if model_args.tokenizer is None else model_args.tokenizer
@@ -193,12 +188,7 @@ def _check_head(config: Any, head: str, model_args: FineTunedModelArguments) -> 
 def name_model(
     model: str | Path | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> FineTunedModelArguments:
-    """Returns the arguments that name a model.
-
-    Args:
-        model: a folder, a Hub name, a size such as "tiny" for random weights, or a SnugBERT model in memory.
-        tokenizer: the tokenizer. None: the checkpoint's.
-    """
+    """Returns the arguments that name a model: a folder, a Hub name, a size, or a SnugBERT model in memory."""
     in_memory = model if isinstance(model, PreTrainedModel) else None
     name = str(model) if in_memory is None else ""
     has_tokenizer = in_memory is None and (name not in SIZES or Path(name).exists())

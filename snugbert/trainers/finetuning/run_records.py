@@ -175,13 +175,7 @@ def check_plan(kind: str, plan: dict[str, Any], args: FineTuningArguments, folde
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
     More seeds and runs than before are allowed. Fewer are refused, because the best weights may come from a run that
-    would be left out.
-
-    Args:
-        kind: "sweep" or "suite".
-        plan: from [`make_plan`].
-        args: the arguments of the command.
-        folders: the folders that may contain runs: the output folder and, in a suite, one folder per task.
+    would be left out. `folders` may contain runs: the output folder and, in a suite, one folder per task.
     """
     output_dir = Path(str(args.output_dir))
     file = output_dir / PLAN

@@ -80,13 +80,7 @@ def fine_tune(
     Writes into the output folder: the model, Trainer's `<set>_results.json`, the predictions and plots of each
     evaluation set, `learning_curve.png`, `results.md`, `results.json` and the model card. With `push_to_hub`, uploads
     the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
-    command that it resumes. If the run is already finished, returns its results.
-
-    Args:
-        prepared: the task, its examples and its checkpoint.
-        args: settings and output folder.
-        callbacks: further callbacks of the trainer. Their exceptions end the run.
-        start: from [`find_start`]. None: not searched yet.
+    command that it resumes. If the run is already finished, returns its results. Exceptions of callbacks end the run.
     """
     trains = prepared.train_features is not None
     start = (start or find_start(args)) if trains else Start(None, None)

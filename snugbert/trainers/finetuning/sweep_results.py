@@ -67,12 +67,9 @@ def read_runs(output_dir: Path) -> list[FinishedRun]:
 def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
     """Returns means and standard deviations over seeds, of each setting's score and the best setting's metrics.
 
-    Returns:
-        `chosen_by`: the metric that selects the best setting, such as "eval_accuracy"; `settings`: for each setting
-        its fields, `seeds`, `scores`, `mean`, `std` and `interval`; `best_setting`: one of them; `metrics`: evaluation
-        set -> metric -> `mean`, `std` and `interval` of the best setting; `failures`: messages of failed runs;
-        `stopped`: the fields of each setting that was stopped early and its `scores` in training, if there are any.
-        With one seed, `interval` is the interval of that run's score, or None.
+    `metrics` is evaluation set -> metric -> `mean`, `std` and `interval`. With one seed, `interval` is the interval of
+    that run's score, or None. `failures` are messages. `stopped` are the settings that were stopped early, and their
+    `scores` in training.
     """
     set_name, metric = selection_metric(prepared, args)
     settings = []

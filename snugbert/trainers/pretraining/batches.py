@@ -200,11 +200,8 @@ def count_epochs(phases: Sequence[Phase], steps: int) -> float:
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
     """Yields the example numbers of this process's batches, one accumulated batch at a time.
 
-    The examples of a step are split as evenly as possible over processes and accumulated batches.
-
-    Args:
-        first_step: the first step to yield. Skipping steps costs nothing.
-        prefetched_batches: batches of this process that data workers may have to read when a batch is yielded.
+    The examples of a step are split as evenly as possible over processes and accumulated batches. Skipping to
+    `first_step` costs nothing. When a batch is yielded, data workers may have to read `prefetched_batches` more.
     """
 
     phases: Sequence[Phase]
@@ -246,13 +243,9 @@ class RunBatches(torch.utils.data.Dataset):
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
-    after resuming. Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels.
-
-    Args:
-        seed: of the order, and of the random state. A [`PretrainingDataset`] has its own seed.
-        config, generator, teacher: configurations of the models, for the counts, see [`count_batch`].
-        mask_rates: the first and the last share of tokens to mask. Each example gets the share of its step as
-            `mlm_probability`. None: the collator's own share.
+    after resuming. Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels,
+    see [`count_batch`]. A [`PretrainingDataset`] has its own seed. Each example gets the share of tokens to mask of its
+    step as `mlm_probability`, between the first and the last of `mask_rates`. None: the collator's own share.
     """
 
     phases: Sequence[Phase]

@@ -99,9 +99,7 @@ def count_bigrams(blocks: Iterable[Block], vocab_size: int) -> scipy.sparse.csr_
 def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bigrams:
     """Computes the weighted mutual information of contexts (rows) and the tokens next to them (columns).
 
-    Args:
-        counts: how often each pair occurs. *Shape:* (V, V)
-        frequencies: token frequencies. They add up to 1. *Shape:* (V,)
+    `counts` is how often each pair occurs (V, V). The `frequencies` of the tokens add up to 1 (V,).
     """
     pairs = scipy.sparse.coo_array(counts)
     context, token = pairs.coords
@@ -115,12 +113,10 @@ def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bi
 
 
 def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the left singular vectors of one wide matrix: all matrices and their transposes, side by side.
+    """Returns the left singular vectors (V, n) and singular values (n,) of one wide matrix, largest first.
 
-    So each token gets one vector for both uses: as a context, and as a token to predict.
-
-    Returns:
-        The singular vectors (V, n), and the singular values (n,), largest first. n is `rank`, but at most V.
+    The wide matrix has all matrices and their transposes, side by side. So each token gets one vector for both uses: as
+    a context, and as a token to predict. n is `rank`, but at most V.
     """
 
     def times_gram(columns: np.ndarray) -> np.ndarray:
@@ -142,13 +138,8 @@ def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> 
 def fit_side(side: Bigrams, contexts: np.ndarray, tokens: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Fits `contexts @ a @ b @ tokens.T` to mutual information: weighted least squares, by reduced-rank regression.
 
-    Args:
-        contexts, tokens: embeddings of the tokens as contexts, and as tokens to predict. *Shape:* (V, W)
-        rank: maximum of R.
-
-    Returns:
-        a (W, R) and b (R, W). Each column of a has the same norm as its row of b. R is at most the rank of the
-        embeddings.
+    `contexts` and `tokens` are the embeddings of the tokens in both uses (V, W). Returns a (W, R) and b (R, W). Each
+    column of a has the same norm as its row of b. R is at most `rank`, and at most the rank of the embeddings.
     """
     (q_context, w_context), (q_token, w_token) = (_whiten(side.root[:, None] * each) for each in (contexts, tokens))
     left, values, right = np.linalg.svd(q_context.T @ side.times(q_token))
@@ -189,13 +180,8 @@ def initialize_from_bigrams(
     """Replaces the random weights of a model with weights that predict masked tokens from their neighbors.
 
     The pooler and the next-sentence head keep their random weights. Processes on the same machine with the same number
-    of threads compute the same weights. Between machines they may differ in rounding.
-
-    Args:
-        model: a SnugBERT model with a masked token head.
-        corpus: the training text.
-        seed: seed of the embeddings of special tokens, and of a rotation of all embeddings.
-        block_numbers: the blocks whose bigrams are counted. Default: all.
+    of threads compute the same weights. Between machines they may differ in rounding. The seed determines the
+    embeddings of special tokens and a rotation of all embeddings. Without `block_numbers`, all blocks are counted.
     """
     config: SnugBertConfig = model.config
     check_bigram_config(config)

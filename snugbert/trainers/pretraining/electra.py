@@ -94,12 +94,10 @@ class ElectraPair(SnugBertPreTrainedModel):
     ) -> ElectraOutput:
         """Trains both models on a batch. No gradient flows from the discriminator to the generator's predictions.
 
-        Args:
-            labels: original ids of masked tokens, -100 elsewhere. *Shape:* (B, L)
-            replacement_keys: a random int64 for each masked token. It determines the token that replaces it.
-                *Shape:* (M,)
-            num_items_in_batch, num_tokens_in_batch: masked tokens, and tokens without padding, in the global batch.
-            sparse_prediction: ignored. The generator computes masked tokens only.
+        `labels` (B, L) has the original ids of masked tokens, and -100 elsewhere. `replacement_keys` (M,) has a random
+        int64 for each masked token, which determines its replacement. `num_items_in_batch` counts masked tokens in the
+        global batch, and `num_tokens_in_batch` all tokens without padding. `sparse_prediction` is ignored: the
+        generator computes masked tokens only.
         """
         inputs = {
             "attention_mask": attention_mask,
@@ -212,12 +210,9 @@ def find_generator(model_args: ModelArguments) -> Path | None:
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:
     """Returns the configuration of a generator: narrower layers, but the same number and the same embeddings.
 
-    The number of attention heads is rounded, to at least 2. The size of a head is rounded to a multiple of 8, because
-    GPU kernels pad other sizes. The feed-forward size keeps its ratio to the width.
-
-    Args:
-        config: configuration of the discriminator.
-        size: width of the generator, as a share of `config.hidden_size`.
+    `size` is the width of the generator, as a share of the discriminator's. The number of attention heads is rounded,
+    to at least 2. The size of a head is rounded to a multiple of 8, because GPU kernels pad other sizes. The
+    feed-forward size keeps its ratio to the width.
     """
     heads = max(min(2, config.num_attention_heads), round(config.num_attention_heads * size))
     hidden_size = heads * 8 * max(1, round(config.hidden_size * size / heads / 8))

@@ -363,15 +363,10 @@ def unwrap_subset(dataset: Any) -> Any:
 
 
 def shuffle_position(position: int, size: int, key: str) -> int:
-    """Maps `position` to its place in a random permutation of `size` items. The permutation takes no memory.
+    """Maps `position`, 0 to `size` - 1, to its place in a random permutation. The permutation takes no memory.
 
     A Feistel network on pairs of integers below the root of `size`, repeated while the result is out of range (Black &
     Rogaway, 2002, "Ciphers with arbitrary finite domains": generalized Feistel cipher, cycle-walking).
-
-    Args:
-        position: 0 to `size` - 1.
-        size: number of items.
-        key: determines the permutation.
     """
     side = isqrt(size - 1) + 1
     while True:

@@ -68,14 +68,10 @@ def distill(
 ) -> DistillationOutput:
     """Runs both models on a batch and computes the loss of the student.
 
-    Args:
-        student: a model with a masked token head, in training mode. It may be wrapped for several processes.
-        teacher: a masked language model, in evaluation mode.
-        inputs: a packed or padded batch with `labels` and, if the student learns from pairs, `next_sentence_label`.
-        denominators: counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
-            padding) and, with sentence pairs, `num_sequences_in_batch`. *Shape:* () each
-        with_hidden_states: whether to compare the last hidden states. They must have the same size. Both models then
-            compute the last layer for all tokens, and not only for masked tokens.
+    The student, which may be wrapped for several processes, is in training mode, the teacher in evaluation mode. The
+    `denominators` are counts in the global batch: `num_items_in_batch` (masked tokens), `num_tokens_in_batch` (without
+    padding) and, with sentence pairs, `num_sequences_in_batch`. To compare the last hidden states, which must have the
+    same size, both models compute the last layer for all tokens, and not only for masked tokens.
     """
     options = {"output_last_hidden_state": with_hidden_states, "sparse_prediction": True, "return_dict": True}
     with torch.no_grad():

@@ -25,22 +25,16 @@ def mask_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Chooses tokens to predict, and masks them.
 
-    Args:
-        input_ids: token ids of a sequence. They are not changed. *Shape:* (tokens,)
-        candidates: whether a token may be chosen: all except special tokens. *Shape:* (tokens,)
-        replacements: ids to draw random tokens from. *Shape:* (ids,)
-        mlm_probability: share of the candidates to choose, rounded, at least one token.
-        mask_replace_prob, random_replace_prob: see [`SnugBertDataCollatorForPretraining`].
-        continues_word: whether a token continues the word of the previous token. If given, whole words are chosen. A
-            word that would exceed the number of tokens to choose is skipped, as in the original release. So the number
-            is exact unless no word is short enough. If no word fits at all, one word is chosen anyway. *Shape:*
-            (tokens,)
-        spans: whether to choose spans of whole words, see [`choose_spans`]. All tokens of a span are replaced in the
-            same way, but each random token is drawn separately. Needs `continues_word`.
+    Of the `candidates`, all except special tokens, `mlm_probability` is chosen, rounded, at least one token. Random
+    tokens are drawn from `replacements`. For the other shares, see [`SnugBertDataCollatorForPretraining`].
 
-    Returns:
-        The masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:* (tokens,)
-        each
+    If `continues_word` is given, whole words are chosen. A word that would exceed the number of tokens to choose is
+    skipped, as in the original release. So the number is exact unless no word is short enough. If no word fits at all,
+    one word is chosen anyway. With `spans`, spans of whole words are chosen, see [`choose_spans`]. All tokens of a span
+    are replaced in the same way, but each random token is drawn separately.
+
+    Returns the masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:*
+    (tokens,) each, as for `input_ids`, `candidates` and `continues_word`.
     """
     token_indices = np.flatnonzero(candidates)
     budget = min(len(token_indices), max(1, round(len(token_indices) * mlm_probability)))
@@ -88,16 +82,9 @@ def choose_spans(
     """Chooses random spans of whole words that do not overlap.
 
     For each span, the number of words is drawn, and then a start with this many free words in a row. The last spans
-    are cut to the remaining number of tokens.
-
-    Args:
-        token_indices: indices of the tokens that may be chosen, ascending. No span crosses a gap. *Shape:* (n,)
-        continues_word: as in [`mask_tokens`].
-        budget: number of tokens to choose. The result has fewer only if no free word is short enough, and more only
-            if every word is longer: then one word is chosen.
-
-    Returns:
-        The chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each
+    are cut to the remaining number of tokens. No span crosses a gap in the ascending `token_indices`. Fewer tokens than
+    `budget` are chosen only if no free word is short enough, and more only if every word is longer: then one word is.
+    Returns the chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each
     """
     bounds = _find_words(token_indices, continues_word)
     sizes = bounds[1:] - bounds[:-1]

@@ -24,14 +24,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """Muon (Jordan, 2024) for the matrices of hidden layers and AdamW for all other parameters, as one optimizer.
 
     Muon's update is scaled to the size of AdamW's (Liu et al., 2025, "Muon is scalable for LLM training", section
-    2.2), so one learning rate and one weight decay fit both.
-
-    Args:
-        matrices: 2-D weights of hidden layers, for Muon.
-        others: parameter groups for AdamW. A group can have its own weight decay.
-        betas, eps: for AdamW.
-        bf16: orthogonalize in bfloat16, as torch does, instead of float32.
-        options: other arguments of `torch.optim.Muon`, such as `momentum`, `nesterov` and `ns_steps`.
+    2.2), so one learning rate and one weight decay fit both. A group of `others` can have its own weight decay. With
+    `bf16`, it orthogonalizes in bfloat16, as torch does, instead of float32.
     """
 
     def __init__(
@@ -68,11 +62,8 @@ class BatchedMuon(torch.optim.Muon):
     """Muon that updates matrices of one shape together. It has the arguments and the state of `torch.optim.Muon`.
 
     On a GPU, torch's Muon launches some 20 small kernels per matrix. Tall matrices are not transposed to join wide
-    matrices: BERT-base has 12 of each, and 7 fill a batch.
-
-    Args:
-        dtype: dtype of the orthogonalization. torch's is bfloat16. On CPUs without instructions for it, bfloat16 takes
-            more than 20 times as long as float32.
+    matrices: BERT-base has 12 of each, and 7 fill a batch. `dtype` is the dtype of the orthogonalization. torch's is
+    bfloat16, which takes more than 20 times as long as float32 on CPUs without instructions for it.
     """
 
     def __init__(self, matrices: list[nn.Parameter], dtype: torch.dtype, **options: Any):
@@ -135,11 +126,9 @@ def orthogonalize(
 
 
 def make_optimizer(args: TrainingArguments, model: nn.Module, decayed: list[str]) -> torch.optim.Optimizer:
-    """Makes the optimizer that `args.optim` names, one of `OPTIMIZERS`.
+    """Makes the optimizer that `args.optim` names, one of `OPTIMIZERS`, with the options in `args.optim_args`.
 
-    Args:
-        args: `optim_args` holds options of the optimizer, as comma-separated `name=value` pairs.
-        decayed: names of the parameters with weight decay: all except biases and LayerNorm.
+    All parameters except biases and LayerNorm have weight decay (`decayed`).
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     common = {

@@ -389,10 +389,9 @@ def _train(trainer: PretrainingTrainer, checkpoint: str | None) -> float:
 
 
 def _evaluate(trainer: PretrainingTrainer, data: _Data) -> tuple[dict[str, float], dict[str, float]]:
-    """Saves the metrics on the validation text.
+    """Saves and returns the metrics on the validation text, and returns the metrics of trivial predictions.
 
-    Returns:
-        The metrics, and the metrics of trivial predictions. Empty without validation text.
+    Both are empty without validation text.
     """
     if data.validation is None:
         return {}, {}

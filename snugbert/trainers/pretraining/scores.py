@@ -19,16 +19,11 @@ from snugbert.trainers.pretraining.pretraining_arguments import DISCRIMINATOR_WE
 
 
 def sum_per_sequence(outputs: ModelOutput, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns sums of losses, correct predictions and labels of each sequence.
+    """Returns sums of losses, correct predictions and labels of each sequence. The `outputs` have labeled tokens only.
 
-    Args:
-        outputs: model outputs with `sparse_prediction=True`: logits of the labeled tokens only.
-        inputs: a packed or padded batch.
-
-    Returns:
-        *Shape:* (N, K). Columns 0 to 2: masked token loss, correct tokens, labeled tokens. Columns 3 to 5: the same
-        for `next_sentence_label`, zeros for ELECTRA. Columns 6 to 9: the same for ELECTRA's discriminator, then the
-        number of replaced tokens. K is 3 with masked tokens only, 6 with sentence pairs and 10 with ELECTRA.
+    *Shape:* (N, K). Columns 0 to 2: masked token loss, correct tokens, labeled tokens. Columns 3 to 5: the same for
+    `next_sentence_label`, zeros for ELECTRA. Columns 6 to 9: the same for ELECTRA's discriminator, then the number of
+    replaced tokens. K is 3 with masked tokens only, 6 with sentence pairs and 10 with ELECTRA.
     """
     labels = inputs["labels"].flatten()
     token_indices = (labels != IGNORE_INDEX).nonzero().squeeze(-1)
@@ -101,11 +96,9 @@ def average_sums(sums_per_sequence: np.ndarray) -> dict[str, float]:
 
 
 def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict[str, float]:
-    """Computes the metrics of a model that ignores its input.
+    """Computes the metrics of a model that ignores its input: [`unigram_baseline`], if there is training text.
 
-    Returns:
-        `nsp_accuracy` of always predicting the more frequent label, if there are pairs. With training text,
-        [`unigram_baseline`].
+    With pairs, `nsp_accuracy` is the accuracy of always predicting the more frequent label.
     """
     baselines: dict[str, float] = {}
     if dataset.next_share is not None:
@@ -116,12 +109,9 @@ def compute_baselines(dataset: PretrainingDataset, train: Corpus | None) -> dict
 
 
 def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, float]:
-    """Computes the metrics of a model that predicts tokens by their frequency in the training text.
+    """Computes loss (nats) and accuracy of a model that predicts tokens by their frequency in the training text.
 
     Special tokens of `dataset` do not count, because they are never predicted.
-
-    Returns:
-        `mlm_loss` in nats, and `mlm_accuracy` of always predicting the most frequent token.
     """
     train_counts, counts = (
         count_corpus_tokens(corpus, dataset.vocab_size, dataset.special_ids) for corpus in (train, dataset.corpus)
@@ -133,13 +123,9 @@ def unigram_baseline(train: Corpus, dataset: PretrainingDataset) -> dict[str, fl
 
 
 def detection_baseline(replaced: float) -> dict[str, float]:
-    """Computes the metrics of an ELECTRA discriminator that gives all tokens the same probability.
+    """Computes loss (nats) and accuracy of an ELECTRA discriminator that gives all tokens the same probability.
 
-    Args:
-        replaced: share of the tokens that were replaced.
-
-    Returns:
-        `disc_loss` in nats, which is the entropy of `replaced`, and `disc_accuracy` of the more frequent answer.
+    The loss is the entropy of `replaced`, the share of the tokens that were replaced.
     """
     shares = replaced, 1 - replaced
     return {"disc_loss": -sum(share * math.log(share) for share in shares if share), "disc_accuracy": max(shares)}

@@ -64,10 +64,9 @@ def classify_tokens(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
 
 
 def _classify_spaced(text: str) -> int:
-    """Returns the kind of a token that includes the space before it. Chinese and Japanese words have no spaces.
+    """Returns the kind of a decoded token that includes the space before it. Incomplete characters are U+FFFD.
 
-    Args:
-        text: the decoded token. Incomplete characters are U+FFFD.
+    Chinese and Japanese words have no spaces.
     """
     word = text.lstrip(" ")
     kind = _classify(word[:1])
@@ -88,12 +87,9 @@ def _classify(token: str) -> int:
 
 
 def _rank_place(context: int, after: int) -> int:
-    """Returns the rank of the place between two tokens.
+    """Returns the rank of the place between two tokens of the kinds `context` and `after`.
 
-    Args:
-        context: the kind of the token before the place. If this token may be a closing mark, plus `NUM_KINDS` times
-            the kind of the token before the mark.
-        after: the kind of the token after the place.
+    If the first token may be a closing mark, `context` also has `NUM_KINDS` times the kind of the token before it.
     """
     mark, before = divmod(context, NUM_KINDS)
     if before not in (CLOSING, QUOTE):
@@ -133,10 +129,8 @@ def rank_places(block: Block, token_kinds: np.ndarray) -> np.ndarray:
 def split_long_sentences(block: Block, places: np.ndarray, limit: int) -> np.ndarray:
     """Splits sentences of more than `limit` tokens at the best place within reach. Of equal places, the last is used.
 
-    A part has at most `limit` tokens, and at least half of that unless it is the last part.
-
-    Returns:
-        The offsets of all sentences and parts, and of the end. *Shape:* (parts + 1,)
+    A part has at most `limit` tokens, and at least half of that unless it is the last part. Returns the offsets of all
+    sentences and parts, and of the end. *Shape:* (parts + 1,)
     """
     cuts = []
     for sentence in np.flatnonzero(np.diff(block.sentences) > limit).tolist():

@@ -69,16 +69,10 @@ def count_batch(
     generator: PreTrainedConfig | None = None,
     teacher: PreTrainedConfig | None = None,
 ) -> torch.Tensor:
-    """Counts what the log needs of a batch. Data workers call this function, so it does not slow down training.
+    """Returns the numbers of `DATA_SUMS` of a batch on the CPU. *Shape:* (5,), int64
 
-    Args:
-        batch: packed or padded, on the CPU, see [`count_sequence_tokens`].
-        max_seq_length: the length to which a packed batch would be padded, for `padding`. None: the longest sequence
-            of the batch.
-        config, generator, teacher: configurations of the models, see [`training_flops`].
-
-    Returns:
-        The numbers of `DATA_SUMS`. *Shape:* (5,), int64
+    Data workers call this function, so it does not slow down training. `max_seq_length` is the length to which a
+    packed batch would be padded. None: the longest sequence of the batch.
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
@@ -91,11 +85,7 @@ def count_batch(
 
 
 class TrainingLog:
-    """Counts what a training run logs.
-
-    Args:
-        is_main_process: whether this process keeps the sums of all processes after they are collected.
-        reduce: adds up a tensor over all processes.
+    """Counts what a training run logs. The main process keeps the sums of all processes, which `reduce` adds up.
 
     Attributes:
         peak_flops: FLOPs per second of the devices of all processes together. None: unknown, so there is no `mfu`.
@@ -295,14 +285,10 @@ def _to_json_line(line: Mapping[str, Any]) -> str:
 
 
 def count_sequence_tokens(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts the tokens of each sequence, and the labeled tokens among them, without padding.
+    """Counts the tokens of each sequence, and the labeled tokens among them, without padding. *Shape:* (N,) each
 
-    Args:
-        batch: packed, with `cu_seq_lens_q` (N + 1,) and `labels` (1, T); or padded, with `labels` (N, L) and, unless
-            there is no padding, `attention_mask` (N, L).
-
-    Returns:
-        Two tensors of integers. *Shape:* (N,) each
+    A packed batch has `cu_seq_lens_q` (N + 1,) and `labels` (1, T). A padded batch has `labels` (N, L) and, unless
+    there is no padding, `attention_mask` (N, L).
     """
     is_labeled = batch["labels"] != IGNORE_INDEX
     if "cu_seq_lens_q" in batch:
@@ -345,10 +331,8 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
     """Counts the FLOPs of a forward pass of the encoder that computes only what the heads read.
 
     A matrix product of m x k and k x n counts 2mkn. Nothing else counts. The last layer computes keys and values for
-    all tokens, but queries, output and feed-forward only for tokens that a head reads.
-
-    Args:
-        lengths, read: number of tokens in each sequence, and of those that a head reads, in int64. *Shape:* (N,)
+    all tokens, but queries, output and feed-forward only for tokens that a head reads. `lengths` and `read` count the
+    tokens of each sequence, and those that a head reads, in int64 (N,).
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     E = _embedding_size(config)
