@@ -88,11 +88,8 @@ def time_steps(trainer: RunTrainer) -> Stopwatch:
     return watch
 
 
-def describe_steps(trainer: RunTrainer, args: Any, steps: int) -> dict[str, str]:
-    """Describes learning rate and memory of a run of `steps` steps. Every process must call this.
-
-    `trainer` has taken a few steps. `args` are the arguments of the run itself.
-    """
+def describe_steps(args: Any, steps: int) -> dict[str, str]:
+    """Describes learning rate and memory of a run, after a few of its steps. Every process must call this."""
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     warmup = format_count(args.get_warmup_steps(steps), "warmup step")
     return {

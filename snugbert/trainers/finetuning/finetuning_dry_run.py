@@ -93,7 +93,7 @@ def _measure(
             rows["training"] = f"{format_count(steps, 'step')} of {batch} inputs, {epochs:.3g} epochs{resumed}"
             watches = [time_steps(trainer)]
             training = left * float(np.mean(watches[0].seconds))
-            rows |= describe_steps(trainer, args, steps)
+            rows |= describe_steps(args, steps)
         times = [f"{number} x {set_title(name)}" for name, number in evaluations.items()]
         rows["evaluation"] = ", ".join(times) or "none"
         evaluation = sum(

@@ -115,8 +115,8 @@ def weigh_bigrams(counts: scipy.sparse.csr_array, frequencies: np.ndarray) -> Bi
 def factorize(sides: Sequence[Bigrams], rank: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Returns the left singular vectors (V, n) and singular values (n,) of one wide matrix, largest first.
 
-    The wide matrix has all matrices and their transposes, side by side. So each token gets one vector for both uses: as
-    a context, and as a token to predict. n is `rank`, but at most V.
+    The wide matrix has all matrices and their transposes, side by side. So each token gets one vector for both uses:
+    as a context, and as a token to predict. n is `rank`, but at most V.
     """
 
     def times_gram(columns: np.ndarray) -> np.ndarray:

@@ -30,8 +30,8 @@ def mask_tokens(
 
     If `continues_word` is given, whole words are chosen. A word that would exceed the number of tokens to choose is
     skipped, as in the original release. So the number is exact unless no word is short enough. If no word fits at all,
-    one word is chosen anyway. With `spans`, spans of whole words are chosen, see [`choose_spans`]. All tokens of a span
-    are replaced in the same way, but each random token is drawn separately.
+    one word is chosen anyway. With `spans`, spans of whole words are chosen, see [`choose_spans`]. All tokens of a
+    span are replaced in the same way, but each random token is drawn separately.
 
     Returns the masked sequence, and the labels: the original ids of the chosen tokens, -100 elsewhere. *Shape:*
     (tokens,) each, as for `input_ids`, `candidates` and `continues_word`.
@@ -82,8 +82,8 @@ def choose_spans(
     """Chooses random spans of whole words that do not overlap.
 
     For each span, the number of words is drawn, and then a start with this many free words in a row. The last spans
-    are cut to the remaining number of tokens. No span crosses a gap in the ascending `token_indices`. Fewer tokens than
-    `budget` are chosen only if no free word is short enough, and more only if every word is longer: then one word is.
+    are cut to the remaining number of tokens. No span crosses a gap in the ascending `token_indices`. Fewer tokens
+    than `budget` are chosen only if no free word is short enough, and more only if all words are longer: then one is.
     Returns the chosen indices in ascending order, and for each of them the number of its span. *Shape:* (chosen,) each
     """
     bounds = _find_words(token_indices, continues_word)

@@ -448,7 +448,7 @@ def _run_dry(
             rows["training" if len(phases) == 1 else f"phase {number + 1}"] = text + (
                 "" if checkpoint is None else f", {left:,} left after {checkpoint}"
             )
-        rows |= describe_steps(trainer, args, steps) if phases else {"memory": describe_peak(args.device)}
+        rows |= describe_steps(args, steps) if phases else {"memory": describe_peak(args.device)}
         evaluation = 0.0
         dataset: Any = trainer.eval_dataset
         if dataset is not None:
