@@ -28,15 +28,10 @@ INPUT_TOKENS_AT_ONCE = 2**18  # limits memory: a sentence of n tokens has about 
 
 
 class EncodedSentence(NamedTuple):
-    """An encoded sentence.
+    """An encoded sentence."""
 
-    Attributes:
-        ids: token ids, including special tokens.
-        words: the word that each token belongs to. None: a special token.
-    """
-
-    ids: tuple[int, ...]
-    words: tuple[int | None, ...]
+    ids: tuple[int, ...]  # including special tokens
+    words: tuple[int | None, ...]  # the word that each token belongs to. None: a special token
 
 
 def encode_sentences(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[EncodedSentence]:

@@ -21,11 +21,7 @@ CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 
 @dataclass
 class PredictionArguments:
-    """Which rows to predict, where to write, and how.
-
-    Attributes:
-        shard_number, num_shards: `i` and `n` of `shard`.
-    """
+    """Which rows to predict, where to write, and how."""
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Fine-tuned model, or embedding model: a folder or Hub name."}

@@ -43,17 +43,12 @@ Row = tuple[dict[str, Any], Any]  # the values of a row, and what the predictor 
 
 
 class RowPredictor(ABC):
-    """Predicts rows.
+    """Predicts rows."""
 
-    Attributes:
-        columns: the columns to read.
-        lengths: as in [`Task`].
-    """
-
-    columns: Sequence[str] = ()
+    columns: Sequence[str] = ()  # to read
 
     def __init__(self) -> None:
-        self.lengths = np.zeros(4, np.int64)
+        self.lengths = np.zeros(4, np.int64)  # as in [`Task`]
 
     @abstractmethod
     def read(self, values: Mapping[str, Any]) -> Any:

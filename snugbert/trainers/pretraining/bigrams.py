@@ -62,16 +62,11 @@ class Bigrams:
 
     Its entry for tokens c and w is sqrt(p(c) p(w)) log[p(w | c) / p(w)]. The context c is the token before w, or the
     token after it. With these weights, rare tokens matter less in the SVD.
-
-    Attributes:
-        counted: zero for pairs that do not occur. *Shape:* (V, V)
-        context: depends on the context only. *Shape:* (V,)
-        root: square roots of the token frequencies. *Shape:* (V,)
     """
 
-    counted: scipy.sparse.csr_array
-    context: np.ndarray
-    root: np.ndarray
+    counted: scipy.sparse.csr_array  # zero for pairs that do not occur. *Shape:* (V, V)
+    context: np.ndarray  # depends on the context only. *Shape:* (V,)
+    root: np.ndarray  # square roots of the token frequencies. *Shape:* (V,)
 
     def times(self, columns: np.ndarray) -> np.ndarray:
         """Returns the matrix times `columns`. *Shape:* (V, n) -> (V, n)"""

@@ -41,19 +41,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ElectraOutput(ModelOutput):
-    """Output of [`ElectraPair`]. The losses of the two models are detached, for logging.
+    """Output of [`ElectraPair`]. The losses of the two models are detached, for logging."""
 
-    Attributes:
-        loss: `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
-        logits: the generator's logits of the masked tokens. *Shape:* (M, V)
-        discriminator_logits: above 0 means replaced. *Shape:* (B, L)
-        is_replaced: 1 for replaced tokens, 0 for other tokens, -100 at padding. *Shape:* (B, L)
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    discriminator_logits: torch.Tensor | None = None
-    is_replaced: torch.Tensor | None = None
+    loss: torch.Tensor | None = None  # `mlm_loss` + 50 x `disc_loss`. *Shape:* ()
+    logits: torch.Tensor | None = None  # the generator's, of the masked tokens. *Shape:* (M, V)
+    discriminator_logits: torch.Tensor | None = None  # above 0 means replaced. *Shape:* (B, L)
+    is_replaced: torch.Tensor | None = None  # 1 for replaced tokens, 0 for others, -100 at padding. *Shape:* (B, L)
     mlm_loss: torch.Tensor | None = None
     disc_loss: torch.Tensor | None = None
 

@@ -42,17 +42,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class DistillationOutput(ModelOutput):
-    """Output of [`distill`]: its loss, the student's logits, and the parts of the loss, detached, for logging.
+    """Output of [`distill`]: its loss, the student's logits, and the parts of the loss, detached, for logging."""
 
-    Attributes:
-        loss: 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
-        logits: of the masked tokens. *Shape:* (M, V)
-        seq_relationship_logits: of sentence pairs. None without pairs. *Shape:* (N, 2)
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    seq_relationship_logits: torch.Tensor | None = None
+    loss: torch.Tensor | None = None  # 5 x `soft_loss` + 2 x (`mlm_loss` + `nsp_loss`) + `cos_loss`. *Shape:* ()
+    logits: torch.Tensor | None = None  # of the masked tokens. *Shape:* (M, V)
+    seq_relationship_logits: torch.Tensor | None = None  # None without pairs. *Shape:* (N, 2)
     mlm_loss: torch.Tensor | None = None
     nsp_loss: torch.Tensor | None = None
     soft_loss: torch.Tensor | None = None

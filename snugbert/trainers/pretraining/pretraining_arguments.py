@@ -140,12 +140,7 @@ class PhaseArguments(NamedTuple):
 
 @dataclass(kw_only=True)
 class PretrainingDataArguments(PreparationArguments):
-    """Arguments for the text, the examples and the masks.
-
-    Attributes:
-        mask_rates: share of tokens to predict in the first and in the last step.
-        parsed_phases: the phases of the run, at least one.
-    """
+    """Arguments for the text, the examples and the masks."""
 
     corpus: str | None = field(
         default=None, metadata={"help": "Corpus from `snugbert prepare`, instead of text: a folder or URL."}
@@ -237,7 +232,7 @@ class PretrainingDataArguments(PreparationArguments):
         self.mask_replace_prob = masked if self.mask_replace_prob is None else self.mask_replace_prob
         self.random_replace_prob = random if self.random_replace_prob is None else self.random_replace_prob
         self.masking = choose_masking(self.masking, self.whole_word_mask)
-        self.mask_rates = parse_mask_rates(self.mlm_probability)
+        self.mask_rates = parse_mask_rates(self.mlm_probability)  # of the first and of the last step
         self.parsed_phases = parse_phases(self.phases or f"{self.max_seq_length}:100%", self.dataset_objective)
 
     @property

@@ -85,14 +85,7 @@ def count_batch(
 
 
 class TrainingLog:
-    """Counts what a training run logs. The main process keeps the sums of all processes, which `reduce` adds up.
-
-    Attributes:
-        peak_flops: FLOPs per second of the devices of all processes together. None: unknown, so there is no `mfu`.
-        frequency_loss: masked token loss of predicting tokens by their frequency, for `mlm_gain`. None if the training
-            dataset has no text to count.
-        has_teacher: whether the outputs have the losses of distillation.
-    """
+    """Counts what a training run logs. The main process keeps the sums of all processes, which `reduce` adds up."""
 
     def __init__(
         self,
@@ -102,9 +95,11 @@ class TrainingLog:
     ):
         self._is_main_process = is_main_process
         self._reduce = reduce
+        # FLOPs per second of the devices of all processes together. None: unknown, so there is no `mfu`.
         self.peak_flops: float | None = None
+        # Masked token loss of predicting tokens by their frequency, for `mlm_gain`. None: no text to count.
         self.frequency_loss: float | None = None
-        self.has_teacher = False
+        self.has_teacher = False  # whether the outputs have the losses of distillation
         # Float64 adds up float32 values without rounding, so their order and their process do not matter.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         self._model_sums = torch.zeros(len(MODEL_SUMS), dtype=dtype, device=device)
