@@ -240,8 +240,8 @@ class RunBatches(torch.utils.data.Dataset):
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
     after resuming. Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels,
-    see [`count_batch`]. A [`PretrainingDataset`] has its own seed. Each example gets the share of tokens to mask in its
-    step, between the first and the last of `mask_rates`, as `mlm_probability`. None: the collator's own share.
+    see [`count_batch`]. A [`PretrainingDataset`] has its own seed. Each example gets the share of tokens to mask in
+    its step, between the first and the last of `mask_rates`, as `mlm_probability`. None: the collator's own share.
     """
 
     phases: Sequence[Phase]
