@@ -163,7 +163,7 @@ class TrainingLog:
     def next_line(self) -> dict[str, float]:
         """Returns the metrics of the steps since the last line. All processes must call it.
 
-        docs/reference/output-folders.md describes the metrics. `disc_loss`, `soft_loss` and `cos_loss` are not yet
+        The reference of output folders describes the metrics. `disc_loss`, `soft_loss` and `cos_loss` are not yet
         multiplied by their weights.
         """
         sums, seconds = self._collect(), self._elapsed_seconds()
