@@ -73,7 +73,7 @@ OUTCOME_SETTINGS = (
 )
 PLAN = "plan.json"  # in the output folder
 BUDGET = ("--seeds", "runs", "winner_seeds")  # in a plan. These values may grow
-NOT_COMPARED = ("token", "cache_dir", "overwrite_cache", "preprocessing_num_workers")
+NOT_COMPARED = ("token", "cache_dir", "preprocessing_num_workers")
 RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 
 
