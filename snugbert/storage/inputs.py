@@ -34,22 +34,15 @@ LOCK = "lock"  # of a copy while it is made
 LARGE = 100e6  # bytes. Copying more is announced
 
 
-def work_folder() -> Path:
-    """Returns the folder for copies: `snugbert` in `HF_HOME`."""
-    return Path(HF_HOME) / "snugbert"
+def work_folder(cache_dir: str | None = None) -> Path:
+    """Returns the folder `snugbert` in `cache_dir`, by default in `HF_HOME`."""
+    return Path(cache_dir or HF_HOME) / "snugbert"
 
 
 def stage(url: str, flag: str) -> list[Path]:
     """Copies the target of a URL to this machine: a file, a folder, or the files that match a glob pattern.
 
-    Processes of one machine share the copies.
-
-    Args:
-        url: can also be the prefix of a TensorFlow checkpoint's files.
-        flag: for messages, such as `--train_file`.
-
-    Returns:
-        The local files, with their names, or the local folder.
+    Processes of one machine share the copies. `url` can also be the prefix of a TensorFlow checkpoint's files.
     """
     if files := find_entries(url):
         return [_copy(each, {"": entry}) for each, entry in files.items()]

@@ -191,13 +191,10 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
 
 
 def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
-    """Runs a command that writes a folder, and uploads the folder.
+    """Runs a command that writes a local folder, and uploads the folder.
 
-    Args:
-        output: the folder.
-        command: the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
-            command does not run again.
-        run: the command. It sees the folder in the store as a local folder.
+    `command` holds the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
+    command does not run again.
     """
     pending, key = output.folder / PENDING, hash_json(repr(command))
     try:

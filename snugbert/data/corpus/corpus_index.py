@@ -122,12 +122,7 @@ def index_name(part: str) -> str:
 
 
 def read_index(part: str, size: int) -> PartIndex:
-    """Reads the index of a part.
-
-    Args:
-        part: path or URL of the part.
-        size: bytes of the part. If the index belongs to a part of another size, the part is damaged.
-    """
+    """Reads the index of a part, which is a path or a URL. `size`: bytes of the part. Another size means damage."""
     name = index_name(part)
     shown = hide_credentials(name)
     try:
@@ -141,7 +136,7 @@ def read_index(part: str, size: int) -> PartIndex:
 
 
 def verify_part(part: str, size: int) -> PartIndex:
-    """Reads a whole part, and compares it with its index. Arguments and return value: as in [`read_index`]."""
+    """Reads a whole part, and compares it with its index."""
     index, shown = read_index(part, size), hide_credentials(part)
     try:
         with open_file(part) as stream:

@@ -81,9 +81,7 @@ class Part:
     def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text.
 
-        Args:
-            log: counts what was read, and handles bad text.
-            counter: counts the text, including documents that are not kept, and leaves out copies.
+        `counter` also counts documents that are not kept.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -96,11 +94,7 @@ class Part:
                 yield number, document
 
     def identify(self, again: bool = False) -> list[str]:
-        """Returns strings that change when the text changes, without reading it if possible: one for each file.
-
-        Args:
-            again: whether to ask a bucket again.
-        """
+        """Returns a string per file that changes when the text changes. `again`: whether to ask a bucket again."""
         if not self.files:
             return [dataset_version(self.text)]
         return [_identify(file, again) for file in self.files]
@@ -150,15 +144,8 @@ def plan_parts(
 ) -> list[Part]:
     """Divides text into parts of consecutive files, at least one part per shard.
 
-    Args:
-        text: files or a dataset.
-        num_shards: number of machines that share the work.
-        keeps: returns whether to keep a document, by its index in its part's text.
-        deduplicate: which copies to leave out. If set, there is one part per shard, see [`Part`].
-
-    Returns:
-        The parts, which are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The
-        number of parts depends on the sizes of the files, and on the number of shards if the files are few or small.
+    The parts are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The number of
+    parts depends on the sizes of the files, and on the number of shards if the files are few or small.
     """
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:

@@ -35,18 +35,10 @@ def load_corpora(
     tokenizer: PreTrainedTokenizerBase,
     blocks_dir: Path | None = None,
 ) -> tuple[Corpus | None, Corpus | None]:
-    """Prepares the training and the validation text, or opens a prepared corpus.
+    """Prepares the training and the validation text, or opens a prepared corpus. None: the run does not need it.
 
-    Args:
-        data_args: where the text is.
-        do_train: whether the run trains. Otherwise, the training text only gives the baseline its token frequencies.
-        do_eval: whether the run evaluates. Without validation files, the run holds out some of the training text.
-        cache_dir: see [`prepare_in_cache`].
-        tokenizer: the tokenizer.
-        blocks_dir: folder for the blocks of a `--corpus` in a bucket.
-
-    Returns:
-        Training and validation corpus. None if the run does not need it.
+    If the run only evaluates, the training text gives the baseline its token frequencies. Without validation files,
+    evaluation holds out some of the training text. `blocks_dir` is for the blocks of a `--corpus` in a bucket.
     """
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):

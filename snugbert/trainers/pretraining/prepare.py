@@ -98,12 +98,7 @@ def _print_next_command(
 
 
 def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
-    """Reads all parts of a corpus. Prints which parts are missing or damaged, and how many are complete.
-
-    Args:
-        output: the folder of the corpus.
-        num_shards: number of shards that prepared the corpus, to name the shards to repeat.
-    """
+    """Reads all parts of a corpus. Prints which are missing or damaged, and which of `num_shards` to repeat."""
     states, sizes = output.find_states(), output.find_parts()
     problems = {name: f"{output}/{name} {state}." for name, state in states.items() if state}
     settings: dict[str, dict[str, Any]] = {}

@@ -44,14 +44,8 @@ def check_output_dir(training_args: TrainingArguments, overwrite: bool) -> str |
     Changes no files, except that it undoes an interrupted replacement of a checkpoint, and downloads a checkpoint from
     a bucket. Every process must call this.
 
-    Args:
-        training_args: `resume_from_checkpoint` is a folder, or "true" for the newest complete checkpoint in
-            `output_dir`. With "true" and no complete checkpoint, the run starts at step 0. So a job that may be
-            stopped at any time can always use the same command.
-        overwrite: allow replacing a run in `output_dir`, see [`clear_output_dir`].
-
-    Returns:
-        The checkpoint to resume from, as a folder on this machine. None: start from the beginning.
+    With `resume_from_checkpoint` "true" and no complete checkpoint, returns None: the run starts at step 0. So a job
+    that may be stopped at any time can always use the same command.
     """
     resume = str(training_args.resume_from_checkpoint or "")
     resume = "" if resume.lower() == "false" else resume

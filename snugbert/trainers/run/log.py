@@ -233,13 +233,7 @@ class Reports:
             state.stateful_callbacks |= {REPORTS_NAME: {"name": self.name}}  # type: ignore[operator]
 
     def send(self, plots: Iterable[Path], metrics: Mapping[str, float] | None = None, step: int | None = None) -> None:
-        """Sends scores and plots. A report that fails does not stop the run.
-
-        Args:
-            plots: PNG files. Files that do not exist are skipped.
-            metrics: names, such as "test_accuracy", and values.
-            step: the step of the model. None: the last step.
-        """
+        """Sends scores, and the PNG files that exist. `step`: of the model. A report that fails is only a warning."""
         images = [plot for plot in plots if plot.exists()]
         for callback in self._callbacks:
             try:

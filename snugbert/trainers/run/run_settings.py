@@ -175,10 +175,7 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     """Applies a different number of steps to the learning rate of a resumed run.
 
     Call this after the trainer has loaded the optimizer and the schedule. Trainer alone would use the earlier schedule
-    for one more step.
-
-    Returns:
-        What changed, for the log and the model card. None if the number of steps is the same.
+    for one more step. Returns what changed, for the log and the model card. None: the number of steps is the same.
     """
     before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
     if before == now:
