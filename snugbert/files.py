@@ -105,12 +105,6 @@ def hash_json(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def hash_file(file: Path) -> str:
-    """Returns the SHA-256 digest of a file, as 64 hexadecimal digits."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 # --- writing ----------------------------------------------------------------------------------------------------
 
 

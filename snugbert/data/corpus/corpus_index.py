@@ -37,7 +37,6 @@ class Counts:
 
     Attributes:
         documents, sentences, tokens: numbers in each block. *Shape:* (blocks,)
-        longest_documents: tokens of the longest document in each block. *Shape:* (blocks,)
         sentence_lengths: how many sentences have each number of tokens, in all blocks. *Shape:* (longest + 1,)
         token_ids: how often each token occurs, in all blocks. *Shape:* (highest id + 1,)
     """
@@ -45,7 +44,6 @@ class Counts:
     documents: np.ndarray
     sentences: np.ndarray
     tokens: np.ndarray
-    longest_documents: np.ndarray
     sentence_lengths: np.ndarray
     token_ids: np.ndarray
 
@@ -61,7 +59,6 @@ def _count_block(block: Block) -> Counts:
         np.array([len(block.documents) - 1]),
         np.array([len(block.sentences) - 1]),
         np.array([len(block.tokens)]),
-        np.array([np.diff(block.sentences[block.documents]).max()], dtype=np.int64),
         np.bincount(np.diff(block.sentences)),
         _add_up([np.bincount(block.tokens[start : start + TOKENS_AT_ONCE]) for start in starts]),
     )
@@ -69,7 +66,7 @@ def _count_block(block: Block) -> Counts:
 
 def join_counts(counts: Sequence[Counts]) -> Counts:
     """Joins the counts of consecutive blocks."""
-    columns = ("documents", "sentences", "tokens", "longest_documents")
+    columns = ("documents", "sentences", "tokens")
     empty = [np.zeros(0, np.int64)]
     return Counts(
         **{name: np.concatenate(empty + [getattr(each, name) for each in counts]) for name in columns},
@@ -181,7 +178,6 @@ def write_index(index: PartIndex, file: Path) -> None:
         "documents": index.counts.documents,
         "sentences": index.counts.sentences,
         "tokens": index.counts.tokens,
-        "longest_documents": index.counts.longest_documents,
         # A sentence can have millions of tokens, so only lengths that occur are stored.
         "lengths": lengths,
         "sentences_of_length": index.counts.sentence_lengths[lengths],
@@ -195,7 +191,7 @@ def parse_index(data: bytes, name: str) -> PartIndex:
     """Reads the bytes of an index file. Messages name it `name`."""
     try:
         arrays: dict[str, Any] = load(data)
-        names = ("documents", "sentences", "tokens", "longest_documents")
+        names = ("documents", "sentences", "tokens")
         columns = {name: arrays[name] for name in names}
         sentence_lengths = np.zeros(int(arrays["lengths"].max(initial=-1)) + 1, dtype=np.int64)
         sentence_lengths[arrays["lengths"]] = arrays["sentences_of_length"]

@@ -1,7 +1,6 @@
 """The parts of a corpus before they are prepared: which text each part reads."""
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,10 +21,8 @@ from snugbert.data.documents import (
 )
 from snugbert.data.repeated_text import RepeatCounter
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.storage.urls import find_entry
-
-logger = logging.getLogger(__name__)
 
 MOST_PARTS = 256  # each part is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
@@ -171,15 +168,5 @@ def plan_parts(
 
 
 def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
-    """Whether each shard of a dataset can read its own files. Otherwise, logs that each shard reads all of it."""
-    if num_shards == 1:
-        return False
-    if (num_files := count_dataset_files(text)) >= num_shards:
-        return True
-    logger.warning(
-        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth row.",
-        text.dataset_name,
-        format_count(num_files, "file"),
-        num_shards,
-    )
-    return False
+    """Whether each shard of a dataset can read its own files. Otherwise, each shard reads all of it."""
+    return num_shards > 1 and count_dataset_files(text) >= num_shards

@@ -128,15 +128,7 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the record of a checkpoint, see [`RunSettings.store`]."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
-    record = callbacks.get(SETTINGS_NAME)
-    if not (
-        isinstance(record, dict)
-        and isinstance(record.get("settings"), dict)
-        and isinstance(record.get("changes"), list)
-        and {"data_settings", "keeps_checkpoints"} <= record.keys()
-    ):
-        raise InputError(f"{Path(checkpoint) / TRAINER_STATE_NAME} is damaged. Resume from another checkpoint.")
-    return record
+    return callbacks[SETTINGS_NAME]
 
 
 def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
