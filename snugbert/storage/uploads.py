@@ -202,8 +202,12 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
             with output.lock():
                 if pending.exists() and pending.read_text() == key:
                     logger.warning("%s: uploading the output of the earlier run.", output)
+                elif output.was_last_writer():
+                    raise InputError(
+                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another "
+                        "folder."
+                    )
                 else:
-                    _check_uploaded(output)
                     output.download()
                     run()
                     write_atomically(pending, key)
@@ -212,13 +216,6 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:
         raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
-
-
-def _check_uploaded(output: RemoteOutput) -> None:
-    if output.was_last_writer():
-        raise InputError(
-            f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another folder."
-        )
 
 
 def is_stored(file: Path) -> bool:

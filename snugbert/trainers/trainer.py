@@ -238,35 +238,16 @@ class RunTrainer(Trainer):
 
     # --- batches ------------------------------------------------------------------------------------------------
 
-    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
-        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
-        return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
-        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
-        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        make = functools.partial(super().get_eval_dataloader, eval_dataset)
-        return self._make_loader(make, dataset, self.args.eval_batch_size)
-
-    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
-        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
-        make = functools.partial(super().get_test_dataloader, test_dataset)
-        return self._make_loader(make, test_dataset, self.args.eval_batch_size)
-
-    def _make_loader(
-        self,
-        make: Callable[[], torch.utils.data.DataLoader],
-        dataset: Any,
-        batch_size: int,
-        is_training: bool = False,
+    def _get_dataloader(
+        self, dataset: Any, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
     ) -> torch.utils.data.DataLoader:
-        """Calls `make`, a method of Trainer, with the data collator for `dataset`."""
+        # All of Trainer's loaders are made here. Rows are filled, and signals do not end the data workers.
         collate = self.data_collator
         self.data_collator = self._fill_rows(dataset, batch_size, is_training)
         try:
-            loader = make()
+            loader = super()._get_dataloader(
+                dataset, description, batch_size, *args, is_training=is_training, **kwargs
+            )
         finally:
             self.data_collator = collate
         getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn

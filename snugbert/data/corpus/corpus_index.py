@@ -33,19 +33,13 @@ TOKENS_AT_ONCE = 10**6  # counted at once, because bincount takes 8 bytes per to
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of some blocks.
+    """Counts of some blocks: the first three for each block, and the others for all blocks together."""
 
-    Attributes:
-        documents, sentences, tokens: numbers in each block. *Shape:* (blocks,)
-        sentence_lengths: how many sentences have each number of tokens, in all blocks. *Shape:* (longest + 1,)
-        token_ids: how often each token occurs, in all blocks. *Shape:* (highest id + 1,)
-    """
-
-    documents: np.ndarray
-    sentences: np.ndarray
-    tokens: np.ndarray
-    sentence_lengths: np.ndarray
-    token_ids: np.ndarray
+    documents: np.ndarray  # Shape: (blocks,)
+    sentences: np.ndarray  # Shape: (blocks,)
+    tokens: np.ndarray  # Shape: (blocks,)
+    sentence_lengths: np.ndarray  # how many sentences have each number of tokens. Shape: (longest + 1,)
+    token_ids: np.ndarray  # how often each token occurs. Shape: (highest id + 1,)
 
 
 def count_blocks(blocks: Sequence[Block]) -> Counts:
@@ -84,18 +78,11 @@ def _add_up(histograms: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PartIndex:
-    """The index of a part.
+    """The index of a part."""
 
-    Attributes:
-        schema: the first bytes of the part, an Arrow schema. *Shape:* (bytes,), uint8
-        offsets: where each block begins in the part, and the end of the last block. *Shape:* (blocks + 1,)
-        digests: SHA-256 of the bytes of each block. *Shape:* (blocks, 32), uint8
-        counts: counts of the blocks.
-    """
-
-    schema: np.ndarray
-    offsets: np.ndarray
-    digests: np.ndarray
+    schema: np.ndarray  # the first bytes of the part, an Arrow schema. Shape: (bytes,), uint8
+    offsets: np.ndarray  # where each block begins in the part, and the end of the last block. Shape: (blocks + 1,)
+    digests: np.ndarray  # SHA-256 of the bytes of each block. Shape: (blocks, 32), uint8
     counts: Counts
 
     @property

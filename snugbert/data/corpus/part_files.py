@@ -31,19 +31,13 @@ ARROW_ERRORS = (pa.ArrowException, OSError)  # raised when a damaged file is rea
 
 @dataclass
 class Block:
-    """Consecutive documents of a corpus. No sentence and no document is empty.
+    """Consecutive documents of a corpus. No sentence and no document is empty."""
 
-    Attributes:
-        tokens: token ids, without special tokens. *Shape:* (tokens,)
-        sentences: offset in `tokens` of each sentence, and of the end. *Shape:* (sentences + 1,)
-        documents: offset in `sentences` of each document's first sentence, and of the end. *Shape:* (documents + 1,)
-        word_bits: for each token, whether it continues the word of the token before it. Eight tokens share a byte, the
-            first token in the lowest bit. None: not stored. *Shape:* (ceil(tokens / 8),)
-    """
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
+    tokens: np.ndarray  # token ids, without special tokens. Shape: (tokens,)
+    sentences: np.ndarray  # offset in `tokens` of each sentence, and of the end. Shape: (sentences + 1,)
+    documents: np.ndarray  # offset in `sentences` of each document, and of the end. Shape: (documents + 1,)
+    # For each token, whether it continues the word of the token before it. Eight tokens share a byte, the first token
+    # in the lowest bit. None: not stored. Shape: (ceil(tokens / 8),)
     word_bits: np.ndarray | None = None
 
     def read_continuations(self, start: int, length: int) -> np.ndarray:

@@ -35,28 +35,20 @@ def keep_all(number: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The text of one part of a corpus: some of the text files, some files of a dataset, or every nth document.
+    """The text of one part of a corpus: some of the text files, some files of a dataset, or every nth document."""
 
-    Attributes:
-        number, num_parts: index of the part, and the number of parts.
-        text: where the text is.
-        files: the text files of this part. Empty for a dataset.
-        names: the names of the text files, relative to the common folder of all text files of the corpus. Or
-            `dataset` and the name of the dataset. The names are the same on every machine.
-        keeps: returns whether to keep a document, by its index in the part's text.
-        deduplicate: which copies to leave out. If set, each part reads all files and keeps every nth document, because
-            finding a copy requires all text before it.
-        divides_files: whether each part of a dataset reads its own files of the dataset.
-    """
-
-    number: int
+    number: int  # from 0
     num_parts: int
     text: TextArguments
-    files: tuple[TextFile, ...]
+    files: tuple[TextFile, ...]  # of this part. Empty for a dataset
+    # Of the files, relative to the common folder of all text files of the corpus. Or `dataset` and the name of the
+    # dataset. They are the same on every machine.
     names: tuple[str, ...]
-    keeps: Callable[[int], bool]
+    keeps: Callable[[int], bool]  # whether to keep a document, by its index in the part's text
+    # Which copies to leave out. If set, each part reads all files and keeps every nth document, because finding a copy
+    # requires all text before it.
     deduplicate: Deduplication | None = None
-    divides_files: bool = False
+    divides_files: bool = False  # whether each part of a dataset reads its own files of the dataset
 
     @property
     def name(self) -> str:
