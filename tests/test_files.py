@@ -105,7 +105,7 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
 
 
 def test_a_lock_is_released_and_removed_at_the_end(tmp_path):
-    """`trainers/test_run_lock.py` kills processes that hold it."""
+    """`trainers/run/test_run_lock.py` kills processes that hold it."""
     file = tmp_path / "new" / ".lock"
     with lock_file(file):
         assert holds_lock(file) and not holds_lock(tmp_path / ".lock")

@@ -204,8 +204,8 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
                     logger.warning("%s: uploading the output of the earlier run.", output)
                 elif output.was_last_writer():
                     raise InputError(
-                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another "
-                        "folder."
+                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose "
+                        "another folder."
                     )
                 else:
                     output.download()

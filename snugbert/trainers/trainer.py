@@ -48,11 +48,10 @@ from snugbert.trainers.run.checkpoints import (
     resuming_from,
     step_of,
 )
-from snugbert.trainers.run.folder import find_checkpoint
+from snugbert.trainers.run.folder import find_checkpoint, lock_output_dir
 from snugbert.trainers.run.hub_uploads import HubUploads
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
-from snugbert.trainers.run.run_lock import lock_output_dir
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,
@@ -238,16 +237,35 @@ class RunTrainer(Trainer):
 
     # --- batches ------------------------------------------------------------------------------------------------
 
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, *args: Any, is_training: bool = False, **kwargs: Any
+    def get_train_dataloader(self) -> torch.utils.data.DataLoader:
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
+        return self._make_loader(super().get_train_dataloader, self.train_dataset, self._train_batch_size, True)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> torch.utils.data.DataLoader:
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # type: ignore[index]
+        make = functools.partial(super().get_eval_dataloader, eval_dataset)
+        return self._make_loader(make, dataset, self.args.eval_batch_size)
+
+    def get_test_dataloader(self, test_dataset: Any) -> torch.utils.data.DataLoader:
+        """Extends Trainer's method: rows are filled, and signals do not end the data workers."""
+        make = functools.partial(super().get_test_dataloader, test_dataset)
+        return self._make_loader(make, test_dataset, self.args.eval_batch_size)
+
+    def _make_loader(
+        self,
+        make: Callable[[], torch.utils.data.DataLoader],
+        dataset: Any,
+        batch_size: int,
+        is_training: bool = False,
     ) -> torch.utils.data.DataLoader:
-        # All of Trainer's loaders are made here. Rows are filled, and signals do not end the data workers.
+        """Calls `make`, a method of Trainer, with the data collator for `dataset`."""
         collate = self.data_collator
         self.data_collator = self._fill_rows(dataset, batch_size, is_training)
         try:
-            loader = super()._get_dataloader(
-                dataset, description, batch_size, *args, is_training=is_training, **kwargs
-            )
+            loader = make()
         finally:
             self.data_collator = collate
         getattr(loader, "base_dataloader", loader).worker_init_fn = self.worker_init_fn

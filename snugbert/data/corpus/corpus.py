@@ -9,7 +9,7 @@ lists of token ids, and `document` is its index in the text of the part. `contin
 vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
 digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
 
-The index of a part stores the offsets of its blocks, see `corpus_index.py`. So opening a corpus reads no text. A block
+The index of a part stores the offsets of its blocks, see `part_files.py`. So opening a corpus reads no text. A block
 is read and verified when it is first used.
 """
 
@@ -25,8 +25,18 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks, MappedPart
 from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.corpus_index import Counts, PartIndex, count_blocks, join_counts, read_index
-from snugbert.data.corpus.part_files import TEXT, WORDS, Block, damaged, shared_settings
+from snugbert.data.corpus.part_files import (
+    TEXT,
+    WORDS,
+    Block,
+    Counts,
+    PartIndex,
+    count_blocks,
+    damaged,
+    join_counts,
+    read_index,
+    shared_settings,
+)
 from snugbert.data.data_arguments import CACHE_GB
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError

@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from snugbert.data.corpus.corpus_index import index_name, read_index
-from snugbert.data.corpus.part_files import DamagedError
+from snugbert.data.corpus.part_files import DamagedError, index_name, read_index
 from snugbert.errors import InputError
 from snugbert.files import hash_json
 from snugbert.storage.inputs import work_folder

@@ -27,7 +27,6 @@ from transformers import PreTrainedTokenizerBase
 from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
 from snugbert.data.corpus.corpus_folder import CorpusFolder, read_num_parts
-from snugbert.data.corpus.corpus_index import index_name, make_index, read_index, write_index
 from snugbert.data.corpus.part_files import (
     END_OF_STREAM,
     FORMAT,
@@ -35,7 +34,11 @@ from snugbert.data.corpus.part_files import (
     TEXT,
     WORDS,
     corpus_schema,
+    index_name,
+    make_index,
+    read_index,
     shared_settings,
+    write_index,
 )
 from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments

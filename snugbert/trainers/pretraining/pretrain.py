@@ -74,9 +74,8 @@ from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.checkpoints import step_of
-from snugbert.trainers.run.folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_lock import lock_output_dir
 from snugbert.trainers.run.run_settings import (
     check_data_settings,
     check_max_steps,

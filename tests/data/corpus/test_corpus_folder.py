@@ -17,8 +17,7 @@ import snugbert
 from snugbert.data.corpus import corpus_folder, preparation, text_parts
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.corpus_index import index_name
-from snugbert.data.corpus.part_files import TEXT
+from snugbert.data.corpus.part_files import TEXT, index_name
 from snugbert.data.corpus.preparation import find_missing_parts, prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import TextArguments

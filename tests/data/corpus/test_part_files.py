@@ -6,7 +6,7 @@ from prepared import content, prepare
 from safetensors.numpy import load, save
 
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.corpus_index import count_blocks, make_index, parse_index
+from snugbert.data.corpus.part_files import count_blocks, make_index, parse_index
 from snugbert.errors import InputError
 
 
