@@ -64,14 +64,11 @@ def _copy(url: str, entries: Mapping[str, Entry]) -> Path:
         if not copy.exists():
             announce_copy(url, entries)
             shutil.rmtree(unfinished.parent, ignore_errors=True)
-            ask_together(lambda name: download(_add(url, name), unfinished / name, entries[name]), entries)
+            urls = {name: join(url, name) if name else url for name in entries}
+            ask_together(lambda name: download(urls[name], unfinished / name, entries[name]), entries)
             copy.parent.mkdir(parents=True, exist_ok=True)
             unfinished.rename(copy)
     return copy
-
-
-def _add(url: str, name: str) -> str:
-    return join(url, name) if name else url
 
 
 def announce_copy(url: str, entries: Mapping[str, Entry]) -> None:

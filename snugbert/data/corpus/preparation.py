@@ -146,7 +146,6 @@ def prepare_in_cache(
     documents: str = "all",
     deduplicate: Deduplication | None = None,
     store_words: bool = False,
-    show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
     """Prepares a text in the cache `cache_dir`, by default `HF_HOME`, or reuses it. Also returns the folder there.
 
@@ -159,7 +158,7 @@ def prepare_in_cache(
     folder = work_folder(cache_dir) / key
     if not {part.name for part in parts} <= CorpusFolder(folder).find_parts().keys():
         prepare_parts(
-            folder, parts, tokenizer, language, documents, num_workers, True, show_progress, store_words=store_words
+            folder, parts, tokenizer, language, documents, num_workers, replace=True, store_words=store_words
         )
     return folder, open_corpus(folder, tokenizer)
 
