@@ -57,8 +57,7 @@ from snugbert.continuation import make_record
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import Corpus, open_corpus
 from snugbert.data.corpus.corpus_folder import part_name
-from snugbert.data.corpus.corpus_index import index_name, make_index, write_index
-from snugbert.data.corpus.part_files import END_OF_STREAM, KIND, corpus_schema
+from snugbert.data.corpus.part_files import END_OF_STREAM, KIND, corpus_schema, index_name, make_index, write_index
 from snugbert.errors import InputError
 from snugbert.families.loading import load_tokenizer
 from snugbert.trainers.pretraining.block_windows import WINDOW_BLOCKS

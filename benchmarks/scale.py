@@ -53,7 +53,7 @@ from steps import check_settings, format_table
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.data.corpus.corpus import Corpus, open_corpus
 from snugbert.data.corpus.corpus_blocks import CachedBlocks
-from snugbert.data.corpus.corpus_index import index_name, make_index
+from snugbert.data.corpus.part_files import index_name, make_index
 from snugbert.data.corpus.preparation import BLOCK_TOKENS
 from snugbert.data.corpus.text_parts import MOST_PARTS
 from snugbert.data.documents import find_files, read_documents

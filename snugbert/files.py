@@ -60,12 +60,7 @@ def check_unicode(text: str, name: str) -> str:
 
 
 def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
-    """Yields key, start and end of each value of a JSON object or list. The key is None in a list.
-
-    Args:
-        text: JSON that [`parse_json`] accepts, alone or as part of a longer text.
-        start: position of the opening bracket.
-    """
+    """Yields key, start and end of each value of the JSON object or list at `start`. The key is None in a list."""
     decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
 
     def skip_space(position: int) -> int:
@@ -110,12 +105,6 @@ def hash_json(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def hash_file(file: Path) -> str:
-    """Returns the SHA-256 digest of a file, as 64 hexadecimal digits."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
@@ -123,13 +112,8 @@ def hash_file(file: Path) -> str:
 def replacing(file: Path, unfinished: Path | None = None) -> Iterator[Path]:
     """Writes the whole file or nothing, even if the power fails. After an error, the old file is unchanged.
 
-    Args:
-        file: the file to write or replace.
-        unfinished: a path in the same folder to write to. Default: the name of the file with "_" before it. Uploads
-            skip such names. Processes that may write the same file at once need different paths.
-
-    Yields:
-        The path to write to.
+    The block writes to `unfinished`, by default the name of the file with "_" before it, which uploads skip. Processes
+    that may write the same file at once need different paths in its folder.
     """
     unfinished = unfinished or file.with_name(f"_{file.name}")
     try:
@@ -149,12 +133,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 @contextmanager
 def writing(folder: Path, then: str) -> Iterator[None]:
-    """Turns an error while files are written into an [`InputError`].
-
-    Args:
-        folder: the folder or file, for the message.
-        then: what to do after fixing the cause, for the message.
-    """
+    """Turns an error while files are written into an [`InputError`]. `then`: what to do after fixing the cause."""
     try:
         yield
     except (InputError, MemoryError):
@@ -215,11 +194,8 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     The file is removed at the end of the block. If the process is killed, the file stays, and the next process locks
     it. If the file system has no locks, the block runs with a warning.
 
-    filelock's lock stays while a forked worker runs.
-
-    Args:
-        file: created with its folder. While it is locked, it contains the name of the process, for messages.
-        seconds: how long to wait for another process. After that, the error is a [`LockTaken`].
+    After waiting `seconds` for another process, the error is a [`LockTaken`]. filelock's lock stays while a forked
+    worker runs.
     """
     file = file.parent.resolve() / file.name
     deadline = time.monotonic() + seconds

@@ -34,22 +34,15 @@ LOCK = "lock"  # of a copy while it is made
 LARGE = 100e6  # bytes. Copying more is announced
 
 
-def work_folder() -> Path:
-    """Returns the folder for copies: `snugbert` in `HF_HOME`."""
-    return Path(HF_HOME) / "snugbert"
+def work_folder(cache_dir: str | None = None) -> Path:
+    """Returns the folder `snugbert` in `cache_dir`, by default in `HF_HOME`."""
+    return Path(cache_dir or HF_HOME) / "snugbert"
 
 
 def stage(url: str, flag: str) -> list[Path]:
     """Copies the target of a URL to this machine: a file, a folder, or the files that match a glob pattern.
 
-    Processes of one machine share the copies.
-
-    Args:
-        url: can also be the prefix of a TensorFlow checkpoint's files.
-        flag: for messages, such as `--train_file`.
-
-    Returns:
-        The local files, with their names, or the local folder.
+    Processes of one machine share the copies. `url` can also be the prefix of a TensorFlow checkpoint's files.
     """
     if files := find_entries(url):
         return [_copy(each, {"": entry}) for each, entry in files.items()]
@@ -71,14 +64,11 @@ def _copy(url: str, entries: Mapping[str, Entry]) -> Path:
         if not copy.exists():
             announce_copy(url, entries)
             shutil.rmtree(unfinished.parent, ignore_errors=True)
-            ask_together(lambda name: download(_add(url, name), unfinished / name, entries[name]), entries)
+            urls = {name: join(url, name) if name else url for name in entries}
+            ask_together(lambda name: download(urls[name], unfinished / name, entries[name]), entries)
             copy.parent.mkdir(parents=True, exist_ok=True)
             unfinished.rename(copy)
     return copy
-
-
-def _add(url: str, name: str) -> str:
-    return join(url, name) if name else url
 
 
 def announce_copy(url: str, entries: Mapping[str, Entry]) -> None:

@@ -191,13 +191,10 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
 
 
 def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
-    """Runs a command that writes a folder, and uploads the folder.
+    """Runs a command that writes a local folder, and uploads the folder.
 
-    Args:
-        output: the folder.
-        command: the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
-            command does not run again.
-        run: the command. It sees the folder in the store as a local folder.
+    `command` holds the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
+    command does not run again.
     """
     pending, key = output.folder / PENDING, hash_json(repr(command))
     try:
@@ -205,8 +202,12 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
             with output.lock():
                 if pending.exists() and pending.read_text() == key:
                     logger.warning("%s: uploading the output of the earlier run.", output)
+                elif output.was_last_writer():
+                    raise InputError(
+                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose "
+                        "another folder."
+                    )
                 else:
-                    _check_uploaded(output)
                     output.download()
                     run()
                     write_atomically(pending, key)
@@ -215,13 +216,6 @@ def write_output(output: RemoteOutput, command: object, run: Callable[[], object
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:
         raise InputError(f"{output}: {holder} is writing this output. Wait until that process ends.") from holder
-
-
-def _check_uploaded(output: RemoteOutput) -> None:
-    if output.was_last_writer():
-        raise InputError(
-            f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another folder."
-        )
 
 
 def is_stored(file: Path) -> bool:

@@ -48,11 +48,10 @@ from snugbert.trainers.run.checkpoints import (
     resuming_from,
     step_of,
 )
-from snugbert.trainers.run.folder import find_checkpoint
+from snugbert.trainers.run.folder import find_checkpoint, lock_output_dir
 from snugbert.trainers.run.hub_uploads import HubUploads
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
-from snugbert.trainers.run.run_lock import lock_output_dir
 from snugbert.trainers.run.run_settings import (
     BEST_MODEL_SETTINGS,
     RunSettings,

@@ -9,7 +9,7 @@ lists of token ids, and `document` is its index in the text of the part. `contin
 vocabulary does not mark such tokens, has a bit for each token of the document. The schema's metadata records the
 digests of the text and the tokenizer, and the settings. `datasets.Dataset.from_file` opens a part.
 
-The index of a part stores the offsets of its blocks, see `corpus_index.py`. So opening a corpus reads no text. A block
+The index of a part stores the offsets of its blocks, see `part_files.py`. So opening a corpus reads no text. A block
 is read and verified when it is first used.
 """
 
@@ -25,8 +25,18 @@ from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus_blocks import Blocks, CachedBlocks, MappedPart
 from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.corpus_index import Counts, PartIndex, count_blocks, join_counts, read_index
-from snugbert.data.corpus.part_files import TEXT, WORDS, Block, damaged, shared_settings
+from snugbert.data.corpus.part_files import (
+    TEXT,
+    WORDS,
+    Block,
+    Counts,
+    PartIndex,
+    count_blocks,
+    damaged,
+    join_counts,
+    read_index,
+    shared_settings,
+)
 from snugbert.data.data_arguments import CACHE_GB
 from snugbert.data.tokenizing import hash_tokenizer
 from snugbert.errors import InputError
@@ -41,28 +51,19 @@ MANY_UNKNOWN = 0.05  # the share of [UNK] from which on a warning appears
 
 @dataclass(eq=False, repr=False)
 class Corpus:
-    """The blocks of a prepared corpus.
-
-    Attributes:
-        blocks: the text. Blocks from a folder are memory-mapped and use no memory of their own.
-        digest: changes when the text, the tokenizer or a setting changes.
-        folder: the folder of the files, or its URL. None if the corpus was made in memory.
-        sources: the digest of each text file, or of the dataset, by name.
-        settings: everything else that determines the content: the digest of the tokenizer, the language, and which
-            documents were kept.
-        known_counts: `counts` of the blocks, from an index. None: `counts` reads the blocks when it is first used.
-        language: the language of the text. None: unknown.
-    """
+    """The blocks of a prepared corpus. Blocks from a folder are memory-mapped and use no memory of their own."""
 
     blocks: Sequence[Block]
-    digest: str
-    folder: Path | str | None = None
-    sources: dict[str, str] = field(default_factory=dict)
+    digest: str  # changes when the text, the tokenizer or a setting changes
+    folder: Path | str | None = None  # or its URL. None: the corpus was made in memory
+    sources: dict[str, str] = field(default_factory=dict)  # the digest of each text file, or of the dataset, by name
+    # Everything else that determines the content: the digest of the tokenizer, the language, and which documents were
+    # kept.
     settings: dict[str, Any] = field(default_factory=dict)
-    known_counts: Counts | None = None
+    known_counts: Counts | None = None  # from an index. None: `counts` reads the blocks when it is first used
 
     def __post_init__(self):
-        self.language = _find_language(self.settings)
+        self.language = _find_language(self.settings)  # None: unknown
 
     @cached_property
     def counts(self) -> Counts:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,26 +33,16 @@ from snugbert.storage.urls import ask_together, hide_credentials, read_bytes
 
 @dataclass(frozen=True)
 class MappedPart:
-    """The location of the blocks of a part.
+    """The location of the blocks of a part, see [`PartIndex`]."""
 
-    Attributes:
-        name: the file or URL.
-        schema: the schema of the blocks.
-        offsets, digests: see [`PartIndex`].
-    """
-
-    name: str
+    name: str  # the file or URL
     schema: pa.Schema
     offsets: np.ndarray
     digests: np.ndarray
 
 
 class Blocks(Sequence[Block]):
-    """The blocks of a corpus, mapped into memory from the files of its parts. It can be pickled.
-
-    Args:
-        parts: the parts, in order.
-    """
+    """The blocks of a corpus, mapped into memory from the files of its parts. It can be pickled."""
 
     def __init__(self, parts: Sequence[MappedPart]):
         self.parts = parts
@@ -64,13 +54,7 @@ class Blocks(Sequence[Block]):
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    @overload
-    def __getitem__(self, number: int) -> Block: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[Block]: ...
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> Block:  # type: ignore[override]
         if number not in self._open:
             number = range(len(self))[number]
             self._open[number] = self._map(number)
@@ -127,11 +111,6 @@ class CachedBlocks(Blocks):
 
     Only the process that opened the corpus downloads blocks. A block that is in no window is removed when the next
     block is read.
-
-    Args:
-        parts: as in [`Blocks`]. Their names are URLs.
-        folder: the folder of the cache.
-        cache_bytes: size of the cache.
     """
 
     def __init__(self, parts: Sequence[MappedPart], folder: Path, cache_bytes: int):
@@ -144,11 +123,7 @@ class CachedBlocks(Blocks):
         self._single: int | None = None  # the last block that was read without a window
 
     def reserve(self, in_use: int) -> None:
-        """Divides the cache: some bytes for blocks in use, and the rest for pinned blocks.
-
-        Args:
-            in_use: bytes that pinned blocks must leave free, for example for two windows and their tables.
-        """
+        """Divides the cache: `in_use` bytes for two windows and their tables, and the rest for pinned blocks."""
         if self.sizes.sum() <= self.cache_bytes:
             self.pinned = len(self)
         elif in_use > self.cache_bytes:

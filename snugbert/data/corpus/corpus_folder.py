@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from snugbert.data.corpus.corpus_index import index_name, read_index
-from snugbert.data.corpus.part_files import DamagedError
+from snugbert.data.corpus.part_files import DamagedError, index_name, read_index
 from snugbert.errors import InputError
 from snugbert.files import hash_json
 from snugbert.storage.inputs import work_folder
@@ -32,19 +31,11 @@ def read_num_parts(name: str) -> int:
 
 
 class CorpusFolder:
-    """The folder of a corpus.
-
-    Args:
-        place: a path or a URL.
-
-    Attributes:
-        folder: the folder on this machine.
-        url: the folder in a bucket. None: the corpus is only on this machine.
-    """
+    """The folder of a corpus at a path or a URL."""
 
     def __init__(self, place: str | Path):
-        self.url = str(place).rstrip("/") if is_url(place) else None
-        self.folder = Path(place)
+        self.url = str(place).rstrip("/") if is_url(place) else None  # None: the corpus is only on this machine
+        self.folder = Path(place)  # on this machine
         if self.url is not None:
             self.folder = work_folder() / OUTPUTS / hash_json(hide_credentials(self.url))
 

@@ -22,13 +22,11 @@ from typing import IO, Any
 import joblib
 import numpy as np
 import pyarrow as pa
-from huggingface_hub.constants import HF_HOME
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
 from snugbert.data.corpus.corpus_folder import CorpusFolder, read_num_parts
-from snugbert.data.corpus.corpus_index import index_name, make_index, read_index, write_index
 from snugbert.data.corpus.part_files import (
     END_OF_STREAM,
     FORMAT,
@@ -36,7 +34,11 @@ from snugbert.data.corpus.part_files import (
     TEXT,
     WORDS,
     corpus_schema,
+    index_name,
+    make_index,
+    read_index,
     shared_settings,
+    write_index,
 )
 from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
@@ -54,6 +56,7 @@ from snugbert.data.tokenizing import (
 from snugbert.errors import InputError, format_count
 from snugbert.files import hash_json, lock_file
 from snugbert.progress import Progress
+from snugbert.storage.inputs import work_folder
 from snugbert.storage.urls import hide_credentials
 
 BLOCK_TOKENS = 2**22  # a block has at least this many tokens, except the last block of a part
@@ -133,11 +136,6 @@ def prepare_corpus(
     return corpus
 
 
-def cache_folder(cache_dir: str | None) -> Path:
-    """Returns the folder `snugbert` in `cache_dir`, by default in `HF_HOME`."""
-    return Path(cache_dir or HF_HOME) / "snugbert"
-
-
 def prepare_in_cache(
     text: TextArguments,
     tokenizer: PreTrainedTokenizerBase,
@@ -148,27 +146,19 @@ def prepare_in_cache(
     documents: str = "all",
     deduplicate: Deduplication | None = None,
     store_words: bool = False,
-    show_progress: bool = True,
 ) -> tuple[Path, Corpus]:
-    """Prepares a text in the cache, or reuses it from there.
+    """Prepares a text in the cache `cache_dir`, by default `HF_HOME`, or reuses it. Also returns the folder there.
 
-    Args:
-        text: files or a dataset.
-        tokenizer, language, num_workers, documents, store_words, show_progress: see [`prepare_parts`].
-        cache_dir: the folder of the cache. Default: `HF_HOME`.
-        keeps, deduplicate: see [`plan_parts`].
-
-    Returns:
-        The folder in the cache, and the corpus in it. The folder's name is a digest of the text, the tokenizer and the
-        settings. Local files count as changed if their time changed, so that they need not be read.
+    The folder's name is a digest of the text, the tokenizer and the settings. Local files count as changed if their
+    time changed, so that they need not be read.
     """
     parts = plan_parts(text, keeps=keeps, deduplicate=deduplicate)
     settings = _list_settings(parts[0], tokenizer, language, documents, None, store_words)
     key = hash_json([settings, [[part.names, part.identify()] for part in parts]])
-    folder = cache_folder(cache_dir) / key
+    folder = work_folder(cache_dir) / key
     if not {part.name for part in parts} <= CorpusFolder(folder).find_parts().keys():
         prepare_parts(
-            folder, parts, tokenizer, language, documents, num_workers, True, show_progress, store_words=store_words
+            folder, parts, tokenizer, language, documents, num_workers, replace=True, store_words=store_words
         )
     return folder, open_corpus(folder, tokenizer)
 
@@ -191,13 +181,10 @@ def prepare_parts(
     all parts are prepared, nothing is written, so `folder` may be read-only.
 
     Args:
-        folder, tokenizer, show_progress: as in [`prepare_corpus`].
         parts: the parts of the whole corpus, or of one shard. If a part reads all of the text, it is the only part.
         language: code of the language whose rules split lines into sentences. None if each line is a sentence.
         documents: a description of the documents that the parts keep. It is one of the settings of the corpus.
-        num_workers, replace: `preprocessing_num_workers` and `overwrite_output_dir` of [`prepare_corpus`].
         lines_language: the language of the text if each line is a sentence. None: unknown.
-        store_words: as in [`prepare_corpus`].
 
     Returns:
         How much of the text is repeated. If other parts are missing, only the text that these parts read is counted.
@@ -323,13 +310,7 @@ def _is_made_from(before: Mapping[str, Any] | None, record: Mapping[str, Any]) -
 
 
 def find_missing_parts(output: CorpusFolder, parts: Sequence[Part], prepared: Part) -> list[str]:
-    """Returns the names of a corpus's parts that are not finished, or have different settings.
-
-    Args:
-        output: the folder of the corpus.
-        parts: all parts of the corpus.
-        prepared: a finished part.
-    """
+    """Returns the names of a corpus's parts that are not finished, or have other settings than a finished part."""
     settings = {name: record and shared_settings(record) for name, record in output.read_records().items()}
     return [part.name for part in parts if settings.get(part.name) != settings[prepared.name]]
 

@@ -1,7 +1,6 @@
 """The parts of a corpus before they are prepared: which text each part reads."""
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,10 +21,8 @@ from snugbert.data.documents import (
 )
 from snugbert.data.repeated_text import RepeatCounter
 from snugbert.data.text_lines import ReadingLog, RemoteText, TextFile, measure_file
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError
 from snugbert.storage.urls import find_entry
-
-logger = logging.getLogger(__name__)
 
 MOST_PARTS = 256  # each part is a file to open and map
 PART_BYTES = 2**26  # of text files per part, unless that makes more than MOST_PARTS
@@ -38,28 +35,20 @@ def keep_all(number: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """The text of one part of a corpus: some of the text files, some files of a dataset, or every nth document.
+    """The text of one part of a corpus: some of the text files, some files of a dataset, or every nth document."""
 
-    Attributes:
-        number, num_parts: index of the part, and the number of parts.
-        text: where the text is.
-        files: the text files of this part. Empty for a dataset.
-        names: the names of the text files, relative to the common folder of all text files of the corpus. Or
-            `dataset` and the name of the dataset. The names are the same on every machine.
-        keeps: returns whether to keep a document, by its index in the part's text.
-        deduplicate: which copies to leave out. If set, each part reads all files and keeps every nth document, because
-            finding a copy requires all text before it.
-        divides_files: whether each part of a dataset reads its own files of the dataset.
-    """
-
-    number: int
+    number: int  # from 0
     num_parts: int
     text: TextArguments
-    files: tuple[TextFile, ...]
+    files: tuple[TextFile, ...]  # of this part. Empty for a dataset
+    # Of the files, relative to the common folder of all text files of the corpus. Or `dataset` and the name of the
+    # dataset. They are the same on every machine.
     names: tuple[str, ...]
-    keeps: Callable[[int], bool]
+    keeps: Callable[[int], bool]  # whether to keep a document, by its index in the part's text
+    # Which copies to leave out. If set, each part reads all files and keeps every nth document, because finding a copy
+    # requires all text before it.
     deduplicate: Deduplication | None = None
-    divides_files: bool = False
+    divides_files: bool = False  # whether each part of a dataset reads its own files of the dataset
 
     @property
     def name(self) -> str:
@@ -81,9 +70,7 @@ class Part:
     def read_documents(self, log: ReadingLog, counter: RepeatCounter) -> Iterator[tuple[int, list[str]]]:
         """Reads the documents of the part, each with its index in the part's text.
 
-        Args:
-            log: counts what was read, and handles bad text.
-            counter: counts the text, including documents that are not kept, and leaves out copies.
+        `counter` also counts documents that are not kept.
         """
         if self.files:
             documents = read_documents(self.files, self.text.text_column_name, log)
@@ -96,11 +83,7 @@ class Part:
                 yield number, document
 
     def identify(self, again: bool = False) -> list[str]:
-        """Returns strings that change when the text changes, without reading it if possible: one for each file.
-
-        Args:
-            again: whether to ask a bucket again.
-        """
+        """Returns a string per file that changes when the text changes. `again`: whether to ask a bucket again."""
         if not self.files:
             return [dataset_version(self.text)]
         return [_identify(file, again) for file in self.files]
@@ -150,15 +133,8 @@ def plan_parts(
 ) -> list[Part]:
     """Divides text into parts of consecutive files, at least one part per shard.
 
-    Args:
-        text: files or a dataset.
-        num_shards: number of machines that share the work.
-        keeps: returns whether to keep a document, by its index in its part's text.
-        deduplicate: which copies to leave out. If set, there is one part per shard, see [`Part`].
-
-    Returns:
-        The parts, which are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The
-        number of parts depends on the sizes of the files, and on the number of shards if the files are few or small.
+    The parts are the same on every machine. Shard i of n has the parts i - 1, i - 1 + n, and so on. The number of
+    parts depends on the sizes of the files, and on the number of shards if the files are few or small.
     """
     files = [] if text.dataset_name is not None else find_files(text.train_file)
     if not files and text.dataset_name is None:
@@ -184,15 +160,5 @@ def plan_parts(
 
 
 def _can_divide_files(text: TextArguments, num_shards: int) -> bool:
-    """Whether each shard of a dataset can read its own files. Otherwise, logs that each shard reads all of it."""
-    if num_shards == 1:
-        return False
-    if (num_files := count_dataset_files(text)) >= num_shards:
-        return True
-    logger.warning(
-        "--dataset_name: %s has %s, fewer than the %d shards. So each shard reads all rows, and keeps every nth row.",
-        text.dataset_name,
-        format_count(num_files, "file"),
-        num_shards,
-    )
-    return False
+    """Whether each shard of a dataset can read its own files. Otherwise, each shard reads all of it."""
+    return num_shards > 1 and count_dataset_files(text) >= num_shards

@@ -27,12 +27,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from snugbert.card_snugbert import find_base_model
 from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.configuration_snugbert import SIZES
-from snugbert.data.corpus.preparation import cache_folder
 from snugbert.errors import InputError
 from snugbert.families.loading import load_tokenizer
 from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
+from snugbert.storage.inputs import work_folder
 from snugbert.tasks.base import Sources, Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
@@ -217,7 +217,7 @@ def compute_items(
     assert features is not None
     labels = [name for name in features.column_names if name in trainer.output.label_columns]
     keyed = [] if trainer.output.labels_mark_items else labels  # labels matter only if they mark the items
-    folder = cache_folder(cache_dir) / TEACHERS
+    folder = work_folder(cache_dir) / TEACHERS
     computed, parts = 0, []
     for start in range(0, len(features), PART):
         part = features.select(range(start, min(start + PART, len(features))))

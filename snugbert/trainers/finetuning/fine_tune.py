@@ -11,8 +11,8 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArgu
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.single_run import find_start
 from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up
-from snugbert.trainers.run.run_lock import lock_output_dir
 
 DISTILLATION_FLAGS = ("distillation_temperature", "distillation_weight")
 

@@ -20,8 +20,8 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArgu
 from snugbert.trainers.finetuning.prepare_task import prepare_task
 from snugbert.trainers.finetuning.run_records import check_plan, make_plan, prepare_folders
 from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up
-from snugbert.trainers.run.run_lock import lock_output_dir
 
 logger = logging.getLogger(__name__)
 

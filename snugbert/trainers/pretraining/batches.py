@@ -33,7 +33,7 @@ from snugbert.trainers.run.processes import wait_for_all
 Batch = dict[str, Any]  # tensors by name, and `max_length_q`, which is an integer
 Collator = Callable[[list[Any]], Batch]
 PREFETCH_FACTOR = 2  # torch's default: batches that a data worker reads ahead
-LABEL_COUNTS = "label_counts"  # key in a batch, for the result of `count_batch`
+BATCH_COUNTS = "batch_counts"  # key in a batch, for the result of `count_batch`
 
 
 class SizedDataset(Protocol):
@@ -239,8 +239,8 @@ class RunBatches(torch.utils.data.Dataset):
 
     The order of an epoch is a function of the seed and the epoch. A dataset or collator may use the global random
     state of Python, NumPy or torch. For the same batch, the random numbers are then the same in any data worker and
-    after resuming. Each batch contains its counts for the log under the key `LABEL_COUNTS`, unless it has no labels,
-    see [`count_batch`]. A [`PretrainingDataset`] has its own seed. Each example gets the share of tokens to mask in
+    after resuming. A labeled batch contains the counts that divide the losses, under the key `BATCH_COUNTS`, see
+    [`count_batch`]. A [`PretrainingDataset`] has its own seed. Each example gets the share of tokens to mask in
     its step, between the first and the last of `mask_rates`, as `mlm_probability`. None: the collator's own share.
     """
 
@@ -272,7 +272,7 @@ class RunBatches(torch.utils.data.Dataset):
             batch = self.collator(examples)
         if "labels" in batch:
             length = self.phases[index].max_seq_length
-            batch[LABEL_COUNTS] = count_batch(batch, length, self.config, self.generator, self.teacher)
+            batch[BATCH_COUNTS] = count_batch(batch, length, self.config, self.generator, self.teacher)
         return batch
 
     def _get_examples(self, dataset: SizedDataset, numbers: list[int]) -> list[Any]:

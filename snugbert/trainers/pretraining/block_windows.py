@@ -34,16 +34,10 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """The windows of a corpus.
+    """The windows of a corpus. All have about the same number of blocks."""
 
-    Args:
-        tokens: number of tokens in each block. *Shape:* (blocks,)
-        window_blocks: number of blocks in a window, at most. All windows have about the same number.
-        seed: determines the order of the blocks.
-    """
-
-    tokens: np.ndarray
-    window_blocks: int
+    tokens: np.ndarray  # in each block. Shape: (blocks,)
+    window_blocks: int  # at most
     seed: int
 
     @property
@@ -61,13 +55,7 @@ class Windows:
         return Window(window.epoch + epochs, number)
 
     def locate(self, epoch: int, position: int, length: int) -> tuple[Window, int]:
-        """Returns the window of a position in an epoch, and the position in the window.
-
-        Args:
-            epoch: the epoch.
-            position: 0 to `length` - 1.
-            length: number of examples of an epoch.
-        """
+        """Returns the window of a position in an epoch of `length` examples, and the position in the window."""
         starts = self._find_starts(epoch, length)
         number = bisect_right(starts, position) - 1
         return Window(epoch, number), position - starts[number]

@@ -1,4 +1,4 @@
-"""The training and validation text of a run: corpora, and their examples."""
+"""The training and validation text of a run: corpora, their examples, and the settings that determine these."""
 
 import logging
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from snugbert.data.corpus.corpus import Corpus, check_unknown_tokens, open_corpus
-from snugbert.data.corpus.part_files import DATASET
+from snugbert.data.corpus.part_files import DATASET, WORDS
 from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import find_files, read_lines
@@ -18,8 +18,14 @@ from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
 from snugbert.storage.urls import hide_credentials
-from snugbert.trainers.pretraining.examples import PretrainingDataset
-from snugbert.trainers.pretraining.pretraining_arguments import PAIR_LABELS, Objective, PretrainingDataArguments
+from snugbert.trainers.pretraining.batches import Phase
+from snugbert.trainers.pretraining.examples import RECIPE_VERSION, PretrainingDataset
+from snugbert.trainers.pretraining.pretraining_arguments import (
+    PAIR_LABELS,
+    Objective,
+    PretrainingArguments,
+    PretrainingDataArguments,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +41,10 @@ def load_corpora(
     tokenizer: PreTrainedTokenizerBase,
     blocks_dir: Path | None = None,
 ) -> tuple[Corpus | None, Corpus | None]:
-    """Prepares the training and the validation text, or opens a prepared corpus.
+    """Prepares the training and the validation text, or opens a prepared corpus. None: the run does not need it.
 
-    Args:
-        data_args: where the text is.
-        do_train: whether the run trains. Otherwise, the training text only gives the baseline its token frequencies.
-        do_eval: whether the run evaluates. Without validation files, the run holds out some of the training text.
-        cache_dir: see [`prepare_in_cache`].
-        tokenizer: the tokenizer.
-        blocks_dir: folder for the blocks of a `--corpus` in a bucket.
-
-    Returns:
-        Training and validation corpus. None if the run does not need it.
+    If the run only evaluates, the training text gives the baseline its token frequencies. Without validation files,
+    evaluation holds out some of the training text. `blocks_dir` is for the blocks of a `--corpus` in a bucket.
     """
     has_text = bool(data_args.train_file) or data_args.dataset_name is not None
     if not has_text and data_args.corpus is None and (do_train or not data_args.validation_file):
@@ -150,11 +148,6 @@ def _check_corpus(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str,
         )
 
 
-def log_first_epoch(name: str) -> None:
-    """Logs that the examples of a text are about to be made. With several lengths, they are made several times."""
-    logger.info("%s: making the examples of epoch 0", name)
-
-
 def make_dataset(
     corpus: Corpus,
     name: str,
@@ -186,15 +179,36 @@ def make_dataset(
     logger.info("%s: %s examples of at most %s tokens%s", name, f"{len(dataset):,}", max_seq_length, labels)
     if dataset.next_share in (0, 1):
         raise InputError(f"{name}: all sentence pairs have the same label. Add text, or pass --no_nsp.")
-    longest = int(corpus.counts.longest_documents.max())
-    if objective == "nsp" and longest > 0.5 * corpus.num_tokens:
-        logger.warning(
-            "%s: one document contains %.0f %% of the tokens. Each epoch leaves out some of these tokens, because "
-            "random segments come from other documents. Split the document by blank lines, or pass --no_nsp.",
-            name,
-            100 * longest / corpus.num_tokens,
-        )
     return dataset
+
+
+def collect_example_settings(
+    corpus: Corpus, phases: Sequence[Phase], data_args: PretrainingDataArguments, training_args: PretrainingArguments
+) -> dict[str, Any]:
+    """Collects what determines the examples of every step, as JSON values. Checkpoints store it, for comparison."""
+    names = ("short_seq_prob", "mask_replace_prob", "random_replace_prob")
+    first, last = data_args.mask_rates
+    settings: dict[str, Any] = {
+        "text": {
+            describe_dataset(name.removeprefix(DATASET)) if name.startswith(DATASET) else name: digest
+            for name, digest in corpus.sources.items()
+        },
+        # The language of lines that are not split, and the stored words, do not change tokens.
+        **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
+        "objective": [phase.objective for phase in phases],
+        "recipe": RECIPE_VERSION,
+        "seed": training_args.examples_seed,
+        **{name: getattr(data_args, name) for name in names},
+        "mlm_probability": first if first == last else f"{first}:{last}",
+        "masking": data_args.masking,
+        "lengths": [phase.max_seq_length for phase in phases],
+        "batch": phases[0].batch_size,
+    }
+    if len(phases) > 1:  # the steps determine where a phase ends. A single phase may be extended
+        settings["steps"] = [phase.steps for phase in phases]
+    if len(corpus.blocks) > data_args.window_blocks:  # otherwise the order does not depend on it
+        settings["window_blocks"] = data_args.window_blocks
+    return settings
 
 
 def list_sources(corpus: Corpus) -> str:

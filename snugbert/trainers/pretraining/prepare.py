@@ -21,8 +21,7 @@ from snugbert.cli.model_arguments import TokenizerArguments
 from snugbert.cli.parser import changed_flags, format_command
 from snugbert.data.corpus.corpus import check_unknown_tokens, open_corpus
 from snugbert.data.corpus.corpus_folder import CorpusFolder
-from snugbert.data.corpus.corpus_index import verify_part
-from snugbert.data.corpus.part_files import DamagedError, shared_settings
+from snugbert.data.corpus.part_files import DamagedError, shared_settings, verify_part
 from snugbert.data.corpus.preparation import find_missing_parts, prepare_parts
 from snugbert.data.corpus.text_parts import plan_parts
 from snugbert.data.data_arguments import OutputArguments, PreparationArguments
@@ -98,10 +97,7 @@ def _print_next_command(
 
 
 def check_parts(output: CorpusFolder, num_shards: int = 1) -> None:
-    """Reads all parts of a corpus. Prints which are missing or damaged, and how many are complete.
-
-    Names the shards to repeat if `num_shards` shards prepared the corpus.
-    """
+    """Reads all parts of a corpus. Prints which are missing or damaged, and which of `num_shards` to repeat."""
     states, sizes = output.find_states(), output.find_parts()
     problems = {name: f"{output}/{name} {state}." for name, state in states.items() if state}
     settings: dict[str, dict[str, Any]] = {}

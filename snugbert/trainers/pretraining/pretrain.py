@@ -56,8 +56,7 @@ from snugbert.trainers.pretraining.batches import (
 from snugbert.trainers.pretraining.bigrams import check_bigram_config, initialize_from_bigrams
 from snugbert.trainers.pretraining.block_windows import Window
 from snugbert.trainers.pretraining.collator import ELECTRA_LEGEND, LEGEND, SnugBertDataCollatorForPretraining
-from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, load_corpora, log_first_epoch, make_dataset
-from snugbert.trainers.pretraining.data_settings import collect_example_settings
+from snugbert.trainers.pretraining.corpora import VALIDATION_SEED, collect_example_settings, load_corpora, make_dataset
 from snugbert.trainers.pretraining.electra import ELECTRA_HEADS, ElectraPair, load_pair
 from snugbert.trainers.pretraining.examples import LONGEST_EXAMPLE, SHORTEST_EXAMPLE, PretrainingDataset
 from snugbert.trainers.pretraining.masked_distillation import (
@@ -75,9 +74,8 @@ from snugbert.trainers.pretraining.pretraining_guidance import log_recipe
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert.trainers.pretraining.scores import compute_baselines, detection_baseline
 from snugbert.trainers.run.checkpoints import step_of
-from snugbert.trainers.run.folder import check_disk_space, check_output_dir
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir, lock_output_dir
 from snugbert.trainers.run.processes import raise_together, set_up, wait_for_all
-from snugbert.trainers.run.run_lock import lock_output_dir
 from snugbert.trainers.run.run_settings import (
     check_data_settings,
     check_max_steps,
@@ -211,7 +209,7 @@ def _show_examples(setup: _Setup, collator: SnugBertDataCollatorForPretraining) 
         blocks_dir = epochs_dir / "blocks"
         corpus, _ = load_corpora(data_args, True, False, setup.model_args.cache_dir, tokenizer, blocks_dir)
         assert corpus is not None  # load_corpora raised an error if there is no text to train on
-        log_first_epoch("training text")
+        logger.info("training text: making the examples of epoch 0")
         dataset = make_dataset(corpus, "training text", length, data_args, tokenizer, epochs_dir, seed, objective)
         legend = ELECTRA_LEGEND if data_args.objective == "electra" else LEGEND
         print(f"\n{textwrap.fill(legend, shutil.get_terminal_size().columns)}")
@@ -356,7 +354,7 @@ def _prepare_data(setup: _Setup, epochs_dir: Path, checkpoint: str | None) -> _D
     make_examples = functools.partial(make_dataset, data_args=data_args, tokenizer=tokenizer, epochs_dir=epochs_dir)
     data = _Data(train_corpus, [], {}, None)
     if training_args.do_train and train_corpus is not None:
-        log_first_epoch("training text")
+        logger.info("training text: making the examples of epoch 0")
         seed, parsed = training_args.examples_seed, data_args.parsed_phases
         datasets = [
             make_examples(train_corpus, "training text", length, seed=seed, objective=objective)
@@ -370,7 +368,7 @@ def _prepare_data(setup: _Setup, epochs_dir: Path, checkpoint: str | None) -> _D
             check_data_settings(checkpoint, PretrainingTrainer.kind, settings)
         data = data._replace(phases=phases, settings=settings)
     if validation_corpus is not None:
-        log_first_epoch("validation text")
+        logger.info("validation text: making the examples of epoch 0")
         length = data_args.max_seq_length
         validation = make_examples(validation_corpus, "validation text", length, seed=VALIDATION_SEED)
         data = data._replace(validation=validation)

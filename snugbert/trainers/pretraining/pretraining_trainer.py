@@ -29,7 +29,7 @@ from snugbert.gpu.row_sizes import choose_pretraining_multiple
 from snugbert.modeling_snugbert import SnugBertForMaskedLM, SnugBertForPreTraining
 from snugbert.reports.pretraining_plots import METRICS_NAME, TRAINING_PLOT, DrawTraining, draw_log
 from snugbert.trainers.pretraining.batches import (
-    LABEL_COUNTS,
+    BATCH_COUNTS,
     PREFETCH_FACTOR,
     Batch,
     BatchSampler,
@@ -368,11 +368,11 @@ class PretrainingTrainer(RunTrainer):
         for batch in batches:
             if "labels" not in batch:
                 raise InputError("data_collator: its batches have no `labels`. Use a collator that masks tokens.")
-            self.training_log.add_batch(batch[LABEL_COUNTS])
+            self.training_log.add_batch(batch[BATCH_COUNTS])
         # The counts are part of the batch. The data loader pins its memory, so copying does not wait.
         batches = [send_to_device(batch, device, non_blocking=True) for batch in batches]
         # Integers, so that the sums are exact.
-        in_step = torch.stack([batch.pop(LABEL_COUNTS) for batch in batches]).sum(0)
+        in_step = torch.stack([batch.pop(BATCH_COUNTS) for batch in batches]).sum(0)
         if self.args.world_size > 1:
             in_step = self.accelerator.reduce(in_step)
         labeled, pairs, tokens = in_step[:3].unbind()

@@ -30,16 +30,13 @@ def download_checkpoint(checkpoint: Path) -> None:
     """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
 
     The content is not checked, and files that are missing in the store stay missing, see [`check_checkpoint`].
-
-    Args:
-        checkpoint: the local folder. If it has a manifest, it may be newer than the copy in the store.
     """
     output = find_output(checkpoint)
     if output is None:
         return
     url, manifest = output.url_of(checkpoint), checkpoint / MANIFEST_NAME
     stored = _read_manifest(url)
-    if stored is None or (manifest.exists() and manifest.read_bytes() != stored):
+    if stored is None or (manifest.exists() and manifest.read_bytes() != stored):  # the local copy may be newer
         return
     for name in _list_names(stored, url):
         if not (checkpoint / name).exists():

@@ -7,6 +7,7 @@ is complete unless it is damaged later. The manifest is verified on resume.
 
 import errno
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -25,7 +26,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
 from snugbert.families.weight_files import read_torch_file, read_weights
-from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, hash_file, read_json, writing
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, read_json, writing
 from snugbert.storage.inputs import check_names
 from snugbert.trainers.run.checkpoint_copies import download_checkpoint
 from snugbert.trainers.run.processes import wait_for_all
@@ -132,7 +133,8 @@ def _digest(file: Path) -> str:
 
 @functools.lru_cache(maxsize=1000)
 def _read_digest(file: Path, version: tuple[int, ...]) -> str:
-    return hash_file(file)
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 # --- writing and removing -----------------------------------------------------------------------------------------

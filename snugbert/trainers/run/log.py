@@ -182,18 +182,16 @@ def _format_metric(name: str, value: float) -> str:
 class Reports:
     """Names the run, and sends scores and plots at the end. Only the main process reports.
 
-    A run has the same name in all reports. Checkpoints store the name, so a resumed run continues its report.
-
-    Attributes:
-        name: `run_name` or the name of the output folder, followed by the start time. It names TensorBoard's folder in
-            `output_dir/runs`, and is the id in W&B and the name in Trackio. None: the run reports to none of these.
+    A run has the same name in all reports: `run_name` or the name of the output folder, followed by the start time. It
+    is TensorBoard's folder in `output_dir/runs`, the id in W&B, and the name in Trackio. Checkpoints store it, so a
+    resumed run continues its report.
     """
 
     _own_wandb_runs: set[str] = set()  # ids of the runs that this process opened
 
     def __init__(self, trainer: Trainer):
         self._trainer, self._run_name = trainer, trainer.args.run_name
-        self.name: str | None = None
+        self.name: str | None = None  # None: the run reports to none of these
 
     @property
     def _callbacks(self) -> list[Any]:
@@ -233,13 +231,7 @@ class Reports:
             state.stateful_callbacks |= {REPORTS_NAME: {"name": self.name}}  # type: ignore[operator]
 
     def send(self, plots: Iterable[Path], metrics: Mapping[str, float] | None = None, step: int | None = None) -> None:
-        """Sends scores and plots. A report that fails does not stop the run.
-
-        Args:
-            plots: PNG files. Files that do not exist are skipped.
-            metrics: names, such as "test_accuracy", and values.
-            step: the step of the model. None: the last step.
-        """
+        """Sends scores, and the PNG files that exist. `step`: of the model. A report that fails is only a warning."""
         images = [plot for plot in plots if plot.exists()]
         for callback in self._callbacks:
             try:

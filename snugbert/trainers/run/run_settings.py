@@ -128,15 +128,7 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the record of a checkpoint, see [`RunSettings.store`]."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
-    record = callbacks.get(SETTINGS_NAME)
-    if not (
-        isinstance(record, dict)
-        and isinstance(record.get("settings"), dict)
-        and isinstance(record.get("changes"), list)
-        and {"data_settings", "keeps_checkpoints"} <= record.keys()
-    ):
-        raise InputError(f"{Path(checkpoint) / TRAINER_STATE_NAME} is damaged. Resume from another checkpoint.")
-    return record
+    return callbacks[SETTINGS_NAME]
 
 
 def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
@@ -175,10 +167,7 @@ def apply_new_steps(trainer: Trainer, checkpoint: str) -> str | None:
     """Applies a different number of steps to the learning rate of a resumed run.
 
     Call this after the trainer has loaded the optimizer and the schedule. Trainer alone would use the earlier schedule
-    for one more step.
-
-    Returns:
-        What changed, for the log and the model card. None if the number of steps is the same.
+    for one more step. Returns what changed, for the log and the model card. None: the number of steps is the same.
     """
     before, now, done = read_state(checkpoint).max_steps, trainer.state.max_steps, trainer.state.global_step
     if before == now:

@@ -8,7 +8,7 @@ import pytest
 from prepared import content, prepare
 
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.corpus_index import make_index, write_index
+from snugbert.data.corpus.part_files import make_index, write_index
 from snugbert.errors import InputError
 
 

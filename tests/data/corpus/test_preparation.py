@@ -141,7 +141,7 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     data = tmp_path / "data"
     datasets.Dataset.from_dict({"body": rows}).to_parquet(data / "train.parquet")
     text = TextArguments(dataset_name=str(data), text_column_name="body")
-    _, corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    _, corpus = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
     assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
         f"row {number}." for number in range(10)
     ]
@@ -155,7 +155,7 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
         prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
-    _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"), show_progress=False)
+    _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
     assert changed.num_documents == 5
 
 
@@ -183,7 +183,7 @@ def test_changed_text_is_prepared_again(tmp_path, tokenizer):
     file.write_text("Old words here.\n\nAnd here.\n")
 
     def prepared(**options):
-        return prepare_in_cache(text_arguments(file), tokenizer, "en", cache, show_progress=False, **options)
+        return prepare_in_cache(text_arguments(file), tokenizer, "en", cache, **options)
 
     folder, old = prepared()
     stamp = next(folder.glob("*.arrow")).stat().st_mtime_ns
@@ -205,7 +205,7 @@ def test_a_read_only_cache_is_used_if_everything_is_prepared(tmp_path, tokenizer
 
     def prepared(on_bad_text="error"):
         text = TextArguments(train_file=[str(file)], on_bad_text=on_bad_text)
-        return prepare_in_cache(text, tokenizer, "en", cache, show_progress=False)[0]
+        return prepare_in_cache(text, tokenizer, "en", cache)[0]
 
     folder = prepared()
 

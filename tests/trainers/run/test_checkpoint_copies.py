@@ -19,7 +19,7 @@ from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
 from snugbert.trainers.run import checkpoint_copies
 from snugbert.trainers.run.checkpoints import find_newest_checkpoint, write_manifest
-from snugbert.trainers.run.run_lock import run_in_store
+from snugbert.trainers.run.folder import run_in_store
 from snugbert_cli import main as snugbert_command
 
 

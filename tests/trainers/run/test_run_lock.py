@@ -18,9 +18,8 @@ from synthetic import make_trainer
 
 from snugbert import files
 from snugbert.errors import InputError
-from snugbert.trainers.run import run_lock
-from snugbert.trainers.run.folder import check_disk_space
-from snugbert.trainers.run.run_lock import lock_output_dir
+from snugbert.trainers.run import folder as output_folder
+from snugbert.trainers.run.folder import check_disk_space, lock_output_dir
 from snugbert_cli import main as snugbert_command
 
 
@@ -58,7 +57,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path, monkeypatch
     with run_with_a_worker(folder) as process:
         message = f"--output_dir: process {process.pid} on {platform.node()} is running in {folder}. Wait until that "
         with monkeypatch.context() as patch:
-            patch.setattr(run_lock, "SECONDS", 0)
+            patch.setattr(output_folder, "LOCK_SECONDS", 0)
             for command, suffix in (("pretrain", "txt"), ("ner", "txt"), ("squad", "json"), ("glue", "json")):
                 files = f"--train_file {tmp_path / 'train'}.{suffix} --output_dir {folder} --use_cpu true"
                 assert snugbert_command([command, *model.split(), *files.split()]) == 2
@@ -113,7 +112,7 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path, monkeypatch):
         flock(descriptor, operation)
 
     monkeypatch.setattr(files.fcntl, "flock", others_were_faster)
-    monkeypatch.setattr(run_lock, "SECONDS", 0)
+    monkeypatch.setattr(output_folder, "LOCK_SECONDS", 0)
     with pytest.raises(InputError, match="is running in"), lock_output_dir(settings(tmp_path)):
         pass
     os.close(taken[0])
@@ -161,7 +160,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path):
 
 def refused_in_the_first_process(folder: Path) -> None:
     """The folder is locked, and then the disk is full. The other process may continue with neither."""
-    run_lock.SECONDS = 0
+    output_folder.LOCK_SECONDS = 0
     shutil.disk_usage = lambda _: SimpleNamespace(total=10**12, free=0)
     trainer = make_trainer(folder, max_steps=1)
     with pytest.raises(InputError, match="is running in"):

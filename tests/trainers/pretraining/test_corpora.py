@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from synthetic import make_corpus
 
 from snugbert.trainers.pretraining.batches import Phase
-from snugbert.trainers.pretraining.data_settings import collect_example_settings
+from snugbert.trainers.pretraining.corpora import collect_example_settings
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 
 
