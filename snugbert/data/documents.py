@@ -108,7 +108,6 @@ def read_dataset_documents(
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
     Args:
-        text: names the dataset.
         log: counts what was read, and handles rows without text. By default, such rows raise an error.
         shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
             no other shard reads. None: all files.

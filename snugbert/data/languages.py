@@ -119,7 +119,6 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     compatible with every language.
 
     Args:
-        given: `--language`, or None.
         stored: languages of the files, the most specific first.
     """
     known = [each for each in stored if each.language is not None]

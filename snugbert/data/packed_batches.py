@@ -199,11 +199,7 @@ def _stack(name: str, arrays: list[np.ndarray]) -> torch.Tensor:
 
 
 class IgnorePadding:
-    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss.
-
-    Args:
-        collate: the data collator.
-    """
+    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss."""
 
     def __init__(self, collate: Callable[[Any], Any]):
         self.collate = collate

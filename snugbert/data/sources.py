@@ -125,10 +125,8 @@ def choose_splits(
 
     Args:
         requested: the splits that the run needs. None: all available splits, see `from_files`.
-        available: the splits that exist.
         from_files: whether the splits are files. By default, a test file is read, but the test split of a dataset is
             not.
-        examples: the task's name for its examples, for messages.
 
     Returns:
         The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a

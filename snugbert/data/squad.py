@@ -174,8 +174,6 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     """Checks that answers exist and are in their context at the given position, ignoring white space.
 
     Args:
-        questions: from [`read_questions`].
-        name: their source, for messages.
         training: whether the questions are for training, so there must be answers.
         version_2: whether questions may have no answer.
         skip: whether to warn about an answer that is not at its position, instead of stopping. Training drops such

@@ -49,7 +49,6 @@ def read_rows(
     column. JSON files contain one object per line, or a single list of objects.
 
     Args:
-        source: the dataset, or an existing file.
         headerless_columns: column names of a TSV or CSV file without a header. The file has a header if its first row
             contains the last of these names, or if none are given.
         log: counts what was read, and handles bad rows. By default, bad rows raise an error. In TSV and CSV files,

@@ -39,7 +39,6 @@ def find_difference(outputs: Iterable[tuple[Batch, Outputs, Outputs]], head: str
 
     Args:
         outputs: for each batch, its inputs, the outputs of the original model, and the outputs of the other model.
-        head: the head of the models.
 
     Returns:
         The largest absolute difference, and the largest relative difference: divided by the largest absolute value of

@@ -317,9 +317,7 @@ def load_model(
 
     Args:
         auto_class: such as `AutoModelForPreTraining`, or the class of a model.
-        config: from [`load_config`].
         trained: require all weights in the checkpoint, because no training follows.
-        kwargs: passed on to `from_pretrained`.
     """
     name = model_args.model_name_or_path
     if trained and name is None:

@@ -184,7 +184,6 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
 
     Args:
         name: a folder, the prefix of TensorFlow files, or a Hub name.
-        hub: `revision`, `token` and `cache_dir` of `snapshot_download`.
 
     Returns:
         The folder, or the prefix of TensorFlow files.
@@ -211,7 +210,6 @@ def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     """Reads a checkpoint.
 
     Args:
-        path: a folder, or the prefix of TensorFlow files (`folder/bert_model.ckpt`).
         encoder_only: read the encoder, whatever head config.json declares.
     """
     prefix, shared = find_tensorflow_prefix(path), ""
@@ -262,7 +260,6 @@ def build_model(
         model_class: a class in `CLASSES`.
         weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
             prefix of the class even for the bare encoder.
-        options: `options` of the checkpoint.
     """
     if any(model_class is classes["Model"] for classes in CLASSES.values()):
         prefix = f"{model_class.base_model_prefix}."

@@ -258,7 +258,6 @@ def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
 
     Args:
         rows: the learned rows. *Shape:* (positions, E)
-        count: number of rows to add.
 
     Returns:
         The new rows, in the dtype of the old rows. *Shape:* (`count`, E)

@@ -34,8 +34,6 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
     """Chooses the layers of a teacher that a student starts from.
 
     Args:
-        num_layers: number of layers of the teacher.
-        num_student_layers: number of layers of the student.
         which: `"spread"` for evenly spaced layers, including the first and the last. For 6 of 12 layers, these are
             the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one
             layer, this is the first. `"first"` and `"last"` for the first and the last layers. Or the numbers
@@ -77,7 +75,6 @@ def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedM
 
     Args:
         teacher: a SnugBERT model with a head, of any family. It is not changed.
-        layers: numbers of its layers, counted from 0.
 
     Returns:
         A model of the same class and dtype, on the CPU, in evaluation mode. It shares no memory with the teacher.

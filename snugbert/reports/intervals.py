@@ -31,7 +31,6 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
         rows: what the metrics need to know about each example. *Shape:* (examples, numbers)
         score: computes the metrics from the distinct rows, *shape* (distinct rows, numbers), in ascending order, and
             from the number of times that each was drawn, *shape* (distinct rows,).
-        resamples: number of resamples.
 
     Returns:
         Metric -> low and high. Leaves out resamples without a finite value, and metrics without any finite value.

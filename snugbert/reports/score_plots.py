@@ -106,7 +106,6 @@ def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]
 
     Args:
         curves: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
-        file: the plot, a PNG.
     """
     from matplotlib.ticker import PercentFormatter
 
@@ -143,7 +142,6 @@ def draw_learning_curve(
     """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
 
     Args:
-        log_history: `trainer.state.log_history`.
         metric: name of the metric, without "eval_".
         perfect_score: the value of a perfect score: 1 or 100.
         final: `step` of the final model, and its `loss` and `metric` on the validation examples. Empty: unknown.

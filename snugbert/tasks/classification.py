@@ -358,7 +358,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
         Args:
             windows: the windows of a model that this run does not train, see [`get_windows`]. None for other models.
-            is_teacher: whether the model is a teacher.
         """
         args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
         if windows is None or not is_teacher:

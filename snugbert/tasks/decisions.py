@@ -148,7 +148,6 @@ def choose_decisions(
 
     Args:
         logits: *Shape:* (N, C)
-        references: the correct labels.
         calibrate: whether to choose a temperature. If not, the temperature is 1.
         metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
         positive: id of the positive label, with one label per example.
@@ -196,7 +195,6 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
 
     Args:
         logits: *Shape:* (N, C)
-        references: the correct labels.
     """
     logits = logits.astype(np.float64)
 

@@ -20,8 +20,6 @@ class EvaluationSet(Generic[Answers]):
     """Examples to predict, and to score if they are labeled.
 
     Args:
-        task: the task, connected with a model.
-        split: the examples.
         train: training examples, for the baseline. None if there are no training examples.
 
     Attributes:

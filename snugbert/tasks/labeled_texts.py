@@ -283,10 +283,6 @@ def report_missing_labels(
     """Reports how many rows of a file or dataset have no label.
 
     Args:
-        source: the file or dataset.
-        column: the column of labels.
-        missing: the rows without a label.
-        number: the number of all rows.
         on_missing_label: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
     """
     all_missing, needed = len(missing) == number, on_missing_label is not None

@@ -100,8 +100,6 @@ class Output(ABC):
         Args:
             outputs: the student's outputs.
             batch: the student's inputs, packed or padded. A row filled by [`pad_row`] has more items than `teacher`.
-            labels: from [`pop_labels`].
-            teacher: from [`join_items`].
         """
 
 

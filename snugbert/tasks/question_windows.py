@@ -67,7 +67,6 @@ def make_question_windows(
     Args:
         questions: at least one. A context without tokens makes one window with an empty part.
         tokenizer: a fast tokenizer whose pairs begin with [CLS].
-        max_seq_length: maximum tokens of a window.
         doc_stride: tokens that a window shares with the previous window, as in `run_qa.py`. In the original release's
             `run_squad.py`, `doc_stride` is the step between windows.
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
@@ -133,9 +132,6 @@ def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
     The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
     number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
     several spans give equal context, the first span counts.
-
-    Args:
-        spans: from [`split_into_spans`].
 
     Returns:
         Booleans for each span. *Shape:* (tokens of the span,)

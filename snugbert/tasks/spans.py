@@ -167,9 +167,7 @@ def _find_best_spans(
     """Finds the best spans of some questions.
 
     Args:
-        questions, windows, start_logits, end_logits, max_answer_length: see [`best_answers`].
         window_indices: all windows of these questions. *Shape:* (n,)
-        num_spans: maximum spans per question.
 
     Yields:
         Index and spans, best first, of each question that has spans.

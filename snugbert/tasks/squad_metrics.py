@@ -73,7 +73,6 @@ def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> n
 
     Args:
         golds: the correct answers to each question, at least one.
-        answers: the predicted answers.
 
     Returns:
         Exact match and F1 of each question. float64, *shape* (N, 2)
@@ -91,7 +90,6 @@ def measure_answers_v2(
 
     Args:
         golds: the correct answers to each question; empty if a question has no answer.
-        answers: the predicted answers; "" for "no answer".
         spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
             not be "", because a threshold cannot bring back an answer that was replaced.
         null_odds: the score of "no answer", in any unit. A threshold replaces answers with larger odds by "".
@@ -163,7 +161,6 @@ def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
     As in the official script, questions with equal odds count as separate thresholds, in their order.
 
     Args:
-        rows: from [`measure_answers_v2`]. *Shape:* (N, 6)
         counts: how often each question counts. *Shape:* (N,)
 
     Returns:

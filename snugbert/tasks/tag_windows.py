@@ -64,9 +64,7 @@ def make_tag_windows(
 
     Args:
         sentences: at least one. A sentence without words makes an empty window.
-        tokenizer: a fast tokenizer with BERT's special tokens.
         max_length: maximum tokens of a window, at least 4.
-        document_context: fill windows with neighboring sentences of the same document.
         first_labels: label of the first sub-token of each word. None: the inputs have no labels. *Shape:* (W,)
         other_labels: label of the other sub-tokens of each word. None if only first sub-tokens are labeled.
             *Shape:* (W,)

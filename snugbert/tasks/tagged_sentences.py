@@ -178,7 +178,6 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     that have no tags loses its other tags.
 
     Args:
-        splits: the splits with their original tags.
         scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
         on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
 

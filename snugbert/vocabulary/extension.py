@@ -97,10 +97,7 @@ def learn_extension(
     """Learns new tokens for `words`. Each new token is a sequence of old tokens.
 
     Args:
-        words: number of occurrences of each word, from [`count_words`].
         tokenizer: the old tokenizer. Its ids must have no gaps.
-        num_tokens: maximum number of new tokens.
-        min_frequency: minimum occurrences of a pair that becomes a token.
     """
     model, sequences = tokenizer.backend_tokenizer.model, Counter[str]()
     for word, count in words.items():
@@ -180,7 +177,6 @@ def extend_model(model: PreTrainedModel, extension: Extension) -> None:
     Args:
         model: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
             tokenizer has tokens.
-        extension: from [`learn_extension`].
     """
     vocab_size = extension.first_id + len(extension.tokens)
     if vocab_size > model.config.vocab_size:
