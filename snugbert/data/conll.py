@@ -33,7 +33,6 @@ class Sentence(NamedTuple):
     """The words of a sentence and their tags.
 
     Attributes:
-        words: the words.
         tags: one tag per word. None: not labeled.
         row: the row in the source. In a CoNLL file, the line of the first word.
         document: id of the document, equal for neighboring sentences of a document. None: unknown.

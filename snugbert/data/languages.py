@@ -26,7 +26,6 @@ class Stored(NamedTuple):
     Attributes:
         place: the tokenizer or the checkpoint, for messages.
         language: the code of the language. None if the file stores no language.
-        remedy: how to change the language, for messages.
     """
 
     place: str

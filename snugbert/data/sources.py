@@ -152,11 +152,9 @@ class DataSource(NamedTuple):
     """A file or a split of a dataset, as results and cards name it.
 
     Attributes:
-        name: display name.
         split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
         num_examples: number of examples that the run used.
         hub_id: the dataset on the Hub. None if the data are not from the Hub.
-        config_name: the dataset's configuration on the Hub.
     """
 
     name: str

@@ -64,9 +64,7 @@ class DocumentTokenizer:
         store_words: whether to return which tokens continue a word. This takes 15 to 32 % more time.
 
     Attributes:
-        vocab_size: number of tokens, including added tokens.
         dtype: uint16 or uint32, the type of the token ids.
-        stores_words: whether to return `continues_word`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str | None, store_words: bool = False):

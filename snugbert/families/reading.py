@@ -148,14 +148,12 @@ class Checkpoint:
     """A checkpoint with SnugBERT's parameter names.
 
     Attributes:
-        folder: folder of the checkpoint and its tokenizer.
         kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
         values: contents of its configuration file. `legacy` is set from the weights' names.
         config: the equivalent SnugBERT configuration.
         head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
         weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
             for the bare encoder.
-        notes: sentences to show to the user.
         prefix: the prefix of all weight names in the file. The names of `weights` do not have it.
     """
 
@@ -180,13 +178,10 @@ class Checkpoint:
 
 
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
-    """Returns the path of a checkpoint. Downloads it if it is on the Hub.
+    """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub.
 
     Args:
         name: a folder, the prefix of TensorFlow files, or a Hub name.
-
-    Returns:
-        The folder, or the prefix of TensorFlow files.
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)

@@ -44,7 +44,6 @@ class Baseline(NamedTuple):
 
     Attributes:
         answer: the answer, as displayed: "always 'positive'".
-        metrics: metric -> value.
     """
 
     answer: str
@@ -95,7 +94,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         settings: the fields of `arguments`.
 
     Attributes:
-        arguments: the class of `args`.
         head: the head of the models, such as "ForTokenClassification".
         output: the form of the logits.
         padding_collator: makes the collator of padded batches of the features.
@@ -118,7 +116,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
             windows of a long text. None if it does not average.
         chooses_decisions: whether a run chooses thresholds or a temperature after training.
-        tokenizer: the model's tokenizer.
         max_length: maximum tokens of a window.
         lengths: numbers of texts, of truncated texts, of tokens in truncated texts, and of tokens that were cut, over
             all calls of `encode`. Zero in tasks that do not count them.
@@ -292,14 +289,11 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def measure(self, split: SplitT, answers: Answers) -> np.ndarray:
-        """Returns what the metrics need to know about each example, such as counts of correct answers.
+        """Returns what the metrics need to know about each example, such as counts of correct answers. *Shape:* (N, K)
 
         Args:
             split: labeled examples.
             answers: the answers to all of them.
-
-        Returns:
-            *Shape:* (N, K)
         """
 
     def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
@@ -321,11 +315,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def baseline(self, split: SplitT, train: SplitT | None) -> Baseline | None:
-        """Scores a simple answer to every example.
-
-        Returns:
-            The metrics to compare with. None: there is no baseline.
-        """
+        """Scores a simple answer to every example. None: there is no baseline."""
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
         """Scores each label if the metrics hide differences between labels. Otherwise returns None."""

@@ -53,7 +53,6 @@ class Decisions(NamedTuple):
 
     Attributes:
         rule: the rule chosen on all validation examples.
-        references: the correct labels.
         plain: the answers without temperature and thresholds.
         fitted: the cross-fitted answers.
     """

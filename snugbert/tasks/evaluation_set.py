@@ -24,7 +24,6 @@ class EvaluationSet(Generic[Answers]):
 
     Attributes:
         name: prefix of metrics and files, such as "eval".
-        features: the model inputs of the examples.
     """
 
     def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):

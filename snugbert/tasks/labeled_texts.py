@@ -72,7 +72,6 @@ class TextSplit:
     Attributes:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
         source: the file or dataset, for messages.
-        text_columns: the names of the text columns.
         texts: a list of texts, or two lists for pairs.
         labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
             if labels are vectors. None: not labeled.
@@ -82,7 +81,6 @@ class TextSplit:
         class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
-        multi_label: whether an example can have several labels.
         vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
             yet.
@@ -379,11 +377,7 @@ def _read_name(value: object, where: str) -> str:
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:
-    """Reads a list that was written as text, in JSON or Python.
-
-    Returns:
-        The elements. None: the text is a name.
-    """
+    """Returns the elements of a list that was written as text, in JSON or Python. None: the text is a name."""
     in_brackets = text[:1] + text[-1:] == "[]"
     if in_brackets:
         try:

@@ -64,8 +64,6 @@ class ChoiceSplit:
 
     Attributes:
         name: "train", "unlabeled", "validation" or "test".
-        source: the file or dataset, for messages.
-        examples: the examples.
         references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
         others: the values of each row besides its texts and its label. Empty for training examples.
     """

@@ -59,7 +59,6 @@ class ExtractedAnswer(TypedDict):
         score: the probability that the answer starts at its first token times the probability that it ends at its last
             token. Both softmaxes run over [CLS] and the context tokens of all windows.
         start, end: characters of the context: `context[start:end]` is the answer. Both are 0 if there is no answer.
-        answer: the text of the answer.
     """
 
     score: float
@@ -164,13 +163,10 @@ def _find_best_spans(
     num_spans: int,
     max_answer_length: int,
 ) -> Iterator[tuple[int, list[Candidate]]]:
-    """Finds the best spans of some questions.
+    """Yields index and best spans, best first, of each question that has spans.
 
     Args:
         window_indices: all windows of these questions. *Shape:* (n,)
-
-    Yields:
-        Index and spans, best first, of each question that has spans.
     """
     lengths = np.array([len(windows.char_starts[i]) for i in window_indices])
     inside = np.arange(lengths.max(initial=1)) < lengths[:, None]  # [n, C]
@@ -250,14 +246,11 @@ def _score_no_answer(
 
 
 def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Computes the logarithm of each question's softmax denominator, over [CLS] and context tokens of all its windows.
+    """Returns the log of each question's softmax denominator, (questions,), over [CLS] and context of all its windows.
 
     Args:
         windows: at least one for each question.
         logits: start or end logits. *Shape:* (N, L)
-
-    Returns:
-        *Shape:* (questions,)
     """
     token_indices = np.arange(logits.shape[1])
     first = windows.context_offsets

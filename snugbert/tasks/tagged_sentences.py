@@ -62,8 +62,6 @@ class TagSplit:
     """The sentences of a split.
 
     Attributes:
-        name: see [`Split`].
-        source: the file or dataset, for messages.
         sentences: the sentences. After [`check_tags`] their entity tags are in BIO.
         one_word_per_line: whether the source is a CoNLL file.
         types: the tags in the source, including sentences beyond the limit on examples. [`check_tags`] replaces entity

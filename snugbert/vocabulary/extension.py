@@ -47,9 +47,6 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
     Exception: RoBERTa's tokenizer puts no space before the first word of a text.
-
-    Returns:
-        The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
     """
     definition = _read_definition(tokenizer)
     if _is_byte_level(definition):

@@ -232,16 +232,13 @@ def merge_pairs(
     min_frequency: int,
     prefix: str | None = None,
 ) -> tuple[list[str], list[Merge]]:
-    """Repeatedly merges the most frequent pair of neighboring tokens in `words`.
+    """Repeatedly merges the most frequent pair of neighbors in `words`. Returns tokens and merged pairs, in order.
 
     Of equally frequent pairs, the pair with the lowest ids is merged first.
 
     Args:
         words: number of occurrences of each word. Words contain no spaces.
         initial: the tokens to start with, in the order of their ids, including all characters of the words.
-
-    Returns:
-        All tokens in the order of their ids, and the merged pairs in order.
     """
     # The library breaks ties between pairs by the ids of their tokens. But it numbers the ## characters in the order
     # of a hash map, which differs between processes (huggingface/tokenizers#1794). Special tokens have fixed ids.
@@ -319,7 +316,6 @@ class TextSample:
     """The start of a text, to show what the settings for case and accents do to its words.
 
     Attributes:
-        lines: the lines of the whole text.
         share_with_accents: share of the sample's words with an accent.
     """
 
