@@ -87,7 +87,7 @@ def read_lines(files: Iterable[TextFile], text_column: str = "text", log: Readin
 def read_documents(
     files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None
 ) -> Iterator[list[str]]:
-    """Yields the stripped lines of each document in text files, in order, without empty ones. A file ends a document."""
+    """Yields the stripped lines of each document in files, in order, without empty ones. A file ends a document."""
     log = log or ReadingLog()
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):

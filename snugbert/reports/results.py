@@ -19,7 +19,7 @@ from snugbert.reports.label_tables import (
     label_table,
     list_label_lines,
 )
-from snugbert.reports.score_plots import list_plots
+from snugbert.reports.plots import list_plots
 from snugbert.reports.score_tables import (
     UNDEFINED,
     data_table,

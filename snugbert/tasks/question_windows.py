@@ -117,7 +117,7 @@ def make_question_windows(
 
 
 def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
-    """Returns first token and end (exclusive) of overlapping spans, one per window. An empty text has one empty span."""
+    """Returns start and end (exclusive) of overlapping spans, one per window. An empty text has one empty span."""
     stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous span
     return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
 
