@@ -116,8 +116,7 @@ class KnownHashes:
     def add(self, hashes: np.ndarray) -> np.ndarray:
         """Adds hashes in order. Returns whether each of them occurred before.
 
-        Args:
-            hashes: *Shape:* (hashes,), int64
+        `hashes`: *Shape:* (hashes,), int64
         """
         distinct, first = np.unique(hashes, return_index=True)
         is_new = np.ones(len(distinct), bool)

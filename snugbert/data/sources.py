@@ -153,7 +153,6 @@ class DataSource(NamedTuple):
 
     Attributes:
         split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
-        num_examples: number of examples that the run used.
         hub_id: the dataset on the Hub. None if the data are not from the Hub.
     """
 

@@ -180,8 +180,7 @@ class Checkpoint:
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
     """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub.
 
-    Args:
-        name: a folder, the prefix of TensorFlow files, or a Hub name.
+    `name`: a folder, the prefix of TensorFlow files, or a Hub name.
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
@@ -204,8 +203,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
 def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     """Reads a checkpoint.
 
-    Args:
-        encoder_only: read the encoder, whatever head config.json declares.
+    `encoder_only`: read the encoder, whatever head config.json declares.
     """
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"

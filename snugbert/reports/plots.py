@@ -167,8 +167,7 @@ def _shorten(label: str) -> str:
 def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
     """Draws the share of correct labels over the probability, and the number of labels.
 
-    Args:
-        curves: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
+    `curves`: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
     """
     from matplotlib.ticker import PercentFormatter
 

@@ -192,8 +192,7 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     The loss is convex in 1 / temperature, so its minimum is the only root of the derivative. If every decision is
     correct, the loss still falls at `COLDEST` and has no minimum. Then the result is 1.
 
-    Args:
-        logits: *Shape:* (N, C)
+    `logits`: *Shape:* (N, C)
     """
     logits = logits.astype(np.float64)
 

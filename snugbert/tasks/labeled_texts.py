@@ -71,7 +71,6 @@ class TextSplit:
 
     Attributes:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
-        source: the file or dataset, for messages.
         texts: a list of texts, or two lists for pairs.
         labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
             if labels are vectors. None: not labeled.
@@ -280,8 +279,7 @@ def report_missing_labels(
 ) -> None:
     """Reports how many rows of a file or dataset have no label.
 
-    Args:
-        on_missing_label: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
+    `on_missing_label`: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
     """
     all_missing, needed = len(missing) == number, on_missing_label is not None
     if not missing or (all_missing and not needed):

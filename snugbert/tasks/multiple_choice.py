@@ -63,7 +63,6 @@ class ChoiceSplit:
     """The examples of a split.
 
     Attributes:
-        name: "train", "unlabeled", "validation" or "test".
         references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
         others: the values of each row besides its texts and its label. Empty for training examples.
     """

@@ -71,8 +71,7 @@ class Output(ABC):
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
         """Joins logits of windows for decoding, zeros as padding: (W, C), or (W, L, C); for spans, two arrays (W, L).
 
-        Args:
-            rows: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
+        `rows`: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
         """
 
     def stack(self, outputs: Any) -> torch.Tensor:

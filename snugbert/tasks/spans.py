@@ -165,8 +165,7 @@ def _find_best_spans(
 ) -> Iterator[tuple[int, list[Candidate]]]:
     """Yields index and best spans, best first, of each question that has spans.
 
-    Args:
-        window_indices: all windows of these questions. *Shape:* (n,)
+    `window_indices`: all windows of these questions. *Shape:* (n,)
     """
     lengths = np.array([len(windows.char_starts[i]) for i in window_indices])
     inside = np.arange(lengths.max(initial=1)) < lengths[:, None]  # [n, C]

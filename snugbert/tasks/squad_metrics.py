@@ -68,8 +68,7 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
 def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> np.ndarray:
     """Measures answers as in SQuAD v1.1: exact match and F1 of each question. float64, *shape* (N, 2)
 
-    Args:
-        golds: the correct answers to each question, at least one.
+    `golds`: the correct answers to each question, at least one.
     """
     if not all(golds):
         raise ValueError("A question has no reference answers. Use the metrics of SQuAD v2.0.")
@@ -151,8 +150,7 @@ def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
     As in the official script, questions with equal odds count as separate thresholds, in their order.
 
-    Args:
-        counts: how often each question counts. *Shape:* (N,)
+    `counts`: how often each question counts. *Shape:* (N,)
 
     Returns:
         Thresholds in ascending order, and the sums of exact match and F1 (from 0 to 1) if questions with larger odds

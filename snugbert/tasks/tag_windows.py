@@ -148,7 +148,6 @@ def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[
     """Extends a window by whole words, equally on both sides as far as possible, and returns its start and end.
 
     Args:
-        first: the first labeled token.
         last: the end of the labeled tokens, exclusive.
         starts: the first token of each word that can be included, and the end of the last word.
         room: maximum tokens of the window.

@@ -93,8 +93,7 @@ def learn_extension(
 ) -> Extension:
     """Learns new tokens for `words`. Each new token is a sequence of old tokens.
 
-    Args:
-        tokenizer: the old tokenizer. Its ids must have no gaps.
+    `tokenizer`: the old tokenizer. Its ids must have no gaps.
     """
     model, sequences = tokenizer.backend_tokenizer.model, Counter[str]()
     for word, count in words.items():
@@ -171,9 +170,8 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 def extend_model(model: PreTrainedModel, extension: Extension) -> None:
     """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
 
-    Args:
-        model: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
-            tokenizer has tokens.
+    `model`: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old tokenizer
+    has tokens.
     """
     vocab_size = extension.first_id + len(extension.tokens)
     if vocab_size > model.config.vocab_size:

@@ -147,9 +147,8 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Cou
     bound if the word was dropped before. word2vec prunes the same way. The result is reproducible, because pruning
     depends only on the counts.
 
-    Args:
-        tokenizer: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
-            not used.
+    `tokenizer`: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is not
+    used.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
