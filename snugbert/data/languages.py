@@ -22,7 +22,6 @@ class Stored(NamedTuple):
     """The language that a file stores.
 
     Attributes:
-        place: the tokenizer or the checkpoint, for messages.
         language: the code of the language. None if the file stores no language.
     """
 

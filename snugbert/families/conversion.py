@@ -94,7 +94,6 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        model_class: class of the new model, for example `"BertForMaskedLM"`.
         size: total size of the weight files, in bytes.
         tokenizer: class of the tokenizer; None if the source has none.
         difference: largest difference between outputs of source and result on the example batch, in float64.

@@ -150,7 +150,6 @@ class Checkpoint:
     Attributes:
         kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
         values: contents of its configuration file. `legacy` is set from the weights' names.
-        config: the equivalent SnugBERT configuration.
         head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
         weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
             for the bare encoder.

@@ -37,7 +37,6 @@ class TaskFacts(NamedTuple):
 
     Attributes:
         labels: in the order of their ids. None: the task has no classes.
-        metrics: the metrics that the summary shows.
     """
 
     name: str

@@ -150,7 +150,6 @@ def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[
     Args:
         last: the end of the labeled tokens, exclusive.
         starts: the first token of each word that can be included, and the end of the last word.
-        room: maximum tokens of the window.
     """
     free = room - (last - first)
     right = min(max(free // 2, free - (first - starts[0])), starts[-1] - last)

@@ -31,7 +31,6 @@ class Extension(NamedTuple):
 
     Attributes:
         tokens: the new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
-        first_id: id of the first new token.
         num_words: number of words that the tokens were learned from, counting repetitions. Words with unknown
             characters were left out.
         merges: for BPE, the new merges. They are applied in this order, after the old merges.

@@ -297,7 +297,6 @@ def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, A
 
     Args:
         language: language code. None: English.
-        kind: kind of tokenizer. Byte-level BPE keeps case and accents in every language.
         given: some of the arguments of [`make_tokenizer`].
     """
     if primary_language(language or DEFAULT) == DEFAULT:
