@@ -61,7 +61,7 @@ LONG_FILES = (
     "data/test_tokenizing.py",
     "integrations/test_without_snugbert.py",
     "test_kernels_snugbert.py",
-    "reports/test_score_plots.py",
+    "reports/test_plots.py",
     "test_tokenization_snugbert.py",
     "vocabulary/test_extension.py",
     "export/test_export_arguments.py",

@@ -25,10 +25,10 @@ from snugbert.card_heads_snugbert import HEADS as CARDS
 from snugbert.card_heads_snugbert import how_to_load
 from snugbert.card_snugbert import OWN_CARD, PLOT, TEMPLATE, TRAINERS_CARD
 from snugbert.data.sources import DataSource
+from snugbert.reports.plots import CAPTIONS
 from snugbert.reports.pretrained_card import write_pretraining_card
 from snugbert.reports.pretraining_plots import TRAINING_PLOT
 from snugbert.reports.results import write_results
-from snugbert.reports.score_plots import CAPTIONS
 from snugbert_cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -33,7 +33,6 @@ class Sentence(NamedTuple):
     """The words of a sentence and their tags.
 
     Attributes:
-        words: the words.
         tags: one tag per word. None: not labeled.
         row: the row in the source. In a CoNLL file, the line of the first word.
         document: id of the document, equal for neighboring sentences of a document. None: unknown.
@@ -70,8 +69,6 @@ def read_conll(
     with words, or no tab although those lines have tabs.
 
     Args:
-        lines: the lines of the file.
-        source: the name of the file in messages.
         word_column: number of the word column, counted from 1. None: the first column.
         tag_column: number of the tag column, counted from 1. None: the last column.
         labeled: whether every sentence must have tags.
@@ -161,8 +158,6 @@ def read_records(
     """Reads sentences from JSON lines or a dataset. A row has a list of words and a list of tags or class ids.
 
     Args:
-        data: a .json or .jsonl file, or a dataset.
-        source: its name in messages.
         text_column: the column of words. None: "tokens".
         tag_columns: the possible columns of tags. Each row uses the first that it contains. Empty: tags are not read.
         document_columns: the possible columns of document ids. Each row uses the first that it contains.

@@ -88,11 +88,7 @@ class PreparationArguments(TextArguments):
 
 @dataclass(kw_only=True)
 class OutputArguments:
-    """Where to write the corpus, and which shard of it to prepare.
-
-    Attributes:
-        shard_number, num_shards: `i` and `n` of `shard`.
-    """
+    """Where to write the corpus, and which shard of it to prepare."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder or URL for the prepared corpus."})
     overwrite_output_dir: bool = field(

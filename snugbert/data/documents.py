@@ -87,11 +87,7 @@ def read_lines(files: Iterable[TextFile], text_column: str = "text", log: Readin
 def read_documents(
     files: Iterable[TextFile], text_column: str = "text", log: ReadingLog | None = None
 ) -> Iterator[list[str]]:
-    """Reads the documents of text files, in order. The end of a file ends a document.
-
-    Yields:
-        The stripped lines of a document. Empty lines and empty documents are left out.
-    """
+    """Yields the stripped lines of each document in files, in order, without empty ones. A file ends a document."""
     log = log or ReadingLog()
     for file in files:
         if file.name.endswith(LINE_SUFFIXES):
@@ -108,7 +104,6 @@ def read_dataset_documents(
     """Streams the documents of a dataset from the Hub or a folder. Each row is a document.
 
     Args:
-        text: names the dataset.
         log: counts what was read, and handles rows without text. By default, such rows raise an error.
         shard: index of a shard, and number of shards. Only the files of this shard are read: consecutive files, which
             no other shard reads. None: all files.

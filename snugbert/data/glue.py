@@ -16,8 +16,6 @@ class GlueTask(NamedTuple):
         main_metric: the metric in table 1 of Devlin et al. (2018).
         metrics: all metrics of the task, in table 1 of Wang et al. (2018).
         renamed_columns: column in the TSV files -> name in the datasets library, where the names differ.
-        headerless_columns: the columns of TSV files without a header.
-        skips_torn_rows: skip TSV rows with too few or too many columns.
         writes_label_ids: the TSV files and the leaderboard use label ids instead of names.
         files: split -> names of its TSV file without ".tsv". The first file that exists is read. MNLI has second
             validation and test splits from other sources. Its model also predicts the diagnostic split.

@@ -4,10 +4,8 @@ The entry `language` of `tokenizer_config.json` and `config.json` stores the lan
 when it loads, saves and pushes a tokenizer or a model.
 """
 
-import locale
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -24,9 +22,7 @@ class Stored(NamedTuple):
     """The language that a file stores.
 
     Attributes:
-        place: the tokenizer or the checkpoint, for messages.
         language: the code of the language. None if the file stores no language.
-        remedy: how to change the language, for messages.
     """
 
     place: str
@@ -36,22 +32,11 @@ class Stored(NamedTuple):
 
 def check_language(code: str) -> None:
     """Checks the form of a language code: `de`, `nds`, `pt-br`, `zh-hans`."""
-    if LANGUAGE.fullmatch(code):
-        return
-    lower = code.strip().lower()
-    if LANGUAGE.fullmatch(lower):
-        hint = f"Did you mean {lower}?"
-    elif similar := get_close_matches(lower, names := _read_language_names(), n=1):
-        hint = f"Did you mean {names[similar[0]]}?"
-    else:
-        hint = "Use an ISO 639 code, such as en, zh or pt-br. For a language without a code, use a similar language."
-    raise InputError(f"--language {code!r} is not a language code. {hint}")
-
-
-def _read_language_names() -> dict[str, str]:
-    """Returns the names of languages in Python's table of locales, and their codes."""
-    names = {name: value for name, value in locale.locale_alias.items() if name.isalpha() and len(name) > 3}
-    return {name: code.split("_")[0] for name, code in names.items() if "_" in code}
+    if not LANGUAGE.fullmatch(code):
+        raise InputError(
+            f"--language {code!r} is not a language code. Use a lowercase ISO 639 code, such as en, zh or pt-br. For "
+            "a language without a code, use a similar language."
+        )
 
 
 def primary_language(code: str) -> str:
@@ -118,9 +103,7 @@ def choose_language(given: str | None, stored: Iterable[Stored]) -> str | None:
     Codes may differ in region, script or variety, such as `pt` and `pt-br`. A stored `mul` (several languages) is
     compatible with every language.
 
-    Args:
-        given: `--language`, or None.
-        stored: languages of the files, the most specific first.
+    `stored`: languages of the files, the most specific first.
     """
     known = [each for each in stored if each.language is not None]
     single = [each for each in known if each.language != SEVERAL]

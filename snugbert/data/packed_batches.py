@@ -25,9 +25,8 @@ RENAMED = {"label": "labels", "label_ids": "labels"}  # as in transformers' defa
 def pack(token_columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any]:
     """Concatenates sequences.
 
-    Args:
-        token_columns: `input_ids` and any other columns with one value per token. Each column is a list with one array
-            per sequence. *Shape:* (tokens,)
+    `token_columns`: `input_ids` and any other columns with one value per token. Each column is a list with one array
+    per sequence. *Shape:* (tokens,)
 
     Returns:
         The columns (1, T); `position_ids` (1, T), which restart at 0 in each sequence; `cu_seq_lens_q` (N + 1,) in
@@ -199,11 +198,7 @@ def _stack(name: str, arrays: list[np.ndarray]) -> torch.Tensor:
 
 
 class IgnorePadding:
-    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss.
-
-    Args:
-        collate: the data collator.
-    """
+    """Sets token labels at padding to -100, so that Trainer does not count them in the denominator of the loss."""
 
     def __init__(self, collate: Callable[[Any], Any]):
         self.collate = collate

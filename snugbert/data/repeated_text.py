@@ -41,11 +41,8 @@ class RepeatedText:
 
     Attributes:
         lines, copied_lines: number of lines, and of those that are copies of an earlier line.
-        documents, copied_documents: the same for documents.
         characters, copied_characters: number of characters of all lines, and of the lines that are copies.
         left_out: "lines" or "documents" if the corpus does not contain the copies.
-        is_complete: whether all of the text was counted.
-        html_lines: number of lines with an HTML tag or entity.
         html_example: the first tag or entity. Empty if there is none.
     """
 
@@ -119,8 +116,7 @@ class KnownHashes:
     def add(self, hashes: np.ndarray) -> np.ndarray:
         """Adds hashes in order. Returns whether each of them occurred before.
 
-        Args:
-            hashes: *Shape:* (hashes,), int64
+        `hashes`: *Shape:* (hashes,), int64
         """
         distinct, first = np.unique(hashes, return_index=True)
         is_new = np.ones(len(distinct), bool)
@@ -147,9 +143,6 @@ class RepeatCounter:
     Args:
         deduplicate: "lines" leaves out each line that is equal to an earlier line, and documents that have no lines
             left. "documents" leaves out each document that is equal to an earlier document.
-
-    Attributes:
-        report: how much of the text up to here is repeated.
     """
 
     def __init__(self, deduplicate: Deduplication | None = None):

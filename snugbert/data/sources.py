@@ -125,10 +125,8 @@ def choose_splits(
 
     Args:
         requested: the splits that the run needs. None: all available splits, see `from_files`.
-        available: the splits that exist.
         from_files: whether the splits are files. By default, a test file is read, but the test split of a dataset is
             not.
-        examples: the task's name for its examples, for messages.
 
     Returns:
         The splits. If the run trains and there are unlabeled examples, "unlabeled" follows "train", or replaces a
@@ -154,11 +152,8 @@ class DataSource(NamedTuple):
     """A file or a split of a dataset, as results and cards name it.
 
     Attributes:
-        name: display name.
         split: the split of the dataset. For a file, its use: "train", "unlabeled", "validation" or "test".
-        num_examples: number of examples that the run used.
         hub_id: the dataset on the Hub. None if the data are not from the Hub.
-        config_name: the dataset's configuration on the Hub.
     """
 
     name: str

@@ -24,14 +24,9 @@ class Question(NamedTuple):
     """A question about a context.
 
     Attributes:
-        id: the question's id.
-        question: its text.
-        context: the text to find the answer in.
         answers: correct answers. Empty if there is no answer or it is unknown.
         answer_starts: the first character of each answer in the context.
-        source: the file or dataset that it was read from.
         row: the question's place in its source, for messages: "dev.jsonl, row 3".
-        is_impossible: the question is marked as having no answer.
     """
 
     id: str
@@ -174,8 +169,6 @@ def check_answers(questions: list[Question], name: str, training: bool, version_
     """Checks that answers exist and are in their context at the given position, ignoring white space.
 
     Args:
-        questions: from [`read_questions`].
-        name: their source, for messages.
         training: whether the questions are for training, so there must be answers.
         version_2: whether questions may have no answer.
         skip: whether to warn about an answer that is not at its position, instead of stopping. Training drops such
@@ -242,11 +235,7 @@ def can_be_scored(questions: list[Question]) -> bool:
 
 
 def find_answer(context: str, text: str, start: int) -> tuple[int, int] | None:
-    """Finds an answer at character `start` of the context, ignoring white space.
-
-    Returns:
-        Start and end of the answer without surrounding white space: `context[start:end]`. None: it was not found.
-    """
+    """Finds start and end of an answer at character `start` of the context, without white space around it, or None."""
     if not 0 <= start <= len(context):
         return None
     begin = start + len(text) - len(text.lstrip())

@@ -59,15 +59,12 @@ class DocumentTokenizer:
     RoBERTa's tokenizer also gets the space before a sentence, because the tokens of the first word depend on it.
 
     Args:
-        tokenizer: a fast tokenizer.
         language: ISO 639-1 code of the language whose rules split lines into sentences. None if each line is a
             sentence.
         store_words: whether to return which tokens continue a word. This takes 15 to 32 % more time.
 
     Attributes:
-        vocab_size: number of tokens, including added tokens.
         dtype: uint16 or uint32, the type of the token ids.
-        stores_words: whether to return `continues_word`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, language: str | None, store_words: bool = False):
@@ -184,7 +181,6 @@ def map_in_order(function: Callable[[Item], Result], items: Iterator[Item], num_
     Args:
         function: must be picklable where processes are not forked.
         items: read only a little ahead of the results, so they need not fit into memory. No item may be None.
-        num_workers: number of processes.
     """
     first, second = next(items, None), next(items, None)
     if first is None:

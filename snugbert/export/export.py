@@ -17,9 +17,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from snugbert.cli.model_arguments import HubArguments, get_hub_arguments
-from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import NUM_WINDOWS
-from snugbert.data.tables import read_rows
+from snugbert.data.tables import load_rows, read_rows
 from snugbert.errors import InputError, explain_choice
 from snugbert.export.export_arguments import ENGINES, Dtype, ExportArguments
 from snugbert.export.texts import BATCH_SIZE, make_batches, make_texts, pad, read_text_file

@@ -37,9 +37,7 @@ def run_in_torch(model: PreTrainedModel) -> Run:
 def find_difference(outputs: Iterable[tuple[Batch, Outputs, Outputs]], head: str) -> tuple[float, float]:
     """Computes the largest difference between the outputs of two models, without padding.
 
-    Args:
-        outputs: for each batch, its inputs, the outputs of the original model, and the outputs of the other model.
-        head: the head of the models.
+    `outputs`: for each batch, its inputs, the outputs of the original model, and the outputs of the other model.
 
     Returns:
         The largest absolute difference, and the largest relative difference: divided by the largest absolute value of

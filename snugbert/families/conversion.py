@@ -94,14 +94,9 @@ class Conversion:
 
     Attributes:
         source: kind of the source, see [`Checkpoint`].
-        model_class: class of the new model, for example `"BertForMaskedLM"`.
-        parameters: number of parameters.
-        dtype: dtype of the weights, for example `"float32"`.
         size: total size of the weight files, in bytes.
-        files: number of weight files.
         tokenizer: class of the tokenizer; None if the source has none.
         difference: largest difference between outputs of source and result on the example batch, in float64.
-        notes: sentences to show to the user.
     """
 
     source: str
@@ -329,13 +324,10 @@ def _adapt(inputs: Batch, checkpoint: Checkpoint, kind: str) -> Batch:
 def _convert_tokenizer(
     checkpoint: Checkpoint, written: Path, to: str, do_lower_case: bool | None, max_length: int | None
 ) -> str | None:
-    """Converts the tokenizer to a `tokenizer.json`.
+    """Converts the tokenizer to a `tokenizer.json`. Returns its class name, or None if the source has no tokenizer.
 
     A WordPiece tokenizer becomes a `SnugBertTokenizer` or `BertTokenizer`. Any other tokenizer keeps its class. The
     new tokenizer's limit is `max_length`. None: the smaller of the limits of the old tokenizer and the model.
-
-    Returns:
-        The tokenizer's class name; None if the source has no tokenizer.
     """
     source = checkpoint.folder
     files = {name for name in TOKENIZER_FILES if (source / name).exists()}

@@ -192,8 +192,7 @@ def write_vocab_txt(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     transformers 5 no longer writes this file, but Google's code and many other tools need it. A token's id is its line
     number, so no file is written if there are gaps in the ids.
 
-    Args:
-        tokenizer: a fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
+    `tokenizer`: a fast WordPiece tokenizer. Tokens added after its vocabulary are left out.
     """
     tokens = {index: token for token, index in tokenizer.backend_tokenizer.get_vocab(False).items()}
     if tokens.keys() == set(range(len(tokens))):
@@ -275,8 +274,7 @@ def forget_decisions(config: PreTrainedConfig) -> None:
 def remember_windows(config: PreTrainedConfig, windows: tuple[int, int] | None) -> None:
     """Stores the size of windows for long texts, as `document_windows` in a model's config.json.
 
-    Args:
-        windows: maximum tokens of a window, and tokens that neighboring windows share. None: texts are truncated.
+    `windows`: maximum tokens of a window, and tokens that neighboring windows share. None: texts are truncated.
     """
     if windows is not None:
         config.document_windows = {"max_seq_length": windows[0], "doc_stride": windows[1]}
@@ -315,11 +313,7 @@ def load_model(
 ) -> SnugBertPreTrainedModel:
     """Loads a checkpoint, or builds a model with random weights if none is given. Weights are float32.
 
-    Args:
-        auto_class: such as `AutoModelForPreTraining`, or the class of a model.
-        config: from [`load_config`].
-        trained: require all weights in the checkpoint, because no training follows.
-        kwargs: passed on to `from_pretrained`.
+    `trained`: require all weights in the checkpoint, because no training follows.
     """
     name = model_args.model_name_or_path
     if trained and name is None:

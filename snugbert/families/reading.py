@@ -148,14 +148,11 @@ class Checkpoint:
     """A checkpoint with SnugBERT's parameter names.
 
     Attributes:
-        folder: folder of the checkpoint and its tokenizer.
         kind: a key of `CLASSES`: the model type, or `"tensorflow"`.
         values: contents of its configuration file. `legacy` is set from the weights' names.
-        config: the equivalent SnugBERT configuration.
         head: for example `"ForMaskedLM"`; `"Model"` for the bare encoder.
         weights: all weights of `SnugBert{head}`, in the file's dtype. Names of encoder weights start with `bert.` even
             for the bare encoder.
-        notes: sentences to show to the user.
         prefix: the prefix of all weight names in the file. The names of `weights` do not have it.
     """
 
@@ -180,14 +177,9 @@ class Checkpoint:
 
 
 def fetch_checkpoint(name: str, **hub: Any) -> Path:
-    """Returns the path of a checkpoint. Downloads it if it is on the Hub.
+    """Returns the folder of a checkpoint, or the prefix of its TensorFlow files. Downloads it if it is on the Hub.
 
-    Args:
-        name: a folder, the prefix of TensorFlow files, or a Hub name.
-        hub: `revision`, `token` and `cache_dir` of `snapshot_download`.
-
-    Returns:
-        The folder, or the prefix of TensorFlow files.
+    `name`: a folder, the prefix of TensorFlow files, or a Hub name.
     """
     if Path(name).exists() or Path(f"{name}.index").exists():
         return Path(name)
@@ -210,9 +202,7 @@ def fetch_checkpoint(name: str, **hub: Any) -> Path:
 def read_checkpoint(path: Path, encoder_only: bool = False) -> Checkpoint:
     """Reads a checkpoint.
 
-    Args:
-        path: a folder, or the prefix of TensorFlow files (`folder/bert_model.ckpt`).
-        encoder_only: read the encoder, whatever head config.json declares.
+    `encoder_only`: read the encoder, whatever head config.json declares.
     """
     prefix, shared = find_tensorflow_prefix(path), ""
     file = path / "config.json" if prefix is None else prefix.parent / "bert_config.json"
@@ -262,7 +252,6 @@ def build_model(
         model_class: a class in `CLASSES`.
         weights: weights as in [`Checkpoint`], under the names of the class. Names of encoder weights start with the
             prefix of the class even for the bare encoder.
-        options: `options` of the checkpoint.
     """
     if any(model_class is classes["Model"] for classes in CLASSES.values()):
         prefix = f"{model_class.base_model_prefix}."

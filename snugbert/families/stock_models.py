@@ -256,9 +256,7 @@ def continue_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
     The rotation is the solution of the orthogonal Procrustes problem (Schönemann, 1966) in the subspace of the largest
     singular values. Rotated rows neither grow nor shrink.
 
-    Args:
-        rows: the learned rows. *Shape:* (positions, E)
-        count: number of rows to add.
+    `rows`: the learned rows. *Shape:* (positions, E)
 
     Returns:
         The new rows, in the dtype of the old rows. *Shape:* (`count`, E)

@@ -31,18 +31,12 @@ def hash_model(model: PreTrainedModel) -> str:
 
 
 def choose_student_layers(num_layers: int, num_student_layers: int, which: str) -> list[int]:
-    """Chooses the layers of a teacher that a student starts from.
+    """Chooses the layers of a teacher that a student starts from, in ascending order, counted from 0.
 
-    Args:
-        num_layers: number of layers of the teacher.
-        num_student_layers: number of layers of the student.
-        which: `"spread"` for evenly spaced layers, including the first and the last. For 6 of 12 layers, these are
-            the layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one
-            layer, this is the first. `"first"` and `"last"` for the first and the last layers. Or the numbers
-            themselves, counted from 0: `"0,2,5"`.
-
-    Returns:
-        Numbers of layers in ascending order, counted from 0.
+    `which`: `"spread"` for evenly spaced layers, including the first and the last. For 6 of 12 layers, these are the
+    layers of DistilBERT (Sanh et al., 2019, `extract.py` in their code): 0, 2, 4, 7, 9, 11. With one layer, this is
+    the first. `"first"` and `"last"` for the first and the last layers. Or the numbers themselves, counted from 0:
+    `"0,2,5"`.
     """
     if not 1 <= num_student_layers <= num_layers:
         raise InputError(
@@ -75,9 +69,7 @@ def choose_student_layers(num_layers: int, num_student_layers: int, which: str) 
 def make_student(teacher: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     """Builds a copy of a model with some of its layers. Embeddings and heads are copied, too.
 
-    Args:
-        teacher: a SnugBERT model with a head, of any family. It is not changed.
-        layers: numbers of its layers, counted from 0.
+    `teacher`: a SnugBERT model with a head, of any family. It is not changed.
 
     Returns:
         A model of the same class and dtype, on the CPU, in evaluation mode. It shares no memory with the teacher.

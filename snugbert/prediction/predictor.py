@@ -22,8 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.cli.model_arguments import ModelArguments
 from snugbert.configuration_snugbert import SnugBertConfig, get_windows
-from snugbert.data.in_memory import load_rows, number_rows
 from snugbert.data.packed_batches import NUM_WINDOWS, pack
+from snugbert.data.tables import load_rows, number_rows
 from snugbert.errors import InputError, list_columns
 from snugbert.families.loading import get_text_columns, load_config, load_model, load_tokenizer, max_tokens
 from snugbert.families.reading import CLASSES, HEADS_BY_CLASS

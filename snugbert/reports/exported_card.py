@@ -89,15 +89,11 @@ class Export:
     """Result of an export.
 
     Attributes:
-        engine: name and version of the engine.
-        model_class: class of the stock model in config.json.
-        dtype: dtype of the weights.
         calibrated: whether ranges of activations were measured on text.
         size: total size of the model files, in bytes.
         difference: largest difference from the outputs of the SnugBERT model.
         num_texts: number of texts that both models ran on.
         scores: metric -> its value in the SnugBERT model and in the export. Empty without a validation file.
-        notes: sentences to show to the user.
     """
 
     engine: str

@@ -17,8 +17,8 @@ from snugbert.card_snugbert import (
 from snugbert.errors import format_count
 from snugbert.reports.cards import eval_result, save_model_card, table
 from snugbert.reports.label_tables import decision_section, label_table
+from snugbert.reports.plots import describe_plot, list_plots
 from snugbert.reports.results import RunResults, TaskFacts
-from snugbert.reports.score_plots import describe_plot, list_plots
 from snugbert.reports.score_tables import data_table, results_tables
 
 # Metric -> id in https://huggingface.co/metrics, display name.

@@ -8,7 +8,6 @@ entities, so it takes about a second for most data. The interval of a mean over 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from scipy.stats import t as student_t
 
 Interval = tuple[float, float]  # low and high
 # (distinct rows, how often each was drawn) -> metric -> value
@@ -31,7 +30,6 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
         rows: what the metrics need to know about each example. *Shape:* (examples, numbers)
         score: computes the metrics from the distinct rows, *shape* (distinct rows, numbers), in ascending order, and
             from the number of times that each was drawn, *shape* (distinct rows,).
-        resamples: number of resamples.
 
     Returns:
         Metric -> low and high. Leaves out resamples without a finite value, and metrics without any finite value.
@@ -53,6 +51,8 @@ def bootstrap(rows: np.ndarray, score: Score, resamples: int = RESAMPLES) -> dic
 
 def estimate_mean_interval(values: Sequence[float]) -> Interval | None:
     """Returns Student's t interval of a mean. None: there are fewer than two values, or one is not finite."""
+    from scipy.stats import t as student_t  # takes long to import, and pretraining does not need it
+
     if len(values) < 2 or not np.isfinite(values).all():
         return None
     width = student_t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))

@@ -19,7 +19,6 @@ class LabelScores(TypedDict):
 
     Keys:
         averages: `macro_f1` and `balanced_accuracy`, the mean recall.
-        intervals: the 95 % intervals of `averages`.
         labels: in the order of their ids: `label`, `number` of examples with it, number of times it is `predicted`,
             `LABEL_METRICS`, and their `intervals`. An undefined metric is NaN, or None if it was read from a file.
     """
@@ -33,11 +32,8 @@ class DecisionFacts(TypedDict):
     """The thresholds and the temperature that a run chose on the validation examples.
 
     Keys:
-        set: the evaluation set.
         metric: the metric that the thresholds maximize. None if there are no thresholds.
         thresholds: label -> lowest probability at which it is predicted.
-        scores_without: the metrics without thresholds.
-        intervals_without: the 95 % intervals of `scores_without`.
         calibration: the entry of the model's config.json. None if the model is not calibrated.
     """
 

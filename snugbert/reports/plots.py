@@ -1,12 +1,18 @@
-"""The style of all plots, and training curves.
+"""The style of all plots, and the plots of a fine-tuning run with their captions.
 
-matplotlib is imported inside the functions, because importing it takes a second.
+matplotlib is imported inside the functions, because importing it takes a second. Scores are drawn in percent.
 """
 
+import math
 import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from snugbert.card_snugbert import PLOT
+from snugbert.reports.score_tables import is_score, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +25,20 @@ TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold", "loc": "left"}
 FEW_POINTS = 20
 MANY_POINTS = 400  # a curve with more points is drawn pale, with the means of `MEANS` sections on top
 MEANS = 200
+
+BLUE, ORANGE = COLORS["training"], COLORS["validation"]
+INK = "#222222"
+SMALLEST_RANGE = 1.0  # percentage points; equal scores would get an axis of a tenth of that
+FEW_LABELS = 30  # up to this many labels, the cells of a confusion matrix have room for text
+LONGEST_LABEL = 32  # characters
+SMALLEST_TYPE = 4.5  # points
+
+# File name -> caption.
+CAPTIONS = {
+    "learning_curve.png": "Loss and score over the steps of training",
+    "confusion_matrix.png": "Confusion matrix: one row per true label, one column per predicted label",
+    "reliability.png": "Reliability: how often predictions are correct, by their probability",
+}
 
 Curve = tuple[list[float], list[float]]  # x and y of the points
 
@@ -66,3 +86,166 @@ def tidy(panel: "Axes", grid: Literal["both", "x", "y"] = "both") -> None:
     panel.grid(axis=grid, color="#e4e4e4", linewidth=0.7)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+# --- fine-tuning ------------------------------------------------------------------------------------------------
+
+
+def plot_file(folder: Path, set_name: str, plot: str) -> Path:
+    """Returns the path of `plot`, a key of `CAPTIONS`. The prefix is the evaluation set, except for "eval"."""
+    return folder / (plot if set_name == "eval" else f"{set_name}_{plot}")
+
+
+def list_plots(output_dir: Path) -> list[Path]:
+    """Returns the plots in the folder of a run by kind, with the plot of "eval" first."""
+    plots = []
+    for name in CAPTIONS:
+        others = [file for file in sorted(output_dir.glob(f"*_{name}")) if PLOT.fullmatch(file.name)]
+        plots += [file for file in (output_dir / name, *others) if file.exists()]
+    return plots
+
+
+def describe_plot(plot: Path) -> str:
+    """Returns the caption of a plot, with the name of its evaluation set."""
+    name = next(name for name in CAPTIONS if plot.name.endswith(name))
+    set_name = plot.name.removesuffix(name).removesuffix("_")
+    return CAPTIONS[name] + (f", {set_title(set_name)} examples" if set_name else "")
+
+
+def remove_plots(output_dir: Path) -> None:
+    """Removes the plots of an earlier run. Otherwise the next model card would show them."""
+    for plot in list_plots(output_dir):
+        plot.unlink()
+
+
+def draw_confusion_matrix(references: np.ndarray, predictions: np.ndarray, labels: list[str], file: Path) -> None:
+    """Draws a confusion matrix: the fraction of the examples of each true label that got each predicted label.
+
+    A row is a true label with its number of examples, a column is a predicted label. Up to `FEW_LABELS` labels, cells
+    show their fraction.
+
+    Args:
+        references: ids of the true labels. *Shape:* (N,)
+        predictions: ids of the predicted labels. *Shape:* (N,)
+        labels: names, in the order of the ids.
+        file: the plot, a PNG. It is not written if there are no examples.
+    """
+    from sklearn.metrics import ConfusionMatrixDisplay, confusion_matrix
+
+    if not len(references):
+        return
+    counts = confusion_matrix(references, predictions, labels=range(len(labels)))
+    totals = counts.sum(axis=1)
+    names = [_shorten(label) for label in labels]
+    size = float(np.clip(0.5 * len(labels), 4, 20))  # inches
+    type_size = float(np.clip(0.6 * 72 * size / len(labels), SMALLEST_TYPE, 10))
+    figure = new_figure(size + 3, size + 2)
+    panel = figure.subplots()
+    ConfusionMatrixDisplay(counts / totals.clip(1)[:, None]).plot(
+        ax=panel,
+        cmap="Blues",
+        im_kw={"vmin": 0, "vmax": 1},
+        include_values=len(labels) <= FEW_LABELS,
+        values_format=".0%",
+        text_kw={"fontsize": type_size},
+    )
+    shown = range(0, len(labels), math.ceil(SMALLEST_TYPE * len(labels) / (0.8 * 72 * size)))
+    panel.set_xticks(shown, [names[i] for i in shown], rotation=90, fontsize=type_size)
+    panel.set_yticks(shown, [f"{names[i]} ({totals[i]:,})" for i in shown], fontsize=type_size)
+    panel.set_xlabel("predicted label")
+    panel.set_ylabel("true label (count)")
+    correct, total = int(counts.trace()), int(totals.sum())
+    panel.set_title(f"Confusion matrix\n{correct:,} of {total:,} correct ({correct / total:.1%})", **TITLE)
+    save_figure(figure, file)
+
+
+def _shorten(label: str) -> str:
+    short = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+    return short.replace("$", r"\$")  # matplotlib reads text between two dollars as a formula
+
+
+def draw_reliability(curves: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], file: Path) -> None:
+    """Draws the share of correct labels over the probability, and the number of labels.
+
+    `curves`: "before" and "after" -> mean probability, share correct and number of each bin that is not empty.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    figure = new_figure(5.6, 6.2)
+    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    panel.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="perfectly calibrated")
+    for (name, (means, shares, numbers)), color, line, width in zip(
+        curves.items(), (ORANGE, BLUE), ("--", "-"), (0.022, 0.014), strict=True
+    ):
+        error = (numbers * abs(means - shares)).sum() / numbers.sum()
+        label = f"{name}, expected calibration error {error:.1%}"
+        panel.plot(means, shares, line, color=color, marker="o", markersize=5, linewidth=1.7, label=label)
+        counts.bar(means, numbers, width=width, color=color, alpha=0.7)
+    panel.set_ylabel("share correct")
+    panel.yaxis.set_major_formatter(PercentFormatter(1))
+    counts.set_ylabel("number")
+    counts.set_xlabel("probability")
+    counts.xaxis.set_major_formatter(PercentFormatter(1))
+    panel.set_title("Reliability before and after calibration", **TITLE)
+    figure.legend(loc="outside lower center", frameon=False)
+    for each in (panel, counts):
+        tidy(each)
+    save_figure(figure, file)
+
+
+def draw_learning_curve(
+    log_history: list[dict[str, Any]],
+    metric: str,
+    perfect_score: int,
+    final: dict[str, float],
+    baseline: float | None,
+    file: Path,
+) -> None:
+    """Draws the loss, and a metric on the validation examples, over the steps of a run. Scores are in percent.
+
+    Args:
+        metric: name of the metric, without "eval_".
+        perfect_score: the value of a perfect score: 1 or 100.
+        final: `step` of the final model, and its `loss` and `metric` on the validation examples. Empty: unknown.
+        baseline: the metric of the baseline. None: unknown.
+        file: the plot, a PNG. It is not written if nothing was logged.
+    """
+    percent = is_score(metric)
+    factors = {metric: 100 / perfect_score if percent else 1, "loss": 1}
+
+    def curve(line_name: str, name: str) -> Curve:
+        lines = [line for line in log_history if math.isfinite(line.get(line_name, math.nan))]
+        return [line["step"] for line in lines], [factors[name] * line[line_name] for line in lines]
+
+    final = {name: factors.get(name, 1) * value for name, value in final.items() if math.isfinite(value)}
+    curves = {"loss": (curve("loss", "loss"), curve("eval_loss", "loss"))}
+    curves[metric] = ([], []), curve(f"eval_{metric}", metric)
+    curves = {name: pair for name, pair in curves.items() if pair[0][1] or pair[1][1] or name in final}
+    if not curves:
+        return
+    figure = new_figure(4.5 * len(curves), 4.5)
+    for panel, (name, (training, validation)) in zip(
+        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
+    ):
+        number = ".2f" if name == metric and percent else ".4f"
+        draw_curves(panel, training, validation, number)
+        if name in final:
+            label = f"validation, final model {final[name]:{number}}"
+            diamond: dict[str, Any] = {"marker": "D", "markersize": 7, "color": INK, "clip_on": False, "zorder": 3}
+            panel.plot([final["step"]], [final[name]], linestyle="", label=label, **diamond)
+        if name == metric and baseline is not None and math.isfinite(baseline):
+            height = factors[metric] * baseline
+            panel.axhline(height, color=GREY, linestyle=":", label=f"baseline {height:{number}}")
+        if name == metric and not validation[1]:  # a single score; a narrow scale would exaggerate differences
+            panel.set_ylim(bottom=min(0, *panel.get_ylim()))
+        if name == metric and percent:
+            low, high = panel.get_ylim()
+            panel.set_ylim(top=max(high, low + SMALLEST_RANGE))
+        title = name.replace("_", " ").replace("f1", "F1")
+        panel.set_title("Loss" if name == "loss" else f"Validation {title}", **TITLE)
+        panel.set_ylabel(f"{title} (percent)" if name == metric and percent else title)
+        panel.set_xlabel(f"step ({log_history[-1]['step'] / log_history[-1]['epoch']:,.0f} per epoch)")
+        panel.set_xlim(0, 1.04 * log_history[-1]["step"])
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+        tidy(panel)
+    save_figure(figure, file)

@@ -19,7 +19,7 @@ from snugbert.reports.label_tables import (
     label_table,
     list_label_lines,
 )
-from snugbert.reports.score_plots import list_plots
+from snugbert.reports.plots import list_plots
 from snugbert.reports.score_tables import (
     UNDEFINED,
     data_table,
@@ -36,11 +36,7 @@ class TaskFacts(NamedTuple):
     """What reports show about a task, besides the results of a run.
 
     Attributes:
-        name: display name.
-        head: the card text about the head.
         labels: in the order of their ids. None: the task has no classes.
-        metrics: the metrics that the summary shows.
-        prediction_files: names of the prediction files.
     """
 
     name: str
@@ -54,19 +50,16 @@ class RunResults(TypedDict):
     """The content of `results.json`.
 
     Keys:
-        task: name of the task.
         model: name of the checkpoint that training started from, or "random weights".
         config: name of the configuration, if the user gave one.
         metrics: evaluation set -> metric -> value. Undefined metrics are NaN (null in the file).
         intervals: evaluation set -> overall metric -> low and high end of its 95 % interval, see [`bootstrap`].
         perfect_score: the value of a perfect score in `metrics`: 1 for fractions, 100 for percent.
         baselines: evaluation set -> the metrics of the baseline, and its answer as "answer".
-        examples: evaluation set -> number of examples.
         data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
         copies: sentences about examples that occur more than once, see [`ExampleCopies`].
         training: Trainer's training metrics. Empty if the run did not train.
         settings: data and training settings.
-        versions: versions of the packages.
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
         labels: evaluation set -> scores of each label, if labels are uneven, or a label is never predicted.

@@ -200,7 +200,6 @@ def suite_table(
             below the table.
         intervals: task -> evaluation set -> metric -> low and high, for a second row. The interval of the average
             combines them, see [`combine_intervals`].
-        method: the method of the intervals.
     """
     scores = {
         column: 100 * value

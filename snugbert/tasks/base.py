@@ -44,7 +44,6 @@ class Baseline(NamedTuple):
 
     Attributes:
         answer: the answer, as displayed: "always 'positive'".
-        metrics: metric -> value.
     """
 
     answer: str
@@ -95,9 +94,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         settings: the fields of `arguments`.
 
     Attributes:
-        arguments: the class of `args`.
         head: the head of the models, such as "ForTokenClassification".
-        output: the form of the logits.
         padding_collator: makes the collator of padded batches of the features.
         noun: what messages call the examples.
         set_names: split -> name of the evaluation set, which is the prefix of metrics and files. The name begins with
@@ -113,13 +110,10 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         any_columns: whether to look for other columns with text if no default column exists.
         predicted_columns: the columns that `to_columns` may return.
         labels: the labels in the order of their ids. None: the task has no classes.
-        problem: the kind of loss.
         thresholds: label id -> lowest probability at which a text classifier predicts the label. Empty: no thresholds.
         windows: maximum tokens of a window, and tokens that neighbors share, if the model averages its logits over the
             windows of a long text. None if it does not average.
         chooses_decisions: whether a run chooses thresholds or a temperature after training.
-        tokenizer: the model's tokenizer.
-        max_length: maximum tokens of a window.
         lengths: numbers of texts, of truncated texts, of tokens in truncated texts, and of tokens that were cut, over
             all calls of `encode`. Zero in tasks that do not count them.
     """
@@ -171,10 +165,8 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def find_sources(self, wanted: tuple[str, ...] | None, **download: Any) -> Sources:
         """Finds the data that the arguments select.
 
-        Args:
-            wanted: which of "train", "validation" and "test" to use. None: all files, or train and validation of a
-                dataset.
-            download: passed on to `datasets.load_dataset`.
+        `wanted`: which of "train", "validation" and "test" to use. None: all files, or train and validation of a
+        dataset.
 
         Returns:
             The data of each split, in the order train, unlabeled, validation, test. Splits with a suffix, such as
@@ -210,9 +202,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
         Training and validation examples need labels. The labels of the split "unlabeled" are not read.
 
-        Args:
-            sources: from [`find_sources`], or datasets in memory.
-            trained_columns: the text columns that the checkpoint was trained on; empty if it stores none.
+        `trained_columns`: the text columns that the checkpoint was trained on; empty if it stores none.
         """
 
     @abstractmethod
@@ -228,7 +218,6 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
         Models that classify texts also need the configuration's `problem_type`.
 
         Args:
-            splits: the splits from [`read_splits`].
             config: the configuration of the checkpoint. If its labels are the same, their order is kept.
             teacher: the task of a teacher. Its labels replace the checkpoint's. The data may lack some of them.
             is_teacher: whether the checkpoint is a teacher, which must have been fine-tuned for the data.
@@ -282,25 +271,14 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
     def decode(self, logits: Logits, split: SplitT, features: FeaturesT) -> Answers:
         """Returns the answers to all examples.
 
-        Args:
-            logits: one row per window, in the form of the task's output. The values of padding do not matter.
-            split: the examples.
-            features: their model inputs.
+        `logits`: one row per window, in the form of the task's output. The values of padding do not matter.
         """
 
     # --- scores -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def measure(self, split: SplitT, answers: Answers) -> np.ndarray:
-        """Returns what the metrics need to know about each example, such as counts of correct answers.
-
-        Args:
-            split: labeled examples.
-            answers: the answers to all of them.
-
-        Returns:
-            *Shape:* (N, K)
-        """
+        """Returns what the metrics need to know about each example, such as correct answers. *Shape:* (N, K)"""
 
     def list_label_metrics(self, split: SplitT) -> tuple[str, ...]:
         """Returns the metrics of each label and their means. `score` computes the ones that `metrics` names."""
@@ -321,11 +299,7 @@ class Task(ABC, Generic[SplitT, FeaturesT, Answers]):
 
     @abstractmethod
     def baseline(self, split: SplitT, train: SplitT | None) -> Baseline | None:
-        """Scores a simple answer to every example.
-
-        Returns:
-            The metrics to compare with. None: there is no baseline.
-        """
+        """Scores a simple answer to every example. None: there is no baseline."""
 
     def score_labels(self, split: SplitT, answers: Answers) -> LabelScores | None:
         """Scores each label if the metrics hide differences between labels. Otherwise returns None."""

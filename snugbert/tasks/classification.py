@@ -30,7 +30,7 @@ from snugbert.families.loading import is_regression
 from snugbert.files import dump_json
 from snugbert.reports.intervals import bootstrap
 from snugbert.reports.label_tables import AVERAGES, LABEL_METRICS, LabelScores
-from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
+from snugbert.reports.plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import (
     Baseline,
     Features,
@@ -358,7 +358,6 @@ class TextClassification(Task[TextSplit, Features, TextAnswers]):
 
         Args:
             windows: the windows of a model that this run does not train, see [`get_windows`]. None for other models.
-            is_teacher: whether the model is a teacher.
         """
         args, (size, stride) = self.args, windows or (DEFAULT_LENGTH, None)
         if windows is None or not is_teacher:

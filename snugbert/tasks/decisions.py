@@ -53,7 +53,6 @@ class Decisions(NamedTuple):
 
     Attributes:
         rule: the rule chosen on all validation examples.
-        references: the correct labels.
         plain: the answers without temperature and thresholds.
         fitted: the cross-fitted answers.
     """
@@ -148,7 +147,6 @@ def choose_decisions(
 
     Args:
         logits: *Shape:* (N, C)
-        references: the correct labels.
         calibrate: whether to choose a temperature. If not, the temperature is 1.
         metric: the metric to choose thresholds for, on calibrated probabilities. None: no thresholds.
         positive: id of the positive label, with one label per example.
@@ -194,9 +192,7 @@ def fit_temperature(logits: np.ndarray, references: np.ndarray) -> float:
     The loss is convex in 1 / temperature, so its minimum is the only root of the derivative. If every decision is
     correct, the loss still falls at `COLDEST` and has no minimum. Then the result is 1.
 
-    Args:
-        logits: *Shape:* (N, C)
-        references: the correct labels.
+    `logits`: *Shape:* (N, C)
     """
     logits = logits.astype(np.float64)
 

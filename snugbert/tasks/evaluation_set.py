@@ -20,13 +20,10 @@ class EvaluationSet(Generic[Answers]):
     """Examples to predict, and to score if they are labeled.
 
     Args:
-        task: the task, connected with a model.
-        split: the examples.
         train: training examples, for the baseline. None if there are no training examples.
 
     Attributes:
         name: prefix of metrics and files, such as "eval".
-        features: the model inputs of the examples.
     """
 
     def __init__(self, task: Task[Any, Any, Answers], split: Split, train: Split | None = None):

@@ -71,8 +71,6 @@ class TextSplit:
 
     Attributes:
         name: "train", "unlabeled", "validation", "test", or another split of MNLI, such as "test_mismatched".
-        source: the file or dataset, for messages.
-        text_columns: the names of the text columns.
         texts: a list of texts, or two lists for pairs.
         labels: the label of each example, or a list of its labels if examples can have several, or a list of 0 and 1
             if labels are vectors. None: not labeled.
@@ -82,7 +80,6 @@ class TextSplit:
         class_names: the dataset's class names in the order of their ids; empty if the dataset has no class names.
         split_in_dataset: the name of the split in the dataset. None for a file.
         limit: maximum number of examples to use, from the start. None: all. The labels of all examples are collected.
-        multi_label: whether an example can have several labels.
         vector_size: the number of elements of each label, if labels are vectors of 0 and 1. 0 if labels are names.
         references: what [`encode_labels`] returns for the examples to use. None: not labeled, or labels are not chosen
             yet.
@@ -282,12 +279,7 @@ def report_missing_labels(
 ) -> None:
     """Reports how many rows of a file or dataset have no label.
 
-    Args:
-        source: the file or dataset.
-        column: the column of labels.
-        missing: the rows without a label.
-        number: the number of all rows.
-        on_missing_label: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
+    `on_missing_label`: "skip" if the caller leaves out `missing`, otherwise "error". None: labels are not needed.
     """
     all_missing, needed = len(missing) == number, on_missing_label is not None
     if not missing or (all_missing and not needed):
@@ -383,11 +375,7 @@ def _read_name(value: object, where: str) -> str:
 
 
 def _read_list(text: str, where: str) -> list[Any] | None:
-    """Reads a list that was written as text, in JSON or Python.
-
-    Returns:
-        The elements. None: the text is a name.
-    """
+    """Returns the elements of a list that was written as text, in JSON or Python. None: the text is a name."""
     in_brackets = text[:1] + text[-1:] == "[]"
     if in_brackets:
         try:

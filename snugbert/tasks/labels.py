@@ -33,7 +33,6 @@ def choose_labels(
 
     Args:
         task: the GLUE task. None: your own data.
-        splits: the splits from [`TextClassification.read_splits`].
         checkpoint_labels: the checkpoint's labels in the order of their ids. If they are the same labels, ignoring
             case, their order is kept, so that the checkpoint's classifier stays valid. Without a task and training
             examples, these labels are used.
@@ -169,7 +168,6 @@ def encode_labels(
     """Encodes the label of each example.
 
     Args:
-        split: labeled examples.
         labels: from [`choose_labels`].
         from_checkpoint: whether `labels` are the labels of a checkpoint that is not trained, for messages.
 

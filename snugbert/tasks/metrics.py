@@ -4,6 +4,8 @@
 task_name="mrpc"))` is the same metric, with the same names, without a download. Tests compare all metrics with
 scikit-learn, SciPy, seqeval and the official scripts. Resampling with these libraries would be slow: they take no
 counts.
+
+Shapes: `counts` (rows,) are the numbers of examples with each row.
 """
 
 from typing import Any
@@ -43,9 +45,7 @@ class TaskMetric(evaluate.Metric):
 def score_classes(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     """Computes accuracy, F1 of label 1 and Matthews correlation, as scikit-learn does.
 
-    Args:
-        rows: correct and predicted label ids. *Shape:* (rows, 2)
-        counts: number of examples with each row. *Shape:* (rows,)
+    `rows`: correct and predicted label ids. *Shape:* (rows, 2)
     """
     references, predictions = rows.T
     total, correct = counts.sum(), counts[references == predictions].sum()
@@ -66,10 +66,8 @@ def score_classes(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
 def score_label_sets(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     """Computes micro F1, macro F1 and subset accuracy of examples with several labels, as scikit-learn does.
 
-    Args:
-        rows: 1 or 0 for each label: first whether it is correct, then whether it is predicted.
-            *Shape:* (rows, 2 x labels)
-        counts: number of examples with each row. *Shape:* (rows,)
+    `rows`: 1 or 0 for each label: first whether it is correct, then whether it is predicted. *Shape:* (rows, 2 x
+    labels)
     """
     references, predictions = np.split(rows, 2, axis=1)
     both, either = counts @ (references & predictions), counts @ (references + predictions)
@@ -88,7 +86,6 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
 
     Args:
         rows: as in [`score_label_sets`], or with `labels` as in [`score_classes`].
-        counts: number of examples with each row. *Shape:* (rows,)
         labels: number of labels, if each example has one label. None: examples have several labels.
 
     Returns:
@@ -112,9 +109,7 @@ def score_labels(rows: np.ndarray, counts: np.ndarray, labels: int | None = None
 def score_numbers(rows: np.ndarray, counts: np.ndarray) -> dict[str, float]:
     """Computes Pearson correlation, Spearman correlation and mean squared error, as SciPy and scikit-learn do.
 
-    Args:
-        rows: correct and predicted number. *Shape:* (rows, 2)
-        counts: number of examples with each row. *Shape:* (rows,)
+    `rows`: correct and predicted number. *Shape:* (rows, 2)
     """
     references, predictions = rows[counts > 0].T
     counts = counts[counts > 0]

@@ -21,7 +21,7 @@ from snugbert.data.sources import ExampleArguments
 from snugbert.data.tables import clean_label, read_rows, read_text, read_texts
 from snugbert.errors import InputError, list_columns
 from snugbert.files import dump_json
-from snugbert.reports.score_plots import draw_confusion_matrix, plot_file
+from snugbert.reports.plots import draw_confusion_matrix, plot_file
 from snugbert.tasks.base import Baseline, Features, Sources, Task
 from snugbert.tasks.labeled_texts import UNLABELED_ID, report_missing_labels
 from snugbert.tasks.metrics import score_classes
@@ -63,9 +63,6 @@ class ChoiceSplit:
     """The examples of a split.
 
     Attributes:
-        name: "train", "unlabeled", "validation" or "test".
-        source: the file or dataset, for messages.
-        examples: the examples.
         references: the correct choice of each example, counted from 0. None: not labeled. *Shape:* (N,)
         others: the values of each row besides its texts and its label. Empty for training examples.
     """

@@ -45,7 +45,6 @@ class Output(ABC):
     Attributes:
         label_columns: the columns of features that contain labels.
         counted_labels: the column of a batch whose labels the loss counts.
-        names: the outputs of the model.
         per_token: whether there are logits for every token.
         labels_mark_items: whether the labels decide which tokens are items.
     """
@@ -70,13 +69,9 @@ class Output(ABC):
 
     @abstractmethod
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        """Joins the logits of single windows to the form that tasks decode, with zeros as padding.
+        """Joins logits of windows for decoding, zeros as padding: (W, C), or (W, L, C); for spans, two arrays (W, L).
 
-        Args:
-            rows: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
-
-        Returns:
-            (W, C), or (W, L, C); for spans, two arrays (W, L).
+        `rows`: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
         """
 
     def stack(self, outputs: Any) -> torch.Tensor:
@@ -100,8 +95,6 @@ class Output(ABC):
         Args:
             outputs: the student's outputs.
             batch: the student's inputs, packed or padded. A row filled by [`pad_row`] has more items than `teacher`.
-            labels: from [`pop_labels`].
-            teacher: from [`join_items`].
         """
 
 

@@ -67,7 +67,6 @@ def make_question_windows(
     Args:
         questions: at least one. A context without tokens makes one window with an empty part.
         tokenizer: a fast tokenizer whose pairs begin with [CLS].
-        max_seq_length: maximum tokens of a window.
         doc_stride: tokens that a window shares with the previous window, as in `run_qa.py`. In the original release's
             `run_squad.py`, `doc_stride` is the step between windows.
         max_query_length: maximum tokens of a question. Longer questions are truncated, with a warning.
@@ -118,27 +117,17 @@ def make_question_windows(
 
 
 def split_into_spans(num_tokens: int, size: int, overlap: int) -> list[tuple[int, int]]:
-    """Splits a text of `num_tokens` tokens into overlapping spans, one per window.
-
-    Returns:
-        First token and end (exclusive) of each span. An empty text has one empty span.
-    """
+    """Returns start and end (exclusive) of overlapping spans, one per window. An empty text has one empty span."""
     stop = max(num_tokens - overlap, 1)  # a span that begins here or later would be part of the previous span
     return [(begin, min(begin + size, num_tokens)) for begin in range(0, stop, size - overlap)]
 
 
 def find_max_context(spans: list[tuple[int, int]]) -> list[np.ndarray]:
-    """For each span, marks the tokens that have their maximum context in it.
+    """Marks in each span the tokens with their maximum context there: booleans, *shape* (tokens of the span,) each.
 
     The definition is `_check_is_max_context` in the original release's `run_squad.py`: the context of a token is the
     number of tokens to its left or to its right, whichever is smaller, plus 0.01 times the length of the span. If
     several spans give equal context, the first span counts.
-
-    Args:
-        spans: from [`split_into_spans`].
-
-    Returns:
-        Booleans for each span. *Shape:* (tokens of the span,)
     """
     max_scores = np.full(spans[-1][1], -1.0)
     best_spans = np.zeros(len(max_scores), np.int32)
@@ -168,11 +157,7 @@ def choose_stride(max_seq_length: int) -> int:
 
 
 def check_room(tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int, question: int = 1) -> int:
-    """Checks that a window has room for more context than it shares with its neighbor.
-
-    Returns:
-        The maximum tokens of a question.
-    """
+    """Returns the maximum tokens of a question. A window must have room for more context than it shares."""
     special = sum(map(len, _find_special_tokens(tokenizer)))
     left = max(max_seq_length - special - question, 0)
     if left <= doc_stride:

@@ -59,7 +59,6 @@ class ExtractedAnswer(TypedDict):
         score: the probability that the answer starts at its first token times the probability that it ends at its last
             token. Both softmaxes run over [CLS] and the context tokens of all windows.
         start, end: characters of the context: `context[start:end]` is the answer. Both are 0 if there is no answer.
-        answer: the text of the answer.
     """
 
     score: float
@@ -164,15 +163,9 @@ def _find_best_spans(
     num_spans: int,
     max_answer_length: int,
 ) -> Iterator[tuple[int, list[Candidate]]]:
-    """Finds the best spans of some questions.
+    """Yields index and best spans, best first, of each question that has spans.
 
-    Args:
-        questions, windows, start_logits, end_logits, max_answer_length: see [`best_answers`].
-        window_indices: all windows of these questions. *Shape:* (n,)
-        num_spans: maximum spans per question.
-
-    Yields:
-        Index and spans, best first, of each question that has spans.
+    `window_indices`: all windows of these questions. *Shape:* (n,)
     """
     lengths = np.array([len(windows.char_starts[i]) for i in window_indices])
     inside = np.arange(lengths.max(initial=1)) < lengths[:, None]  # [n, C]
@@ -252,14 +245,11 @@ def _score_no_answer(
 
 
 def _log_sum_exp(windows: ContextWindows, logits: np.ndarray) -> np.ndarray:
-    """Computes the logarithm of each question's softmax denominator, over [CLS] and context tokens of all its windows.
+    """Returns the log of each question's softmax denominator, (questions,), over [CLS] and context of all its windows.
 
     Args:
         windows: at least one for each question.
         logits: start or end logits. *Shape:* (N, L)
-
-    Returns:
-        *Shape:* (questions,)
     """
     token_indices = np.arange(logits.shape[1])
     first = windows.context_offsets

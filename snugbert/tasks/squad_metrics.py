@@ -44,7 +44,7 @@ def word_f1(predicted: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -> tuple[float, float]:
-    """Compares an answer with its best matching gold answer.
+    """Returns exact match (0 or 1) and F1 (0 to 1) of an answer and its best matching gold answer.
 
     Some answers, such as "The", have no words after normalization. In v2.0 such gold answers are ignored. If a
     question has no other gold answer, the correct answer is "", or any answer without words, with F1 1. In v1.1 an
@@ -54,9 +54,6 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
         answer: the predicted answer; "" for "no answer".
         golds: the correct answers. Empty if there is no answer, in v2.0 only.
         version_2: compare as `evaluate-v2.0.py`, not as `evaluate-v1.1.py`.
-
-    Returns:
-        Exact match (0 or 1) and F1 (from 0 to 1).
     """
     gold_texts = {normalize(text) for text in golds}
     if version_2:
@@ -69,14 +66,9 @@ def compare_answer(answer: str, golds: Sequence[str], version_2: bool = False) -
 
 
 def measure_answers(golds: Sequence[Sequence[str]], answers: Sequence[str]) -> np.ndarray:
-    """Measures answers as in SQuAD v1.1.
+    """Measures answers as in SQuAD v1.1: exact match and F1 of each question. float64, *shape* (N, 2)
 
-    Args:
-        golds: the correct answers to each question, at least one.
-        answers: the predicted answers.
-
-    Returns:
-        Exact match and F1 of each question. float64, *shape* (N, 2)
+    `golds`: the correct answers to each question, at least one.
     """
     if not all(golds):
         raise ValueError("A question has no reference answers. Use the metrics of SQuAD v2.0.")
@@ -91,7 +83,6 @@ def measure_answers_v2(
 
     Args:
         golds: the correct answers to each question; empty if a question has no answer.
-        answers: the predicted answers; "" for "no answer".
         spans: the answers at the highest threshold: the best span, even where "no answer" scores higher. They should
             not be "", because a threshold cannot bring back an answer that was replaced.
         null_odds: the score of "no answer", in any unit. A threshold replaces answers with larger odds by "".
@@ -112,14 +103,11 @@ def measure_answers_v2(
 
 
 def score_v1(rows: np.ndarray, counts: np.ndarray | None = None) -> dict[str, float]:
-    """Computes the metrics of `evaluate-v1.1.py`.
+    """Computes the metrics of `evaluate-v1.1.py`, exact_match and f1: means over all questions, in percent.
 
     Args:
         rows: from [`measure_answers`]. *Shape:* (N, 2)
         counts: how often each question counts. Default: once. *Shape:* (N,)
-
-    Returns:
-        exact_match and f1: means over all questions, in percent.
     """
     weights = np.ones(len(rows)) if counts is None else counts
     return {name: _average(values, weights) for name, values in zip(("exact_match", "f1"), rows.T, strict=True)}
@@ -162,9 +150,7 @@ def sum_by_threshold(rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
     As in the official script, questions with equal odds count as separate thresholds, in their order.
 
-    Args:
-        rows: from [`measure_answers_v2`]. *Shape:* (N, 6)
-        counts: how often each question counts. *Shape:* (N,)
+    `counts`: how often each question counts. *Shape:* (N,)
 
     Returns:
         Thresholds in ascending order, and the sums of exact match and F1 (from 0 to 1) if questions with larger odds

@@ -64,9 +64,7 @@ def make_tag_windows(
 
     Args:
         sentences: at least one. A sentence without words makes an empty window.
-        tokenizer: a fast tokenizer with BERT's special tokens.
         max_length: maximum tokens of a window, at least 4.
-        document_context: fill windows with neighboring sentences of the same document.
         first_labels: label of the first sub-token of each word. None: the inputs have no labels. *Shape:* (W,)
         other_labels: label of the other sub-tokens of each word. None if only first sub-tokens are labeled.
             *Shape:* (W,)
@@ -150,10 +148,8 @@ def _add_context(first: int, last: int, starts: np.ndarray, room: int) -> tuple[
     """Extends a window by whole words, equally on both sides as far as possible, and returns its start and end.
 
     Args:
-        first: the first labeled token.
         last: the end of the labeled tokens, exclusive.
         starts: the first token of each word that can be included, and the end of the last word.
-        room: maximum tokens of the window.
     """
     free = room - (last - first)
     right = min(max(free // 2, free - (first - starts[0])), starts[-1] - last)

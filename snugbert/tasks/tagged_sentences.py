@@ -62,8 +62,6 @@ class TagSplit:
     """The sentences of a split.
 
     Attributes:
-        name: see [`Split`].
-        source: the file or dataset, for messages.
         sentences: the sentences. After [`check_tags`] their entity tags are in BIO.
         one_word_per_line: whether the source is a CoNLL file.
         types: the tags in the source, including sentences beyond the limit on examples. [`check_tags`] replaces entity
@@ -178,7 +176,6 @@ def check_tags(splits: Mapping[str, TagSplit], scheme: str, on_bad_tag: str) -> 
     that have no tags loses its other tags.
 
     Args:
-        splits: the splits with their original tags.
         scheme: the scheme of all splits. "auto": the scheme with the fewest invalid tags, see [`find_invalid_tags`].
         on_bad_tag: "stop" at invalid tags, or "repair" them: use `conlleval`'s reading, with a warning.
 

@@ -24,9 +24,7 @@ def tokenize_texts(
     """Makes columns of model inputs, with one list per text or pair. Truncates the longer text of a pair first.
 
     Args:
-        tokenizer: its `model_input_names` are the columns.
         texts: a column of texts, or two columns of pairs.
-        max_length: maximum tokens of a list.
         source: what is tokenized, for the progress display. Empty: nothing is displayed.
 
     Returns:

@@ -31,7 +31,6 @@ class Extension(NamedTuple):
 
     Attributes:
         tokens: the new tokens in the order of their ids, each with the ids of the old tokens that it consists of.
-        first_id: id of the first new token.
         num_words: number of words that the tokens were learned from, counting repetitions. Words with unknown
             characters were left out.
         merges: for BPE, the new merges. They are applied in this order, after the old merges.
@@ -47,9 +46,6 @@ def read_tokenizer_settings(tokenizer: PreTrainedTokenizerBase, name: str) -> tu
     """Finds the arguments of [`make_tokenizer`] that split text into the same words as `tokenizer` does.
 
     Exception: RoBERTa's tokenizer puts no space before the first word of a text.
-
-    Returns:
-        The kind, and `do_lower_case`, `strip_accents` and `tokenize_chinese_chars`.
     """
     definition = _read_definition(tokenizer)
     if _is_byte_level(definition):
@@ -96,11 +92,7 @@ def learn_extension(
 ) -> Extension:
     """Learns new tokens for `words`. Each new token is a sequence of old tokens.
 
-    Args:
-        words: number of occurrences of each word, from [`count_words`].
-        tokenizer: the old tokenizer. Its ids must have no gaps.
-        num_tokens: maximum number of new tokens.
-        min_frequency: minimum occurrences of a pair that becomes a token.
+    `tokenizer`: the old tokenizer. Its ids must have no gaps.
     """
     model, sequences = tokenizer.backend_tokenizer.model, Counter[str]()
     for word, count in words.items():
@@ -177,10 +169,8 @@ def load_init_model(name: str) -> PreTrainedModel | None:
 def extend_model(model: PreTrainedModel, extension: Extension) -> None:
     """Adds an embedding and an output bias per new token: the means over the old tokens that it consists of.
 
-    Args:
-        model: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old
-            tokenizer has tokens.
-        extension: from [`learn_extension`].
+    `model`: a SnugBERT model with any head. It is changed in place. It may have more embeddings than the old tokenizer
+    has tokens.
     """
     vocab_size = extension.first_id + len(extension.tokens)
     if vocab_size > model.config.vocab_size:

@@ -80,12 +80,9 @@ def make_tokenizer(
     - [MASK] replaces a word and the space before it.
 
     Args:
-        kind: how words are split into tokens.
         tokens: the vocabulary in the order of ids, including [`SPECIAL_TOKENS`].
-        merges: for BPE, the pairs to merge, in order.
         do_lower_case: whether to lowercase text. Default: true, but false for byte-level BPE.
         strip_accents: whether to remove accents. Default: as `do_lower_case`.
-        tokenize_chinese_chars: whether each Chinese character is a word.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if do_lower_case is None:
@@ -150,10 +147,8 @@ def count_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Cou
     bound if the word was dropped before. word2vec prunes the same way. The result is reproducible, because pruning
     depends only on the counts.
 
-    Args:
-        lines: lines of text, as [`read_lines`] yields them. They are streamed.
-        tokenizer: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is
-            not used.
+    `tokenizer`: from [`make_tokenizer`]. Its normalizer and pre-tokenizer split text into words; its vocabulary is not
+    used.
     """
     words: Counter[str] = Counter()
     chunks: Counter[str] = Counter()
@@ -204,8 +199,6 @@ def learn_tokens(
         words: number of occurrences of each word, from [`count_words`]. If they exceed 10^9 in total, all counts are
             scaled down.
         vocab_size: number of tokens, including special tokens and single characters.
-        min_frequency: minimum occurrences of a pair that becomes a token.
-        kind: the kind of tokenizer that counted the words.
 
     Returns:
         The tokens in the order of their ids, and the merged pairs in order. The tokens are: the five special tokens,
@@ -238,19 +231,13 @@ def merge_pairs(
     min_frequency: int,
     prefix: str | None = None,
 ) -> tuple[list[str], list[Merge]]:
-    """Repeatedly merges the most frequent pair of neighboring tokens in `words`.
+    """Repeatedly merges the most frequent pair of neighbors in `words`. Returns tokens and merged pairs, in order.
 
     Of equally frequent pairs, the pair with the lowest ids is merged first.
 
     Args:
         words: number of occurrences of each word. Words contain no spaces.
         initial: the tokens to start with, in the order of their ids, including all characters of the words.
-        vocab_size: number of tokens to end with.
-        min_frequency: minimum occurrences of a pair that becomes a token.
-        prefix: prefix of tokens inside a word.
-
-    Returns:
-        All tokens in the order of their ids, and the merged pairs in order.
     """
     # The library breaks ties between pairs by the ids of their tokens. But it numbers the ## characters in the order
     # of a hash map, which differs between processes (huggingface/tokenizers#1794). Special tokens have fixed ids.
@@ -310,11 +297,7 @@ def default_casing(language: str | None, kind: TokenizerKind, given: dict[str, A
 
     Args:
         language: language code. None: English.
-        kind: kind of tokenizer. Byte-level BPE keeps case and accents in every language.
         given: some of the arguments of [`make_tokenizer`].
-
-    Returns:
-        Arguments of [`make_tokenizer`].
     """
     if primary_language(language or DEFAULT) == DEFAULT:
         return {"do_lower_case": kind != "byte-bpe", **given}
@@ -330,11 +313,7 @@ def strips_accents(casing: dict[str, Any]) -> bool:
 class TextSample:
     """The start of a text, to show what the settings for case and accents do to its words.
 
-    Args:
-        lines: the lines of the text. At least one.
-
     Attributes:
-        lines: the lines of the whole text.
         share_with_accents: share of the sample's words with an accent.
     """
 

@@ -52,7 +52,7 @@ def folder(tmp_path, monkeypatch) -> Path:
             "--report_to mlfow",
             "--report_to: unknown value 'mlfow'. Did you mean mlflow? Choose one of ",
         ),
-        ("prepare", "--language Deutsch", "--language 'Deutsch' is not a language code. Did you mean de?"),
+        ("prepare", "--language Deutsch", "--language 'Deutsch' is not a language code. Use a lowercase ISO 639 code"),
     ],
 )
 def test_mistakes(command, line, message, folder, capsys):

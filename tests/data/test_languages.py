@@ -27,17 +27,9 @@ from snugbert.errors import InputError
 from snugbert_cli import main as snugbert_command
 
 
-@pytest.mark.parametrize(
-    ("code", "hint"),
-    [
-        ("klingon", "Use an ISO 639 code"),
-        ("english", "Did you mean en?"),
-        ("", "Use an ISO 639 code"),
-        ("EN ", "Did you mean en?"),
-    ],
-)
-def test_a_name_is_not_a_code(code, hint, tmp_path):
-    message = rf"--language '{code}' is not a language code\. .*{hint}".replace("?", r"\?")
+@pytest.mark.parametrize("code", ["english", "", "EN "])
+def test_a_name_is_not_a_code(code, tmp_path):
+    message = rf"--language '{code}' is not a language code\. Use a lowercase ISO 639 code"
     for prepare in (
         lambda: PreparationArguments(language=code),
         lambda: prepare_corpus([], None, tmp_path, language=code),
@@ -166,7 +158,6 @@ def test_commands_take_the_language_from_the_tokenizer_the_corpus_and_the_checkp
 
     checkpoint = answers.load_checkpoint("pretrained")
     assert answers.list_masked_sentences(checkpoint) == ["Paris ist die [MASK] von Frankreich."]
-    assert answers.choose_sentence(checkpoint) == "Paris ist die [MASK] von Frankreich."
 
     french = ["--language", "fr"]
     for arguments, place in (

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, has_length
 
 from snugbert.configuration_snugbert import get_windows
-from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import TokenBudgetDataset, count_tokens
+from snugbert.data.tables import load_rows
 from snugbert.errors import InputError
 from snugbert.families.loading import forget_decisions
 from snugbert.gpu.row_sizes import FillRows, choose_fine_tuning_multiple
@@ -31,7 +31,7 @@ from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import DecisionFacts
-from snugbert.reports.score_plots import remove_plots
+from snugbert.reports.plots import remove_plots
 from snugbert.tasks.base import Task
 from snugbert.tasks.decisions import Decisions
 from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set

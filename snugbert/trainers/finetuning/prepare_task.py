@@ -12,9 +12,9 @@ from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
 from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
-from snugbert.data.in_memory import load_rows
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
+from snugbert.data.tables import load_rows
 from snugbert.errors import InputError
 from snugbert.families.loading import (
     forget_decisions,

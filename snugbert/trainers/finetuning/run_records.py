@@ -24,8 +24,8 @@ from snugbert.continuation import check_continuation, make_record
 from snugbert.errors import InputError
 from snugbert.files import read_json, write_atomically
 from snugbert.reports.cards import package_versions
+from snugbert.reports.plots import remove_plots
 from snugbert.reports.results import RunResults
-from snugbert.reports.score_plots import remove_plots
 from snugbert.storage.inputs import work_folder
 from snugbert.trainers.finetuning.finetuning_arguments import (
     COMPARED_SETTINGS,

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import LabelScores
+from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
-from snugbert.reports.score_plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.score_tables import format_metric, is_perfect, set_title
 from snugbert.storage.uploads import find_output
 from snugbert.tasks.evaluation_set import EvaluationSet
