@@ -71,8 +71,8 @@ def count_batch(
 ) -> torch.Tensor:
     """Returns the numbers of `DATA_SUMS` of a batch on the CPU. *Shape:* (5,), int64
 
-    Data workers call this function, so it does not slow down training. `max_seq_length` is the length to which a
-    packed batch would be padded. None: the longest sequence of the batch.
+    The first three divide the losses. Data workers call this function, so it does not slow down training.
+    `max_seq_length` is the length to which a packed batch would be padded. None: the longest sequence of the batch.
     """
     lengths, labeled = count_sequence_tokens(batch)
     pairs = (torch.as_tensor(batch.get("next_sentence_label", [])) != IGNORE_INDEX).sum()
