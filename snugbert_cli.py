@@ -104,7 +104,7 @@ COMMANDS = {
         example="--model_name_or_path pretrained --task_name sst2 --output_dir sst2",
         arguments=(
             "trainers.finetuning.finetuning_arguments.FineTunedModelArguments",
-            "tasks.classification.GlueDataArguments",
+            "tasks.task_arguments.GlueDataArguments",
             "trainers.finetuning.finetuning_arguments.FineTuningArguments",
         ),
         function="trainers.finetuning.suite.run_glue",
@@ -113,13 +113,13 @@ COMMANDS = {
         "ForQuestionAnswering",
         "question answering",
         "--model_name_or_path pretrained --dataset_name squad --output_dir squad",
-        "tasks.question_answering.SquadDataArguments",
+        "tasks.task_arguments.SquadDataArguments",
     ),
     "ner": fine_tuning(
         "ForTokenClassification",
         "named-entity recognition",
         "--model_name_or_path pretrained --train_file train.jsonl --validation_file dev.jsonl --output_dir ner",
-        "tasks.tagging.NerDataArguments",
+        "tasks.task_arguments.NerDataArguments",
     ),
     "swag": fine_tuning(
         "ForMultipleChoice",

@@ -58,15 +58,20 @@ def check_continuation(record: Any, kind: str, settings: Mapping[str, Any], plac
         raise InputError(f"{place} has other settings.\n{format_changes(changes)}\n{remedy}")
 
 
-def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Returns the name, the value before and the value now of every setting that differs. None: not set."""
+def list_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], compares_names: bool = False
+) -> list[tuple[str, Any, Any]]:
+    """Returns the name, the value before and the value now of every setting that differs. None: not set.
+
+    The same data may have new names. The options of a flag may not, and neither with `compares_names`.
+    """
     changes = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            # The same data may have new names. The options of a flag may not.
-            if name.startswith("--") or list(old.values()) != list(new.values()):
-                changes += [(f"{name} {entry}", a, b) for entry, a, b in list_changes(old, new)]
+            is_flag = compares_names or name.startswith("--")
+            if is_flag or list(old.values()) != list(new.values()):
+                changes += [(f"{name} {entry}", a, b) for entry, a, b in list_changes(old, new, is_flag)]
         elif old != new:
             changes.append((name, old, new))
     return changes

@@ -3,7 +3,7 @@
 import pytest
 
 import snugbert
-from snugbert.continuation import check_continuation, make_record
+from snugbert.continuation import check_continuation, list_changes, make_record
 from snugbert.errors import InputError
 
 SETTINGS = {"--learning_rate": 3e-5, "--seed": 1, "text": {"a.txt": "12", "b.txt": "34"}}
@@ -16,6 +16,12 @@ def check(record, **changed):
 def test_the_same_settings_continue():
     check(make_record("run", SETTINGS))
     check(make_record("run", SETTINGS | {"text": {"renamed.txt": "12", "b.txt": "34"}}))
+
+
+def test_the_options_of_a_flag_have_names():
+    before, now = ({"--sweep": {"settings": {name: [0, 1]}}} for name in ("weight_decay", "reinit_layers"))
+    names = [name for name, _, _ in list_changes(before, now)]
+    assert names == ["--sweep settings weight_decay", "--sweep settings reinit_layers"]
 
 
 def test_options_of_a_flag_may_not_have_new_names():

@@ -89,7 +89,7 @@ def _explain(error: Exception, name: str) -> str:
         return "a disk is full. Free some space, and run the same command again."
     # SafetensorError: probably a full disk. TransportError: the network failed.
     if isinstance(error, OSError | SafetensorError | httpx.TransportError):
-        return join_lines(error)
+        return join_lines(error) or type(error).__name__
     return ""
 
 

@@ -163,8 +163,13 @@ def _list_settings(args: PredictionArguments, folder: Path, source: Path) -> dic
     return {
         **{f"--{name}": getattr(args, name) for name in SETTINGS},
         "device": str(choose_device(args.use_cpu)),
-        "files": {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in (source, *files)},
+        "--input_file": _list_versions([source]),
+        "--model_name_or_path": _list_versions(files),
     }
+
+
+def _list_versions(files: list[Path]) -> dict[str, list[int]]:
+    return {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
 
 
 def _read(data: Format, predictor: RowPredictor, log: ReadingLog) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from snugbert.cli.ranges import COUNT, Range, check_ranges
 from snugbert.data.data_arguments import OnBadText, parse_shard
 from snugbert.data.sources import uncompressed_name
 from snugbert.errors import InputError
-from snugbert.tasks.tagging import NerDataArguments
+from snugbert.tasks.task_arguments import NerDataArguments
 
 CONLL_SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".txt")
 

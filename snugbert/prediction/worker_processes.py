@@ -55,6 +55,8 @@ def open_predictor(
             for process in multiprocessing.active_children():
                 if process not in others:
                     process.kill()  # after Ctrl-C, it may need minutes for its window
+            # The rest of a reply that a killed process began to send would be awaited forever.
+            pool._result_queue._writer.close()  # type: ignore[attr-defined]
 
 
 class ParallelPredictor(RowPredictor):

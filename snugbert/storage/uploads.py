@@ -10,6 +10,7 @@ Files and folders whose names begin with "_" are not uploaded. Checkpoints of ru
 `trainers/run/checkpoint_copies.py`.
 """
 
+import json
 import logging
 import os
 import platform
@@ -27,9 +28,11 @@ from snugbert.files import (
     LockTaken,
     hash_json,
     lock_file,
+    read_json,
     split_checkpoint,
     write_atomically,
 )
+from snugbert.progress import format_bytes
 from snugbert.storage.inputs import announce_copy, check_names, serves_only_its_run, work_folder
 from snugbert.storage.urls import (
     download,
@@ -50,8 +53,10 @@ logger = logging.getLogger(__name__)
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
+MOST_BYTES, MOST_FILES = 50e9, 10_000  # of an output folder: more is something else, such as a corpus
 OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
+STORED = "_stored"  # on this machine: the versions of the files that are in the store
 PENDING = "_pending"  # the command whose output is complete, but not uploaded
 
 _outputs: dict[Path, "RemoteOutput"] = {}
@@ -62,7 +67,6 @@ class RemoteOutput:
 
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
-        self._downloaded: dict[str, tuple[int, int]] = {}  # the versions of files that are in the store
 
     def __str__(self) -> str:
         return hide_credentials(self.url)
@@ -123,26 +127,43 @@ class RemoteOutput:
         stored = list_files(self.url)
         check_names(stored, self.url)
         files = {name: entry for name, entry in stored.items() if not _is_skipped(name)}
+        size = sum(entry.size for entry in files.values())
+        if len(files) > MOST_FILES or size > MOST_BYTES:
+            raise InputError(
+                f"--output_dir: {self} contains {format_count(len(files), 'other file')} ({format_bytes(size)}). "
+                "Choose another folder for the output."
+            )
         manifests = [name for name in stored if split_checkpoint(name)[1] == MANIFEST_NAME]
         announce_copy(self.url, files)
         self._remove_files()
         # In the order of the steps, because old checkpoints are removed by age.
         for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
             download(join(self.url, name), self.folder / name)
-        self._downloaded = self._list_versions()
+        self._store(self._list_versions())
 
     def upload(self) -> None:
         """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
         files. After an error, the next call uploads the rest.
         """
-        before, now = self._downloaded, self._list_versions()
+        before, now = self._read_stored(), self._list_versions()
         changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
         for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
             remove(join(self.url, name))
+            before.pop(name, None)
+            self._store(before)
         for name in changed:
             upload(self.folder / name, join(self.url, name))
+            before[name] = now[name]
+            self._store(before)
         if changed:
             print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
+
+    def _read_stored(self) -> dict[str, tuple[int, int]]:
+        file = self.folder / STORED
+        return {name: tuple(version) for name, version in read_json(file).items()} if file.exists() else {}
+
+    def _store(self, versions: dict[str, tuple[int, int]]) -> None:
+        write_atomically(self.folder / STORED, json.dumps(versions))
 
     def clear(self) -> None:
         """Removes the local files. First removes the file that marks the folder as newer than the store."""
@@ -150,7 +171,6 @@ class RemoteOutput:
         self._remove_files()
 
     def _remove_files(self) -> None:
-        self._downloaded = {}
         (self.folder / PENDING).unlink(missing_ok=True)  # first: it marks the other files as complete
         for path in self.folder.glob("*"):
             if path.is_dir() and not path.is_symlink():

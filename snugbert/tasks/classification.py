@@ -7,10 +7,10 @@ Shapes: N examples, C labels.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,12 @@ from datasets import Dataset, List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from snugbert.card_heads_snugbert import Head, classifier
-from snugbert.cli.ranges import Range, check_ranges
 from snugbert.configuration_snugbert import get_windows
-from snugbert.data.glue import GLUE_ON_THE_HUB, TASKS, GlueTask, find_task_files
+from snugbert.data.glue import GLUE_ON_THE_HUB, find_task_files
 from snugbert.data.packed_batches import NUM_WINDOWS
-from snugbert.data.sources import SPLITS, DataArguments, DataSource, check_sources, load_dataset_splits
+from snugbert.data.sources import SPLITS, DataArguments, DataSource, load_dataset_splits
 from snugbert.data.tables import read_text
-from snugbert.errors import InputError, explain_choice, format_count
+from snugbert.errors import InputError, format_count
 from snugbert.families.loading import is_regression
 from snugbert.files import dump_json
 from snugbert.reports.intervals import bootstrap
@@ -59,6 +58,7 @@ from snugbert.tasks.labeled_texts import (
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels, fold_label
 from snugbert.tasks.metrics import score_classes, score_label_sets, score_labels, score_numbers
 from snugbert.tasks.outputs import SEQUENCE, UNLABELED, Logits
+from snugbert.tasks.task_arguments import BINARY_METRICS, LABEL_SET_METRICS, GlueDataArguments
 from snugbert.tasks.windows import PadDocuments, tokenize_documents, tokenize_texts
 
 logger = logging.getLogger(__name__)
@@ -74,9 +74,6 @@ METRICS = {
     "single_label_classification": ("accuracy",),
     "multi_label_classification": ("micro_f1", "macro_f1", "subset_accuracy"),
 }
-# The metrics of --tune_thresholds.
-BINARY_METRICS = ("f1", "accuracy")
-LABEL_SET_METRICS = ("macro_f1",)
 DEFAULT_LENGTH = 128  # maximum tokens, as in `run_glue.py`
 # The scores of each label are shown if the most frequent label is this many times as frequent as the rarest.
 UNEVEN = 2
@@ -95,115 +92,6 @@ with 1 for each label of the example and 0 for other labels. A correlation with 
 of a label without references and predictions is 0.""",
     "reference_urls": ["https://gluebenchmark.com"],
 }
-
-
-@dataclass
-class GlueDataArguments(DataArguments):
-    """Which data to use and how to read them.
-
-    The names come from transformers' `run_glue.py` and `run_classification.py`. `data_dir` is new.
-    """
-
-    task_name: str | None = field(
-        default=None, metadata={"help": f"GLUE task ({', '.join(TASKS)}), or all for every task."}
-    )
-    data_dir: str | None = field(
-        default=None, metadata={"help": "Folder of GLUE TSV files: the task's folder or its parent."}
-    )
-    train_file: str | None = field(
-        default=None, metadata={"help": "Training examples: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
-    )
-    text_column_names: str | None = field(
-        default=None, metadata={"help": "Text column of your own data. For pairs, two columns, such as title,text."}
-    )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Label column of your own data. Default: label."}
-    )
-    label_separator: str | None = field(
-        default=None,
-        metadata={"help": "Separator of several labels in one cell. JSON lists need no separator."},
-    )
-    on_missing_label: Literal["error", "skip"] = field(
-        default="error",
-        metadata={"advanced": True, "help": "Training and validation examples without a label: error, or skip them."},
-    )
-    # The default is None, but HfArgumentParser accepts `--do_regression` without a value only for the type `bool`.
-    do_regression: bool = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Predict a number (true) or a class (false). Default: a number if labels have decimals."},
-    )
-    max_seq_length: int | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens of a text or window. Default: 128, or the model's windows."},
-    )
-    doc_stride: int | None = field(
-        default=None,
-        metadata={"help": "Read whole texts, in windows that share this many tokens. Default: truncate texts."},
-    )
-    tune_thresholds: str | None = field(
-        default=None,
-        metadata={
-            "advanced": True,
-            "help": "Choose thresholds on the validation examples for a metric: f1 or accuracy (two labels), or "
-            "macro_f1 (several labels per example).",
-        },
-    )
-    calibrate: bool = field(
-        default=False,
-        metadata={
-            "advanced": True,
-            "help": "Choose a temperature on the validation examples, so that probabilities match the accuracy.",
-        },
-    )
-    abstain_below: float | None = field(
-        default=None,
-        metadata={"advanced": True, "help": "Predict no label below this probability, as in snugbert predict."},
-    )
-
-    def __post_init__(self):
-        if self.task_name is not None:
-            given = self.task_name
-            self.task_name = given.lower().replace("-", "")  # "SST-2" is the folder, "sst2" the task
-            if self.task_name not in (*TASKS, "all"):
-                raise InputError(explain_choice("--task_name", given, (*TASKS, "all")))
-            own_data = ("text_column_names", "label_column_name", "label_separator", "do_regression")
-            self._refuse("is only for your own data", *own_data)
-        if self.task_name == "all":
-            reason = "is for a single task. The data of all tasks come from --data_dir or the Hub"
-            self._refuse(reason, "dataset_name", "train_file", "unlabeled_file", "validation_file", "test_file")
-        known = (*BINARY_METRICS, *LABEL_SET_METRICS)
-        if self.tune_thresholds not in (None, *known):
-            raise InputError(explain_choice("--tune_thresholds", self.tune_thresholds, known))
-        if self.task_name == "all" and (self.calibrate or self.tune_thresholds is not None):
-            raise InputError(
-                "--calibrate and --tune_thresholds need classes. STS-B has no classes. Set --task_name to one task."
-            )
-        if self.doc_stride is not None and self.task is not None and len(self.task.text_columns) == 2:
-            self._refuse("cannot read pairs of texts", "doc_stride")
-        # A pair has three special tokens. With a smaller limit the tokenizer would not truncate at all.
-        check_ranges(self, max_seq_length=Range(3))
-        if self.data_dir is not None and self.task_name is None:
-            raise InputError("--task_name is missing. Name the GLUE task whose files are in --data_dir.")
-        if self.data_dir is not None and self.dataset_name is not None:
-            raise InputError("--dataset_name and --data_dir cannot be combined. Remove --dataset_name or --data_dir.")
-        default_dataset = GLUE_ON_THE_HUB if self.task_name is not None and not self.files else None
-        check_sources(self.files, self.dataset_name or default_dataset, self.unlabeled_file)
-
-    def _refuse(self, reason: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
-                raise InputError(f"--{name} {reason}. Remove --{name}, or --task_name {self.task_name}.")
-
-    @property
-    def task(self) -> GlueTask | None:
-        """The GLUE task. None: your own data."""
-        return TASKS[self.task_name] if self.task_name else None
-
-    @property
-    def given_columns(self) -> tuple[str, ...]:
-        """The text columns of the GLUE task, or the columns in `text_column_names`. Empty if neither is given."""
-        names = self.text_column_names or ""
-        return self.task.text_columns if self.task else tuple(name.strip() for name in names.split(",") if names)
 
 
 class TextClassification(Task[TextSplit, Features, TextAnswers]):

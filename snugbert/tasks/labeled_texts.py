@@ -26,7 +26,7 @@ from snugbert.errors import InputError, format_count, list_columns, shorten
 from snugbert.files import check_unicode, parse_json
 
 if TYPE_CHECKING:
-    from snugbert.tasks.classification import GlueDataArguments
+    from snugbert.tasks.task_arguments import GlueDataArguments
 
 logger = logging.getLogger(__name__)
 

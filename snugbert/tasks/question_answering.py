@@ -9,16 +9,15 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from datasets import List, Value
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.data.data_arguments import complete_lists
-from snugbert.data.sources import DataArguments, DataSource, describe_source
+from snugbert.data.sources import DataSource, describe_source
 from snugbert.data.squad import Question, can_be_scored, check_answers, read_questions
 from snugbert.data.tables import read_text
 from snugbert.errors import InputError
@@ -27,6 +26,7 @@ from snugbert.tasks.outputs import SPAN, UNLABELED, Logits
 from snugbert.tasks.question_windows import ContextWindows, check_room, choose_stride, make_question_windows
 from snugbert.tasks.spans import Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers, measure_answers_v2, score_v1, score_v2
+from snugbert.tasks.task_arguments import SquadDataArguments
 
 logger = logging.getLogger(__name__)
 
@@ -74,48 +74,6 @@ class QuestionSplit:
     def golds(self) -> list[tuple[str, ...]]:
         """The correct answers to each question; empty if they are unknown or there is no answer."""
         return [question.answers for question in self.questions]
-
-
-@dataclass
-class SquadDataArguments(DataArguments):
-    """Which questions to use, and how to read and answer them.
-
-    The names come from transformers' `run_qa.py`. The defaults for windows, lengths and the number of answers come
-    from the original release's `run_squad.py`.
-    """
-
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Training questions in SQuAD's JSON or JSON lines, also .gz or .zst. One or more files."},
-    )
-    version_2_with_negative: bool = field(
-        default=False, metadata={"help": "Allow questions without an answer (SQuAD v2.0)."}
-    )
-    on_bad_answer: Literal["stop", "skip"] = field(
-        default="stop",
-        metadata={"help": "If an answer is not at its position: stop, or skip it in training."},
-    )
-    max_seq_length: int = field(default=384, metadata={"help": "Maximum tokens of a window: question and context."})
-    doc_stride: int | None = field(
-        default=None,
-        metadata={"help": "Tokens that neighboring windows share. Default: 128, or a third of a window below 256."},
-    )
-    max_query_length: int = field(
-        default=64,
-        metadata={"advanced": True, "help": "Maximum tokens of a question. Longer questions are truncated."},
-    )
-    n_best_size: int = field(
-        default=20, metadata={"advanced": True, "help": "Number of candidate answers per question."}
-    )
-    max_answer_length: int = field(default=30, metadata={"help": "Maximum tokens of an answer."})
-    null_score_diff_threshold: float = field(
-        default=0.0,
-        metadata={"help": 'Predict "no answer" if it scores this much higher than the best answer.'},
-    )
-
-    def __post_init__(self):
-        complete_lists(self)
-        super().__post_init__()
 
 
 class QuestionAnswering(Task[QuestionSplit, ContextWindows, list[Answer]]):

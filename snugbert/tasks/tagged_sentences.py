@@ -27,14 +27,14 @@ from snugbert.data.conll import (
 from snugbert.data.sources import uncompressed_name
 from snugbert.data.text_lines import LONGEST_LINE, LONGEST_LINE_OF_JSON, find_encoding, read_text_lines
 from snugbert.errors import InputError, format_count
+from snugbert.tasks.task_arguments import DOCUMENT_COLUMNS
 
 if TYPE_CHECKING:
-    from snugbert.tasks.tagging import NerDataArguments
+    from snugbert.tasks.task_arguments import NerDataArguments
 
 logger = logging.getLogger(__name__)
 
 
-DOCUMENT_COLUMNS = ("document_id", "doc_id", "doc")  # in JSON files and datasets
 TAG = re.compile(r"O|[BIMELSU]-.+")
 BARE_TAG = re.compile(r"[OBIMELSU]")  # without a type
 BARE_TYPE = "ENTITY"  # the type of entities whose tags have no type

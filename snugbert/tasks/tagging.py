@@ -7,18 +7,15 @@ Shapes: N sentences.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import List, Value
 from scipy.special import softmax
 from transformers import DataCollatorForTokenClassification, PreTrainedConfig, PreTrainedTokenizerBase
 
-from snugbert.cli.ranges import Range, check_ranges
 from snugbert.data.conll import Sentence, Tags, parse_column_number, tag_lines, tag_records
-from snugbert.data.sources import DataArguments
 from snugbert.data.tables import read_text, read_texts
 from snugbert.errors import InputError
 from snugbert.modeling_snugbert import IGNORE_INDEX
@@ -27,7 +24,6 @@ from snugbert.tasks.base import Baseline, Sources, Task, check_teacher_labels, l
 from snugbert.tasks.outputs import TOKENS, UNLABELED, Logits
 from snugbert.tasks.tag_windows import TagWindows, make_tag_windows, put_space_before_words
 from snugbert.tasks.tagged_sentences import (
-    DOCUMENT_COLUMNS,
     TAG,
     TagSplit,
     Text,
@@ -41,6 +37,7 @@ from snugbert.tasks.tagged_sentences import (
     list_types,
     read_tagged_sentences,
 )
+from snugbert.tasks.task_arguments import NerDataArguments
 
 METRICS = ("precision", "recall", "f1", "accuracy")  # of all types together
 
@@ -57,65 +54,6 @@ entities (micro average), and accuracy, the share of equal tags. For each entity
 PER_recall, PER_f1, and PER_number, the number of entities in the references. A fraction with denominator 0 is 0.""",
     "reference_urls": ["https://aclanthology.org/W03-0419", "https://github.com/chakki-works/seqeval"],
 }
-
-
-@dataclass
-class NerDataArguments(DataArguments):
-    """Which data to use and how to read them.
-
-    The names come from transformers' `run_ner.py`. The last four are new.
-    """
-
-    task_name: str = field(
-        default="ner",
-        metadata={"advanced": True, "help": "Name of the tagging task. Its tags are in column <task_name>_tags."},
-    )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "Training sentences: .json, .jsonl, or CoNLL (any other suffix), also .gz or .zst."},
-    )
-    text_column_name: str | None = field(
-        default=None,
-        metadata={"help": "Column of the words: a name, or a number for CoNLL. Default: tokens, or the first."},
-    )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the tags. Default: ner_tags or tags, or the last for CoNLL."}
-    )
-    # 128 was the default of run_ner.py while it had one (transformers 3). Only 5 of CoNLL-2003's 20,744 sentences are
-    # longer. Without padding a higher limit costs nothing, and --document_context benefits from it.
-    max_seq_length: int = field(
-        default=128, metadata={"help": "Maximum tokens of a window. Longer sentences take several windows."}
-    )
-    label_all_tokens: bool = field(
-        default=False, metadata={"advanced": True, "help": "Label all sub-tokens of a word, not only the first."}
-    )
-    return_entity_level_metrics: bool = field(
-        default=False, metadata={"advanced": True, "help": "Log the metrics of each entity type during training."}
-    )
-    tag_scheme: Literal["auto", "bio", "iob1", "iobes", "bilou", "bmes"] = field(
-        default="auto", metadata={"help": "Tagging scheme of the files. auto: the scheme that fits best."}
-    )
-    on_bad_tag: Literal["stop", "repair"] = field(
-        default="stop",
-        metadata={"help": "stop at invalid tags, or repair them as conlleval does."},
-    )
-    document_context: bool = field(
-        default=False, metadata={"help": "Fill windows with neighboring sentences of the document."}
-    )
-    document_column_name: str | None = field(
-        default=None,
-        metadata={"advanced": True, "help": f"Column of document ids. Default: {', '.join(DOCUMENT_COLUMNS)}."},
-    )
-
-    def __post_init__(self):
-        # [CLS], [SEP] and two other tokens: half of the room must be at least one token.
-        check_ranges(self, max_seq_length=Range(4))
-        super().__post_init__()
-
-    @property
-    def tag_columns(self) -> tuple[str, ...]:
-        """The possible columns of tags in JSON files and datasets."""
-        return (self.label_column_name,) if self.label_column_name else (f"{self.task_name}_tags", "tags")
 
 
 class TagAnswers(NamedTuple):

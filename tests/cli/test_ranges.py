@@ -9,9 +9,7 @@ from snugbert.cli.ranges import RANGES, check_ranges
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.sources import DataArguments, ExampleArguments
 from snugbert.errors import InputError
-from snugbert.tasks.classification import GlueDataArguments
-from snugbert.tasks.question_answering import SquadDataArguments
-from snugbert.tasks.tagging import NerDataArguments
+from snugbert.tasks.task_arguments import GlueDataArguments, NerDataArguments, SquadDataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
 from snugbert.vocabulary.vocabulary_arguments import VocabularyArguments

@@ -9,7 +9,7 @@ from squad_forms import flat, load_questions, nested
 
 from snugbert.data.squad import Question, find_answer, read_questions
 from snugbert.errors import InputError
-from snugbert.tasks.question_answering import SquadDataArguments
+from snugbert.tasks.task_arguments import SquadDataArguments
 
 
 @pytest.mark.parametrize(

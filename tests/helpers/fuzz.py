@@ -147,8 +147,8 @@ def _read_file(read: Callable[[Path, Path], Any], folder: Path, file: Path, verb
     except REFUSALS as error:
         text = str(error)
         has_place = isinstance(error, OSError) or any(each in text for each in (file.name, str(file.parent), "--"))
-        # A name in a mutated file can contain a line break.
-        is_clear = has_place and text.count("\n") < 3
+        # A name in a mutated file can contain a line break, and changed settings are a table.
+        is_clear = has_place and (text.count("\n") < 3 or "has other settings" in text)
         return "refused" if is_clear else "message", f"{type(error).__name__}: {text}"
     except BaseException as error:
         if verbose:

@@ -38,9 +38,10 @@ from snugbert.prediction.prediction_arguments import PredictionArguments
 from snugbert.prediction.predictor import RowPredictor
 from snugbert.reports import pretraining_plots
 from snugbert.reports.results import TaskFacts, format_summary, read_results
-from snugbert.tasks.classification import GlueDataArguments, TextClassification
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.tagging import Tagging
+from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.run_records import check_plan
 from snugbert.trainers.finetuning.suite import write_table

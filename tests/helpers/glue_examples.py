@@ -4,8 +4,9 @@ import json
 import random
 from pathlib import Path
 
-from snugbert.tasks.classification import GlueDataArguments, TextClassification
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
+from snugbert.tasks.task_arguments import GlueDataArguments
 
 FILLER = "a the film plot story actor scene music long short old new it was and with".split()
 WORDS = {"cheerful": ["good", "fine", "great"], "gloomy": ["bad", "dull", "poor"]}

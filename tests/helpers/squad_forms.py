@@ -3,7 +3,8 @@
 from typing import Any
 
 from snugbert.data.squad import Question
-from snugbert.tasks.question_answering import QuestionAnswering, SquadDataArguments
+from snugbert.tasks.question_answering import QuestionAnswering
+from snugbert.tasks.task_arguments import SquadDataArguments
 
 
 def load_questions(

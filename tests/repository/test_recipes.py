@@ -28,8 +28,11 @@ STEPS = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_recipes_are_arguments_of_the_command(recipe, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_recipes_are_arguments_of_the_command(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus").mkdir()
+    for name in ("corpus/text.txt.gz", "validation.txt.gz"):
+        Path(name).touch()
     types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
     argv = ["--config", str(recipe), "--use_cpu", "true"]  # parsing must work without a GPU
     _, data_args, training_args = parse_arguments(types, argv, "snugbert pretrain", "")

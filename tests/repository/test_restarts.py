@@ -75,7 +75,7 @@ def read_variables(container):
     return {variable["name"]: variable["value"] for variable in container["env"]}
 
 
-def read_command(command, monkeypatch):
+def read_command(command, folder, monkeypatch):
     """Returns the arguments of torchrun and of `snugbert pretrain`, as each program reads them."""
     timeout, *arguments = command
     assert timeout == "60"
@@ -83,7 +83,10 @@ def read_command(command, monkeypatch):
     assert launch.module and launch.training_script == "snugbert"
     name, *flags = launch.training_script_args
     assert name == "pretrain"
-    monkeypatch.chdir(ROOT)
+    (folder / "bucket").mkdir(exist_ok=True)
+    (folder / "bucket/validation.txt.gz").touch()
+    (folder / "examples").symlink_to(ROOT / "examples") if not (folder / "examples").exists() else None
+    monkeypatch.chdir(folder)
     types = (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments)
     flags = [flag.removeprefix("s3://") for flag in flags]  # otherwise, they would be downloaded
     flags += ["--use_cpu", "true"]  # parsing must work without a GPU
@@ -100,7 +103,7 @@ def test_slurm_starts_each_machine(tmp_path, monkeypatch, machines, accumulation
     status, commands, requeued = run_slurm_job(tmp_path, machines)
     assert (status, len(commands), requeued) == (0, machines, False)
     for index, command in enumerate(commands):
-        launch, training = read_command(command, monkeypatch)
+        launch, training = read_command(command, tmp_path, monkeypatch)
         assert (launch.nnodes, launch.node_rank, launch.master_addr) == (str(machines), index, "first")
         assert training.gradient_accumulation_steps == accumulation and training.max_steps == 9
 
@@ -131,7 +134,7 @@ def test_kubernetes_starts_each_machine(tmp_path, monkeypatch, machines, accumul
         variables = read_variables(container) | {"MACHINES": machines, "JOB_COMPLETION_INDEX": index}
         status, commands, _ = run(tmp_path, [*container["command"], *container["args"]], variables)
         assert status == 0
-        launch, training = read_command(commands[-1], monkeypatch)
+        launch, training = read_command(commands[-1], tmp_path, monkeypatch)
         assert (launch.nnodes, launch.node_rank) == (str(machines), index)
         assert launch.master_addr == f"{name}-{jobs['name']}-0-0.{name}"  # the name that JobSet gives to the first pod
         assert training.gradient_accumulation_steps == accumulation

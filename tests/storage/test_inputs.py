@@ -80,7 +80,7 @@ def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch
     assert [(folder / name).read_text() for name in ("config", "weights")] == ["c2", "w2"]
 
 
-def test_arguments_get_local_paths(bucket):
+def test_arguments_get_local_paths(bucket, tmp_path):
     @dataclass
     class Arguments:
         train_file: list[str] = field(default_factory=list)
@@ -95,11 +95,15 @@ def test_arguments_get_local_paths(bucket):
     def parse(*argv: str) -> Arguments:
         return parse_arguments([Arguments], list(argv), "test", "", opens=("train_file",))[0]
 
+    local = tmp_path / "local.jsonl"
+    local.touch()
     write(bucket.folder, a="1", b="2", **{"settings.yaml": f"test_file: {bucket.url}/a\n"})
-    args = parse("--config", f"{bucket.url}/settings.yaml", "--train_file", f"{bucket.url}/a", "--pairs_file", "x")
-    assert (args.train_file, args.pairs_file, args.test_file[-2:]) == ([f"{bucket.url}/a"], ["x"], "/a")
-    args = parse("--pairs_file", f"{bucket.url}/[ab]", "local")
-    assert [name.rpartition("/")[2] for name in args.pairs_file] == ["a", "b", "local"]
+    args = parse(
+        "--config", f"{bucket.url}/settings.yaml", "--train_file", f"{bucket.url}/a", "--pairs_file", str(local)
+    )
+    assert (args.train_file, args.pairs_file, args.test_file[-2:]) == ([f"{bucket.url}/a"], [str(local)], "/a")
+    args = parse("--pairs_file", f"{bucket.url}/[ab]", str(local))
+    assert [name.rpartition("/")[2] for name in args.pairs_file] == ["a", "b", "local.jsonl"]
     assert len(parse("--pairs_file", f"{bucket.url}/?").pairs_file) == 2
     args = parse("--output_dir", f"{bucket.url}/run/", "--resume_from_checkpoint", f"{bucket.url}/run/checkpoint-5/")
     assert args.resume_from_checkpoint == f"{args.output_dir}/checkpoint-5" and "://" not in args.output_dir

@@ -7,8 +7,9 @@ import pytest
 
 from snugbert.cli.parser import parse_arguments
 from snugbert.data.sources import DataSource
-from snugbert.tasks.classification import GlueDataArguments, TextAnswers, TextClassification
+from snugbert.tasks.classification import TextAnswers, TextClassification
 from snugbert.tasks.labeled_texts import TextSplit
+from snugbert.tasks.task_arguments import GlueDataArguments
 
 
 def test_each_split_is_named_from_its_own_source(tmp_path):

@@ -15,9 +15,10 @@ from snugbert import SnugBertTokenizer
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.glue import TASKS
 from snugbert.errors import InputError
-from snugbert.tasks.classification import GlueDataArguments, TextClassification
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labeled_texts import find_text_columns
 from snugbert.tasks.labels import choose_labels, encode_labels
+from snugbert.tasks.task_arguments import GlueDataArguments
 
 WORDS = "a the film plot story scene old new it was and with".split()
 VOCABULARY = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}

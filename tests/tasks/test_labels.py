@@ -11,8 +11,9 @@ from tables import write_csv
 
 from snugbert import SnugBertConfig
 from snugbert.errors import InputError
-from snugbert.tasks.classification import GlueDataArguments, TextClassification
+from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labels import choose_labels, choose_problem, encode_labels
+from snugbert.tasks.task_arguments import GlueDataArguments
 
 
 def test_labels_of_your_own_data(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
-from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit, SquadDataArguments
+from snugbert.tasks.question_answering import QuestionAnswering, QuestionSplit
 from snugbert.tasks.spans import Answer, Candidate
+from snugbert.tasks.task_arguments import SquadDataArguments
 
 QUESTIONS = [Question("a", "Who?", "Ada Lovelace.", ("Ada",), (0,)), Question("b", "Where?", "Ada Lovelace.")]
 

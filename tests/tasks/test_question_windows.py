@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from snugbert.data.squad import Question, read_questions
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
-from snugbert.tasks.question_answering import SquadDataArguments
 from snugbert.tasks.question_windows import ContextWindows, find_max_context, make_question_windows, split_into_spans
+from snugbert.tasks.task_arguments import SquadDataArguments
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from squad_forms import load_questions
 
 from snugbert import SnugBertTokenizer
 from snugbert.data.squad import Question
-from snugbert.tasks.question_answering import SquadDataArguments
 from snugbert.tasks.question_windows import ContextWindows, make_question_windows
 from snugbert.tasks.spans import SURELY_NULL, Answer, best_answers
 from snugbert.tasks.squad_metrics import measure_answers_v2, score_v2
+from snugbert.tasks.task_arguments import SquadDataArguments
 
 WORDS = [f"{first}{second}" for first in "abcde" for second in "xyz"]
 TOKENIZER = SnugBertTokenizer(

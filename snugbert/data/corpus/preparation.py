@@ -297,6 +297,8 @@ def _write_missing_parts(
                         raise InputError(
                             f"the text of {part.name} changed while it was read. Run the same command again."
                         )
+                    file = output.folder / part.name
+                    write_index(make_index(file), file.with_name(index_name(file.name)))
                 if not is_published:
                     output.publish(part.name)
     if summary := log.summarize():
@@ -356,7 +358,7 @@ def _write_part(
     log: ReadingLog,
     progress: Progress,
 ) -> None:
-    """Writes the Arrow stream of a part, and then its index."""
+    """Writes the Arrow stream of a part. Without an index, the part is incomplete."""
     positions: deque[int] = deque()  # in the text, after each batch that is being tokenized
 
     def read_batches() -> Iterator[list[tuple[int, list[str]]]]:
@@ -381,7 +383,6 @@ def _write_part(
         stream.write(END_OF_STREAM)
         stream.flush()
         os.fsync(stream.fileno())
-    write_index(make_index(file), file.with_name(index_name(file.name)))
 
 
 def _write_block(stream: IO[bytes], block: Sequence[TokenizedDocuments], schema: pa.Schema) -> None:

@@ -27,12 +27,14 @@ from snugbert.reports.cards import package_versions
 from snugbert.reports.plots import remove_plots
 from snugbert.reports.results import RunResults
 from snugbert.storage.inputs import work_folder
+from snugbert.storage.uploads import find_output
 from snugbert.trainers.finetuning.finetuning_arguments import (
     COMPARED_SETTINGS,
     FineTunedModelArguments,
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, describe_initial_weights, list_student_settings
+from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.folder import list_run_files, remove_run
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
@@ -213,6 +215,8 @@ def prepare_folders(
         output_dir = Path(str(args.output_dir))
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(output_dir / PLAN, json.dumps(make_record(kind, plan), indent=1))
+        if (output := find_output(output_dir)) is not None:
+            upload_run(output)  # another machine continues with this plan
     wait_for_all()
 
 

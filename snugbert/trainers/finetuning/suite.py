@@ -14,7 +14,8 @@ from snugbert.progress import format_duration
 from snugbert.reports.intervals import METHOD_FOR_MEANS
 from snugbert.reports.results import RESULTS, read_results
 from snugbert.reports.score_tables import suite_table
-from snugbert.tasks.classification import GlueDataArguments, TextClassification
+from snugbert.tasks.classification import TextClassification
+from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning.fine_tune import refuse_distillation_flags, run_fine_tuning
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import prepare_task

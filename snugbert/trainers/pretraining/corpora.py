@@ -17,6 +17,7 @@ from snugbert.data.sources import describe_dataset
 from snugbert.data.text_lines import ReadingLog
 from snugbert.data.tokenizing import needs_words
 from snugbert.errors import InputError
+from snugbert.files import hash_json
 from snugbert.storage.urls import hide_credentials
 from snugbert.trainers.pretraining.batches import Phase
 from snugbert.trainers.pretraining.examples import RECIPE_VERSION, PretrainingDataset
@@ -193,6 +194,7 @@ def collect_example_settings(
             describe_dataset(name.removeprefix(DATASET)) if name.startswith(DATASET) else name: digest
             for name, digest in corpus.sources.items()
         },
+        "order of the text": hash_json(list(corpus.sources.values())),
         # The language of lines that are not split, and the stored words, do not change tokens.
         **{name: value for name, value in corpus.settings.items() if name not in ("lines_language", WORDS)},
         "objective": [phase.objective for phase in phases],

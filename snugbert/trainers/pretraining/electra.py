@@ -176,6 +176,7 @@ def load_pair(
         logger.info("generator: %s (--generator_size has no effect)", folder)
         generator_args = replace(model_args, model_name_or_path=str(folder), config_name=None, config_overrides=None)
         generator_config = load_config(generator_args, tokenizer)
+        _check_generator(folder, generator_config, config)
         store_language(read_language(config), generator_config)
         generator_config.hidden_dropout_prob = config.hidden_dropout_prob
         generator_config.attention_probs_dropout_prob = config.attention_probs_dropout_prob
@@ -198,6 +199,19 @@ def find_generator(model_args: ModelArguments) -> Path | None:
             raise InputError(f"cannot download {name}/{GENERATOR_FOLDER}: {join_lines(error)}") from error
     folder = checkpoint / GENERATOR_FOLDER
     return folder if folder.is_dir() else None
+
+
+def _check_generator(folder: Path, generator: SnugBertConfig, discriminator: SnugBertConfig) -> None:
+    """Checks that both models can share their embeddings."""
+    sizes = {"embedding_size": tuple(map(compute_embedding_size, (generator, discriminator)))}
+    for name in ("vocab_size", "max_position_embeddings", "type_vocab_size", "position_embedding_type"):
+        sizes[name] = getattr(generator, name), getattr(discriminator, name)
+    for name, (value, other) in sizes.items():
+        if value != other:
+            raise InputError(
+                f"{folder}: {name} is {value}, but {other} in the discriminator, which shares the embeddings. To "
+                "start with a new generator, move this folder away."
+            )
 
 
 def shrink_config(config: SnugBertConfig, size: float) -> SnugBertConfig:

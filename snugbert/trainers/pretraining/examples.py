@@ -8,9 +8,11 @@ list.
 import functools
 import hashlib
 import random
+import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -40,6 +42,7 @@ from snugbert.trainers.pretraining.sentence_pairs import (
 
 RECIPE_VERSION = 4  # part of a table's name. Increase it with every change to the examples that a recipe makes
 SHORTEST_EXAMPLE, LONGEST_EXAMPLE = 5, 2**16 - 1
+STALE_SECONDS = 3600  # a process that writes a table writes a block every few seconds
 OPEN_WINDOWS = 2  # a batch may have examples of two windows
 FEISTEL_ROUNDS = 6  # four make a strong pseudo-random permutation (Luby & Rackoff, 1988); two more for tiny epochs
 
@@ -324,6 +327,10 @@ class PretrainingDataset(torch.utils.data.Dataset):
         """Writes a table under a unique name and renames it, so that an unfinished table is never read."""
         # Machines may write the same table at once, because network file systems may ignore the lock.
         unfinished = file.with_suffix(f".{uuid.uuid4().hex}.unfinished")
+        for old in file.parent.glob("*.unfinished"):
+            with suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > STALE_SECONDS:  # of a killed process
+                    old.unlink()
         with replacing(file, unfinished):
             with unfinished.open("wb") as stream:
                 encode_block: Callable[[int], bytes] = functools.partial(self._encode_block, window.epoch)

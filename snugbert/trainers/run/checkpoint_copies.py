@@ -101,8 +101,10 @@ def _upload_checkpoint(checkpoint: Path, url: str) -> None:
         copy = checkpoint.parent / UPLOADING / checkpoint.name
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(checkpoint, copy, copy_function=_link)
-    except (FileNotFoundError, shutil.Error):  # the run has removed the checkpoint
-        return
+    except (FileNotFoundError, shutil.Error):
+        if checkpoint.is_dir():  # for example, the disk is full
+            raise
+        return  # the run has removed the checkpoint
     names = _list_names(manifest, url)
     if names and all((copy / name).exists() for name in names):
         remove(join(url, MANIFEST_NAME))

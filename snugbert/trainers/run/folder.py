@@ -27,6 +27,7 @@ from snugbert.storage.uploads import RemoteOutput, find_output
 from snugbert.trainers.run.checkpoint_copies import download_checkpoint, upload_checkpoints, upload_run
 from snugbert.trainers.run.checkpoints import (
     UNFINISHED,
+    OnlyWeightsError,
     check_checkpoint,
     find_newest_checkpoint,
     list_checkpoints,
@@ -169,7 +170,12 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
     def find() -> tuple[str, bytes] | None:
         if args.process_index > 0:
             return None
-        checkpoint = find_newest_checkpoint(output_dir) if resume.lower() == "true" else _check_explicit(resume)
+        try:
+            checkpoint = find_newest_checkpoint(output_dir) if resume.lower() == "true" else _check_explicit(resume)
+        except OnlyWeightsError:
+            if not getattr(args, "overwrite_output_dir", False):
+                raise
+            return None
         if checkpoint is None:
             return None
         output = find_output(checkpoint)

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.trainer import TRAINER_STATE_NAME
 
 from snugbert.configuration_snugbert import SnugBertConfig
-from snugbert.continuation import check_continuation, list_changes, make_record
+from snugbert.continuation import LISTED_CHANGES, check_continuation, list_changes, make_record
 from snugbert.errors import InputError, format_count
 from snugbert.files import read_json
 
@@ -75,8 +75,11 @@ class RunSettings(TrainerCallback):
             now = make_record(self.kind, self.data_settings)["settings"]
             if changes := list_changes(before, now):
                 listed = "; ".join(
-                    f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in changes
+                    f"{name} was {json.dumps(old)} and is {json.dumps(new)}"
+                    for name, old, new in changes[:LISTED_CHANGES]
                 )
+                if len(changes) > LISTED_CHANGES:
+                    listed += f"; and {format_count(len(changes) - LISTED_CHANGES, 'more change')}"
                 self.report_change(f"after step {read_state(checkpoint).global_step:,}: {listed}")
 
     def report_change(self, change: str) -> None:
@@ -128,6 +131,8 @@ def read_state(checkpoint: str | Path) -> TrainerState:
 def read_settings(checkpoint: str) -> dict[str, Any]:
     """Returns the record of a checkpoint, see [`RunSettings.store`]."""
     callbacks: Any = read_state(checkpoint).stateful_callbacks
+    if SETTINGS_NAME not in callbacks:
+        raise InputError(f"{Path(checkpoint) / TRAINER_STATE_NAME} was not written by SnugBERT, or is damaged.")
     return callbacks[SETTINGS_NAME]
 
 

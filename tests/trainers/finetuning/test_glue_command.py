@@ -219,7 +219,8 @@ def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
     again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
-    for content, message in ((Malicious(), "could run code. The file was not loaded"), ({}, "does not fit this run")):
+    wrong = "contains no random states" if name == "rng_state.pth" else "does not fit this run"
+    for content, message in ((Malicious(), "could run code. The file was not loaded"), ({}, wrong)):
         torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
         write_manifest(tmp_path / "out" / "checkpoint-15")
         with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
@@ -430,7 +431,7 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_file": "missing.csv"}, "--train_file: there is no file missing.csv"),
+        ({"train_file": "missing.csv"}, "--train_file: missing.csv: no such file"),
         ({"train_file": None, "validation_file": None}, "no data. Pass --train_file"),
         ({"train_file": None, "do_train": True}, "no train examples. Pass --train_file"),
         ({"data_dir": "{workshop}"}, "--task_name is missing. Name the GLUE task"),

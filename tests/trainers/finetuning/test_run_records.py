@@ -7,7 +7,7 @@ import pytest
 from finetuning_examples import arguments, prepare_counting
 
 from snugbert.errors import InputError
-from snugbert.tasks.classification import GlueDataArguments
+from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 from snugbert.trainers.finetuning.prepare_task import collect_data_settings

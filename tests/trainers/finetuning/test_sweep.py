@@ -28,7 +28,7 @@ class Interrupted(Exception):
 
 def test_the_papers_grid(tmp_path):
     args = arguments(tmp_path, sweep="paper", learning_rate=None)
-    names = [sweep.plan_run(args, 60, draw_setting(args.search, 42, index), 7).name for index in range(24)]
+    names = [sweep.plan_run(args, 60, draw_setting(args.search, 42, index), 7).folder.name for index in range(24)]
     rates = ("5e-05", "4e-05", "3e-05", "2e-05")
     assert names == [
         f"batch-{size}_rate-{rate}_epochs-{epochs}_seed-7"
@@ -45,9 +45,9 @@ def test_names_of_many_flags(tmp_path):
     values = dict.fromkeys([*flags.split(), "distillation_temperature", "distillation_weight"], 0.123456)
     runs = [sweep.plan_run(arguments(tmp_path), 60, values | {"weight_decay": decay}, 7) for decay in (0.1, 0.2)]
     for run in runs:
-        assert RUN_FOLDER.fullmatch(run.name) and len(run.name) < 220
+        assert RUN_FOLDER.fullmatch(run.folder.name) and len(run.folder.name) < 220
         run.folder.mkdir(parents=True)
-    assert runs[0].name != runs[1].name
+    assert runs[0].folder != runs[1].folder
 
 
 def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args, tmp_path, monkeypatch):

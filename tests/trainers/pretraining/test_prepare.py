@@ -119,7 +119,7 @@ def test_bad_text_is_counted(tmp_path, tokenizer, monkeypatch, capsys):
     arguments.remove("text.txt")
     assert snugbert_command([*arguments, "utf-16", "--on_bad_text", "skip"]) == 2
     output = capsys.readouterr()
-    assert "skip: 2 bad lines left out. The first: rows.jsonl, line 1: not UTF-8 (contains NUL bytes" in output.err
+    assert "skip: 2 bad lines left out. The first: rows.jsonl, line 1: not UTF-8 (NUL bytes" in output.err
     assert "rows.jsonl: no documents.\n" in output.err
 
 

@@ -378,7 +378,7 @@ BAD = [
     ({"objective": "electra", "generator_size": 1.1}, "--generator_size 1.1 must be above 0 and at most 1"),
     ({"phases": "32:50%,40:40%"}, "add up to 90 %, not to 100 %"),
     ({"corpus": "empty"}, "--corpus cannot be combined with --train_file or --dataset_name"),
-    ({"optim": "adamw_torc"}, "--optim: unknown value 'adamw_torc'. Did you mean adamw_torch "),
+    ({"optim": "adamw_torc"}, "adamw_torc is not a valid OptimizerNames, please select one of"),
     ({"config": "nowhere.yaml"}, "the file nowhere.yaml does not exist"),
 ]
 
