@@ -67,12 +67,12 @@ class Output(ABC):
     def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
         """Returns the logits of all items of labeled features, in order. *Shape:* (I, C)"""
 
-    @abstractmethod
     def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
         """Joins logits of windows for decoding, zeros as padding: (W, C), or (W, L, C); for spans, two arrays (W, L).
 
         `rows`: logits of each window: (C,), or (L, C) if `per_token`; for spans, start and end score: (L, 2).
         """
+        return _pad_windows(rows)
 
     def stack(self, outputs: Any) -> torch.Tensor:
         """Returns the logits of a model's outputs as one tensor, with the labels in the last dimension."""
@@ -110,9 +110,6 @@ class _SequenceOutput(Output):
     def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
         return _first(logits)
 
-    def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        return _pad_windows(rows)
-
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         return {"labels": batch.pop("labels")}
 
@@ -134,9 +131,6 @@ class _TokenOutput(Output):
     def select_items(self, logits: Logits, inputs: Dataset) -> np.ndarray:
         pairs = zip(_first(logits), inputs["labels"][:], strict=True)
         return np.concatenate([row[: len(ids)][np.array(ids) != IGNORE_INDEX] for row, ids in pairs])
-
-    def join_windows(self, rows: Sequence[np.ndarray]) -> Logits:
-        return _pad_windows(rows)
 
     def pop_labels(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         labels: dict[str, torch.Tensor] = {

@@ -251,8 +251,8 @@ def _read_log(run: Path) -> list[dict]:
 # Operations that begin each phase, the highest `nth`, and the longest delay in seconds. Ordered as in a run.
 BEFORE_TRAINING = {
     "start-up": ("", 1, 0.05),
-    "preparing text": (r"open .*\.partial$", 1, 0.05),
-    "finishing text": (r"os.rename .*\.arrow$", 1, 0.002),
+    "preparing text": (r"open .*\.arrow$", 1, 0.05),
+    "finishing text": (r"os.rename .*\.index$", 1, 0.002),
     "making the first table": (r"open .*/epochs/.*(?<!\.lock)$", 1, 0.1),
     "first checkpoint": (r"(open|os.mkdir|os.remove) .*checkpoint", 25, 0.05),
     "renaming the first checkpoint": (r"os.rename .*/run/checkpoint-\d+$", 1, 0.001),
