@@ -27,7 +27,7 @@ MOST_COUNTED = 2**24
 SHOWN_CHARACTERS = 60  # of a tag or entity
 # If copies make up at least this share of the characters, a warning says what to do. After the same number of steps,
 # the held-out loss with 10 % of copies equaled the loss without copies. With 50 and 90 %, the loss was higher
-# (benchmarks/repeated_text.py). In books, Wikipedia and WikiText-2, the share is at most 0.04 %.
+# (benchmarks/results/repeated_text_*). In books, Wikipedia and WikiText-2, the share is at most 0.04 %.
 HIGH_SHARE = 0.1
 # An HTML tag, comment or entity.
 HTML = re.compile(r"<(?:/?[a-zA-Z]|!--)[^<>]*>|&(?:[a-zA-Z]{2,}[0-9]*|#[0-9]+|#[xX][0-9a-fA-F]+);")

@@ -206,7 +206,7 @@ def _rename(name: str, names: dict[str, str]) -> str:
 #
 # In a trained BERT, one rotation approximately maps the row of each position to the next row. New rows continue this
 # rotation, so that the distance of two tokens has the same effect everywhere. Unlike in tiled tables (Beltagy et al.,
-# 2020, "Longformer"), no position is a copy of another position. benchmarks/longer_positions.py compares the methods.
+# 2020, "Longformer"), no position is a copy of another position. benchmarks/results has the comparison.
 
 
 def extend_positions(checkpoint: Checkpoint, positions: int) -> None:

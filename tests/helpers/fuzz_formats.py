@@ -276,6 +276,8 @@ settings:
 
 def write_yaml(folder: Path) -> None:
     (folder / "flags.yaml").write_text(FLAGS.format(folder=folder))
+    for name in ("a.txt", "b.txt"):
+        (folder / name).touch()
     (folder / "sweep.yaml").write_text(SWEEP)
 
 

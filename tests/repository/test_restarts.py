@@ -84,7 +84,8 @@ def read_command(command, folder, monkeypatch):
     name, *flags = launch.training_script_args
     assert name == "pretrain"
     (folder / "bucket").mkdir(exist_ok=True)
-    (folder / "bucket/validation.txt.gz").touch()
+    for name in ("bucket/validation.txt.gz", "validation.txt.gz"):
+        (folder / name).touch()
     (folder / "examples").symlink_to(ROOT / "examples") if not (folder / "examples").exists() else None
     monkeypatch.chdir(folder)
     types = (PretrainingModelArguments, PretrainingDataArguments, PretrainingArguments)

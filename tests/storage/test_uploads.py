@@ -31,7 +31,11 @@ def test_a_command_sees_the_folder_and_what_it_changes_is_uploaded(bucket, outpu
         (stored / name).write_text("before")
 
     def command():
-        assert set(list_folder(output.folder)) - {"_owner", "_lock"} == {"config.json", "old.bin", "notes.txt"}
+        assert set(list_folder(output.folder)) - {"_owner", "_lock", "_stored"} == {
+            "config.json",
+            "old.bin",
+            "notes.txt",
+        }
         (output.folder / "old.bin").unlink()
         for name in ("config.json", "weights.bin", "_unfinished", "results.json"):
             (output.folder / name).write_text("after")

@@ -2,19 +2,21 @@
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from snugbert.cli.device_arguments import DeviceArguments
 from snugbert.cli.model_arguments import StudentArguments
 from snugbert.cli.ranges import check_ranges
-from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
 from snugbert.trainers.run.processes import is_terminal
 
-# Hidden sizes of BERT-base, and of the narrowest encoder that `benchmarks/learning_rates.py` measured.
+if TYPE_CHECKING:
+    from snugbert.configuration_snugbert import SnugBertConfig
+
+# Hidden sizes of BERT-base, and of the narrowest encoder that was measured (benchmarks/results/learning_rates_*).
 WIDEST, NARROWEST = 768, 128
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
@@ -290,11 +292,11 @@ class FineTuningArguments(DeviceArguments):
         return self.sweep is not None or self.seeds > 1
 
 
-def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, paper: float = 3e-5) -> None:
+def choose_learning_rate(config: "SnugBertConfig", args: FineTuningArguments, paper: float = 3e-5) -> None:
     """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
 
     It is the paper's rate for BERT-base (`paper`) times (768 / hidden size) squared, for hidden sizes from 128 to 768.
-    The rule is our own. `benchmarks/learning_rates.py` compares it with the paper's rate.
+    The rule is our own. benchmarks/results compares it with the paper's rate.
     """
     hidden_size = config.hidden_size
     factor = (WIDEST / min(max(hidden_size, NARROWEST), WIDEST)) ** 2

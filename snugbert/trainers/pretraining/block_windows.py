@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Two windows and their tables take 2.6 GB. Smaller windows learn less per token (benchmarks/windows.py).
+# Two windows and their tables take 2.6 GB. Smaller windows learn less per token (benchmarks/results/windows_*).
 WINDOW_BLOCKS = 128
 
 

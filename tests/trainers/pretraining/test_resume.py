@@ -48,7 +48,7 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     assert "b.txt" in changed and "a.txt" not in changed
     (text / "b.txt").unlink()
     missing = refusal()
-    assert "b.txt" in missing and missing.splitlines()[2].endswith("-")
+    assert any("b.txt" in line and line.endswith("-") for line in missing.splitlines())
     assert run(small_run | resume, allow_changed_data="true") == 0
     # Accumulating the same batch in smaller parts is not a change.
     more = {"allow_changed_data": "true", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
@@ -57,7 +57,9 @@ def test_resuming_with_other_data_is_refused_without_a_flag(small_run, tmp_path,
     steps = "6 steps instead of 4, next learning rate 4e-05 instead of 0"
     more_steps = "8 steps instead of 6, next learning rate 2.86e-05 instead of 0"
     assert re.fullmatch(
-        rf'after step 4: text \S*b.txt was "\w+" and is null; after step 4: {steps}; .*{more_steps}', changed
+        rf'after step 4: order of the text was .*; text \S*b.txt was "\w+" and is null; '
+        rf"after step 4: {steps}; .*{more_steps}",
+        changed,
     )
 
 
