@@ -63,7 +63,8 @@ def list_changes(
 ) -> list[tuple[str, Any, Any]]:
     """Returns the name, the value before and the value now of every setting that differs. None: not set.
 
-    The same data may have new names. The options of a flag may not, and neither with `compares_names`.
+    A dictionary of data may have other names for the same values. In the value of a flag, or with `compares_names`,
+    the names are compared, too.
     """
     changes = []
     for name in dict.fromkeys([*before, *now]):

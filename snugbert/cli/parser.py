@@ -88,6 +88,11 @@ class ArgumentParser(HfArgumentParser):
         """All flags, such as `--output_dir` and `--output-dir`."""
         return [flag for action in self._actions for flag in action.option_strings]
 
+    @property
+    def switches(self) -> set[str]:
+        """All flags that need no value."""
+        return {flag for action in self._actions if action.const is True for flag in action.option_strings}
+
     def check_flags(self, argv: list[str]) -> None:
         """Suggests a flag for the first unknown flag of a command line without `--help`."""
         if HELP_FLAGS & set(argv):
@@ -265,8 +270,7 @@ def _renamed(argument: str) -> str:
 
 def _replace_opposites(argv: list[str], parser: ArgumentParser) -> list[str]:
     """Replaces `--no_<switch>` by `--<switch> false`."""
-    switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
-    replaced = []
+    switches, replaced = parser.switches, []
     for argument in argv:
         switch = re.sub(r"^--no[_-]", "--", argument)
         is_opposite = argument not in parser.flags and switch in switches
@@ -276,8 +280,7 @@ def _replace_opposites(argv: list[str], parser: ArgumentParser) -> list[str]:
 
 def _complete_switches(argv: list[str], parser: ArgumentParser) -> list[str]:
     """Adds `true` after a switch without a value. Otherwise, a positional argument would be read as the value."""
-    switches = {flag for action in parser._actions if action.const is True for flag in action.option_strings}
-    completed = []
+    switches, completed = parser.switches, []
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
         completed.append(argument)
         if argument in switches and following.lower() not in TRUE + FALSE:

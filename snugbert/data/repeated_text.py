@@ -40,7 +40,7 @@ class RepeatedText:
     """How much of a text is repeated, before copies are left out.
 
     Attributes:
-        lines, copied_lines: number of lines, and of those that are copies of an earlier line.
+        lines, copied_lines: number of all lines, and of copies of earlier lines.
         characters, copied_characters: number of characters of all lines, and of the lines that are copies.
         left_out: "lines" or "documents" if the corpus does not contain the copies.
         html_example: the first tag or entity. Empty if there is none.

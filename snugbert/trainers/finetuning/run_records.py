@@ -94,7 +94,7 @@ def collect_results(
     metrics: dict[str, dict[str, float]],
     changes: Sequence[str] = (),
 ) -> RunResults:
-    """Returns the content of `results.json`. `training` is empty without training, `changes` are those on resume."""
+    """Returns the content of `results.json`. `training` is empty without training. `changes` were made on resume."""
     config_name = prepared.model_args.config_name
     baselines = {s.name: s.baseline for s in prepared.evaluation_sets if s.baseline is not None}
     return {

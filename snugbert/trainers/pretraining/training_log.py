@@ -326,8 +326,8 @@ def encoder_flops(config: PreTrainedConfig, lengths: torch.Tensor, read: torch.T
     """Counts the FLOPs of a forward pass of the encoder that computes only what the heads read.
 
     A matrix product of m x k and k x n counts 2mkn. Nothing else counts. The last layer computes keys and values for
-    all tokens, but queries, output and feed-forward only for tokens that a head reads. `lengths` and `read` count the
-    tokens of each sequence, and those that a head reads, in int64 (N,).
+    all tokens, but queries, output and feed-forward only for tokens that a head reads. `lengths` counts the tokens of
+    each sequence, and `read` the tokens that a head reads. Both are int64 (N,).
     """
     H, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     E = _embedding_size(config)

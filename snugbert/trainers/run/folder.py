@@ -123,7 +123,7 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
 
 
 def _fetch(output: RemoteOutput) -> bool:
-    """Replaces the local folder by the folder in the store unless the local folder may be newer. Whether it did."""
+    """Replaces the local folder by the folder in the store, unless it may be newer. Returns whether it did."""
     if output.was_last_writer():
         return False
     output.download()

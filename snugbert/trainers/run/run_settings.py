@@ -71,16 +71,9 @@ class RunSettings(TrainerCallback):
         record = read_settings(checkpoint)
         self.changes = record["changes"]
         self.keeps_checkpoints |= record["keeps_checkpoints"]
-        if self.data_settings and (before := record["data_settings"]):
-            now = make_record(self.kind, self.data_settings)["settings"]
-            if changes := list_changes(before, now):
-                listed = "; ".join(
-                    f"{name} was {json.dumps(old)} and is {json.dumps(new)}"
-                    for name, old, new in changes[:LISTED_CHANGES]
-                )
-                if len(changes) > LISTED_CHANGES:
-                    listed += f"; and {format_count(len(changes) - LISTED_CHANGES, 'more change')}"
-                self.report_change(f"after step {read_state(checkpoint).global_step:,}: {listed}")
+        before, now = record["data_settings"], make_record(self.kind, self.data_settings)["settings"]
+        if before and now and (changes := list_changes(before, now)):
+            self.report_change(f"after step {read_state(checkpoint).global_step:,}: {_join_changes(changes)}")
 
     def report_change(self, change: str) -> None:
         """Logs what changed on resume, and keeps it for the model card."""
@@ -100,6 +93,14 @@ class RunSettings(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer before the first step. Sets the intervals of the arguments."""
         state.compute_steps(args, state.max_steps)
+
+
+def _join_changes(changes: list[tuple[str, Any, Any]]) -> str:
+    """Returns the changes in one line, for the log and the model card."""
+    listed = [f"{name} was {json.dumps(old)} and is {json.dumps(new)}" for name, old, new in changes[:LISTED_CHANGES]]
+    if len(changes) > LISTED_CHANGES:
+        listed.append(f"and {format_count(len(changes) - LISTED_CHANGES, 'more change')}")
+    return "; ".join(listed)
 
 
 def collect_training_settings(args: TrainingArguments, config: Any, names: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -139,8 +140,8 @@ def read_settings(checkpoint: str) -> dict[str, Any]:
 def check_run_settings(checkpoint: str, kind: str, settings: Mapping[str, Any]) -> None:
     """Checks that a resumed run has the settings of the run that wrote `checkpoint`.
 
-    Before the data are read, a command knows only some settings, so settings that are missing on one side are not
-    compared.
+    A command calls this before it reads the data, with the settings that it has then. Only settings that both sides
+    have are compared.
     """
     record = read_settings(checkpoint)
     place = f"--resume_from_checkpoint: {checkpoint}"
