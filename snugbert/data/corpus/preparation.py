@@ -244,8 +244,8 @@ def _find_finished(
 ) -> set[str]:
     """Returns the names of the parts in a folder that belong to this corpus.
 
-    Parts of another corpus are an [`InputError`]. With `replace`, they are removed unless a shard of this corpus writes
-    the same name: another machine may have just replaced such a part.
+    Parts of another corpus are an [`InputError`]. With `replace`, they are removed unless a shard of this corpus
+    writes the same name: another machine may have just replaced such a part.
     """
     own = {part.name: part for part in parts}
     finished = set()
