@@ -111,8 +111,23 @@ def format_plan() -> str:
     return "\n".join([*(f"{seconds:4} s  {name}" for name, seconds in pieces.items()), f"{sum(pieces.values()):4} s"])
 
 
+def check_names(settings: list[str]) -> None:
+    """Refuses a mistyped argument of `snugbert pretrain` before any piece takes its time."""
+    from snugbert.cli.model_arguments import ModelArguments  # after the packages that it needs were found
+    from snugbert.cli.parser import ArgumentParser
+    from snugbert.errors import InputError
+    from snugbert.trainers.pretraining.pretraining_arguments import PretrainingArguments, PretrainingDataArguments
+
+    types = (ModelArguments, PretrainingDataArguments, PretrainingArguments)
+    try:
+        ArgumentParser(types, prog="snugbert pretrain", description="").check_flags([f"--{each}" for each in settings])
+    except InputError as error:
+        raise SystemExit(f"error: --set: {error}") from error
+
+
 def run_pieces(args: argparse.Namespace, cache: Path) -> None:
     """Runs the pieces in order, and saves the results after each."""
+    check_names(args.set)
     start = deadline = time.monotonic()
     rows, log = args.output_dir / ROWS, args.output_dir / "log.txt"
     for old in (rows, *args.output_dir.glob("weights.tar.*")):

@@ -115,8 +115,7 @@ def test_export_heads(models, glue, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(export_heads, "TARGETS", ("onnx",))
     (tmp_path / "text.txt").write_text("a text\nand a second one\n")
-    family_checkpoints.write_checkpoint(tmp_path / "mlm", "bert", "ForMaskedLM")
-    checkpoints = [f"{models / 'plain'}={glue / 'STS-B/dev.tsv'}", str(models / "tagger"), str(tmp_path / "mlm")]
+    checkpoints = [f"{models / 'plain'}={glue / 'STS-B/dev.tsv'}", str(models / "tagger")]
     export_heads.main(["--checkpoints", *checkpoints, "--text_file", str(tmp_path / "text.txt")])
     _, *table = cells(capsys.readouterr().out)
     assert [row[:2] for row in table] == [["Model", "onnx"], ["ForTokenClassification", "onnx"]]

@@ -355,9 +355,8 @@ def test_the_recipe_runs_its_pieces(tmp_path, monkeypatch, capsys):
     table = (out / "table.md").read_text()
     assert table in capsys.readouterr().out and "| finetuning | 61.0 | 61.0 | 0.0 |" in table
     assert {path.name for path in out.iterdir()} == {"rows.jsonl", "log.txt", "table.md", "compiler-cache.zip"}
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"--set: unknown argument --lerning_rate\. Did you mean --learning_rate\?"):
         gpu_recipe.main([*flags, "--set", "lerning_rate=1e-3"])
-    assert "--lerning_rate" in capsys.readouterr().err
 
 
 def test_compiler_cache_of_gpu_measurements(tmp_path, monkeypatch):

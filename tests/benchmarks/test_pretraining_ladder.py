@@ -26,9 +26,12 @@ RECIPES = sorted((BENCHMARKS / "ladder").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
-def test_recipes_are_arguments_and_begin_with_a_comment(file):
+def test_recipes_are_arguments_and_begin_with_a_comment(file, tmp_path, monkeypatch):
     import pretraining_ladder
 
+    monkeypatch.chdir(tmp_path)
+    Path("a").write_text("text")
+    Path("b").write_text("text")
     argv = ["--recipe", str(file), "--train_file", "a", "--validation_file", "b", "--tokenizer_name", "."]
     args = pretraining_ladder.parse_arguments([*argv, "--output_dir", "c", "--passes", "1", "--use_cpu", "--bf16"])
     recipe = pretraining_ladder.read_recipe(file, args)
