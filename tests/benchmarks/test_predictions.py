@@ -51,34 +51,6 @@ def data(data_dir, glue, models) -> list[str]:
     return ["--embedder", str(models / "embedder"), "--glue_dir", str(glue), "--squad_file", str(squad)]
 
 
-def test_engines(models, data, tmp_path, monkeypatch, capsys):
-    import engines
-
-    monkeypatch.setattr(engines, "VARIANTS", {("onnx", "float32", False): "ONNX Runtime, float32"})
-    (tmp_path / "text.txt").write_text("a text\n")
-    arguments = ["--classifier", str(models / "classifier"), *data, "--calibration_file", str(tmp_path / "text.txt")]
-    sizes = ["--max_texts", "6", "--batch_size", "2", "--timed_texts", "4", "--rounds", "1"]
-    engines.main([*arguments, *sizes, "--plot", str(tmp_path / "plot.png")])
-    classifier, embedder = capsys.readouterr().out.split("## ")[1:]
-    for table, scores in ((classifier, 1), (embedder, 2)):
-        header, *rows = cells(table)
-        assert [row[0] for row in rows] == [
-            engines.REFERENCE,
-            "SnugBERT in torch, float32",
-            "SnugBERT in torch, bfloat16",
-            "ONNX Runtime, float32",
-        ]
-        assert header[-1] == "difference" and len(header) == 5 + scores
-        assert rows[0][3] == "1.00 (1.00-1.00)" and float(rows[0][-1]) == 0
-        assert rows[1][4] == rows[0][4]  # the same accuracy
-        assert 0 < float(rows[3][-1]) < 1e-4 < float(rows[2][-1])
-    assert (tmp_path / "plot.png").exists()
-
-    monkeypatch.setattr(engines, "FLOAT32_TOLERANCE", 1e-12)
-    with pytest.raises(SystemExit, match=r"outputs differ from stock BERT's by .* Not measured\."):
-        engines.main([*data, "--calibration_file", str(tmp_path / "text.txt"), *sizes])
-
-
 def test_prediction(models, data, monkeypatch, capsys):
     import prediction
 
@@ -108,17 +80,3 @@ def test_the_pipeline_embeds_like_sentence_transformers(models, tmp_path):
     convert_model(models / "embedder", tmp_path / "stock", "bert")
     found = list(prediction.make_extractor(tmp_path / "stock", batch_size=3)(iter(texts)))
     np.testing.assert_allclose(found, model.encode(texts), atol=1e-5)
-
-
-def test_export_heads(models, glue, tmp_path, monkeypatch, capsys):
-    import export_heads
-
-    monkeypatch.setattr(export_heads, "TARGETS", ("onnx",))
-    (tmp_path / "text.txt").write_text("a text\nand a second one\n")
-    checkpoints = [f"{models / 'plain'}={glue / 'STS-B/dev.tsv'}", str(models / "tagger")]
-    export_heads.main(["--checkpoints", *checkpoints, "--text_file", str(tmp_path / "text.txt")])
-    _, *table = cells(capsys.readouterr().out)
-    assert [row[:2] for row in table] == [["Model", "onnx"], ["ForTokenClassification", "onnx"]]
-    assert all(float(row[3]) < 1e-4 for row in table)
-    assert float(table[0][4]) > 1e-4 and table[0][5].startswith("spearman: ")
-    assert table[1][4:] == ["", ""]  # no validation file
