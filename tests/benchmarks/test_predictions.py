@@ -1,4 +1,4 @@
-"""The benchmarks of engines and of `snugbert predict`, with tiny models."""
+"""The benchmark of `snugbert predict`, with tiny models."""
 
 from pathlib import Path
 
@@ -34,29 +34,15 @@ def models(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def glue(data_dir, tmp_path_factory) -> Path:
-    """The first rows of the tasks that the benchmarks read."""
-    folder = tmp_path_factory.mktemp("glue")
-    for task in ("SST-2", "STS-B"):
-        rows = (data_dir / "glue" / task / "dev.tsv").read_text("utf-8").splitlines()[:30]
-        (folder / task).mkdir()
-        (folder / task / "dev.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def data(data_dir, glue, models) -> list[str]:
-    squad = data_dir / "squad/dev-v1.1.jsonl.gz"
-    return ["--embedder", str(models / "embedder"), "--glue_dir", str(glue), "--squad_file", str(squad)]
-
-
-def test_prediction(models, data, monkeypatch, capsys):
+def test_prediction(models, data_dir, monkeypatch, capsys):
     import prediction
 
     monkeypatch.setattr(prediction, "MOST_CHARACTERS", 200)  # the tiny vocabulary has a token per character
-    arguments = ["--classifier", str(models / "classifier"), "--tagger", str(models / "tagger"), *data]
-    prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
+    argv = ["--glue_dir", str(data_dir / "glue"), "--squad_file", str(data_dir / "squad/dev-v1.1.jsonl.gz")]
+    for name in ("classifier", "tagger", "embedder"):
+        argv += [f"--{name}", str(models / name)]
+    argv += ["--max_rows", "5", "--rounds", "1"]
+    prediction.main(argv)
     _, *rows = cells(capsys.readouterr().out)
     assert [row[0] for row in rows] == [
         "classifier, SST-2",
@@ -68,7 +54,7 @@ def test_prediction(models, data, monkeypatch, capsys):
         assert row[1] == "5" and row[5] == "0" and float(row[2].split()[0]) > 0 and float(row[6]) < 1e-4
     monkeypatch.setattr(prediction, "TOLERANCE", 0)
     with pytest.raises(SystemExit, match=r"scores differ by .* Not measured\."):
-        prediction.main([*arguments, "--max_rows", "5", "--rounds", "1"])
+        prediction.main(argv)
 
 
 def test_the_pipeline_embeds_like_sentence_transformers(models, tmp_path):
