@@ -23,9 +23,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 
+from reporting import describe_run, format_header, format_line, format_ratio
 from side_by_side import describe_machine, positive
 
 SIDES = {"shared": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
@@ -39,7 +39,15 @@ BATCH = {"tiny": 32, "mini": 32, "base": 2}
 COPIES = 4000  # of the texts to predict; `tiny` predicts for two minutes
 BUSY = [sys.executable, "-c", "while True: pass"]
 RECORD = struct.Struct("dq")  # seconds, tokens
-HEADER = "| model | work | side | alone, tokens/s | beside a busy process | beside a second run | alone / spinning |"
+COLUMNS = (
+    "model",
+    "work",
+    "side",
+    "alone, tokens/s",
+    "beside a busy process",
+    "beside a second run",
+    "alone / spinning",
+)
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -195,13 +203,6 @@ def measure_row(
     return rates
 
 
-def format_cell(values: Sequence[float], digits: int) -> str:
-    """Formats the median, and the minimum to the maximum. Empty if there are no values."""
-    if not values:
-        return ""
-    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
-
-
 def format_rows(size: str, work: str, rates: dict[str, dict[str, list[float]]]) -> str:
     """Formats the table's rows of a model and a work. Ratios are taken in the same round."""
     lines = []
@@ -209,16 +210,16 @@ def format_rows(size: str, work: str, rates: dict[str, dict[str, list[float]]]) 
         alone = conditions["alone"]
         pairs = ((conditions["busy"], alone), (conditions["second"], alone), (alone, rates["spinning"]["alone"]))
         ratios = [[value / base for value, base in zip(*pair, strict=False)] for pair in pairs]
-        cells = [size, work, side, format_cell(alone, 0), *(format_cell(each, 2) for each in ratios)]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = [size, work, side, format_ratio(alone, 0), *(format_ratio(each) if each else "" for each in ratios)]
+        lines.append(format_line(cells))
     return "\n".join(lines)
 
 
 def main(argv: list[str]) -> None:
     """Prints the table."""
     args = parse_arguments(argv)
-    print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
-    print(f"\n{HEADER}\n|{' --- |' * HEADER.count(' | ')} --- |", flush=True)
+    print(describe_run(__file__, argv, describe_machine("cpu")))
+    print(format_header(COLUMNS), flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_inputs(args.demo_dir, folder, args.sizes)

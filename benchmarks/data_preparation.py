@@ -14,7 +14,6 @@ for building an epoch's pairs and reading and masking examples, with the text on
 import argparse
 import gc
 import random
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from reporting import describe_run
 from side_by_side import describe_machine, positive
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, WordpieceTokenizer
 
@@ -331,8 +331,7 @@ def main(argv: list[str]) -> None:
             run_task(args)
             return
         with tempfile.TemporaryDirectory() as folder:
-            print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
-            print(f"\n    python benchmarks/data_preparation.py {shlex.join(argv)}\n", flush=True)
+            print(describe_run(__file__, argv, describe_machine("cpu")), flush=True)
             print("\n".join(measure_speed(args, Path(folder))), flush=True)
             if not args.skip_memory:
                 print("\n" + "\n".join(measure_memory(args, Path(folder))))

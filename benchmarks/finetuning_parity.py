@@ -18,6 +18,7 @@ from collections import defaultdict
 from statistics import mean, stdev
 
 import transformers
+from reporting import format_table
 from side_by_side import default_checkpoint
 from transformers import (
     BertForQuestionAnswering,
@@ -109,10 +110,11 @@ def main(argv: list[str]) -> None:
                 print(f"seed {seed}: {name}: {ours:.4f} (SnugBERT), {stock:.4f} (stock BERT)", flush=True)
                 both[name][0].append(ours)
                 both[name][1].append(stock)
-    print("\n| metric | SnugBERT | stock BERT |\n| --- | --- | --- |")
-    for name, sides in both.items():
-        cells = (f"{mean(side):.4f}" + (f" ± {stdev(side):.4f}" if len(side) > 1 else "") for side in sides)
-        print(f"| {name} | {' | '.join(cells)} |")
+    lines = [
+        [name, *(f"{mean(side):.4f}" + (f" ± {stdev(side):.4f}" if len(side) > 1 else "") for side in sides)]
+        for name, sides in both.items()
+    ]
+    print("\n" + format_table(("metric", "SnugBERT", "stock BERT"), lines))
 
 
 if __name__ == "__main__":

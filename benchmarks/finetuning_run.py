@@ -15,7 +15,6 @@ The data folder contains glue/SST-2, glue/MRPC, conll2003/ and squad/. `stock_fi
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,12 +25,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from reporting import describe_run, format_header, format_line
 from side_by_side import SIDES, choose_device, default_checkpoint, describe_machine, positive
 
 FIRST_SEED = 42
-HEADER = (
-    "| task | steps | seconds ours | seconds stock | stock's time / ours | training, s | evaluation, s "
-    "| the rest, s | score ours | score stock |\n|" + " --- |" * 10
+COLUMNS = (
+    *("task", "steps", "seconds ours", "seconds stock", "stock's time / ours", "training, s", "evaluation, s"),
+    *("the rest, s", "score ours", "score stock"),
 )
 
 
@@ -213,7 +213,7 @@ def line(name: str, runs: dict[str, list[dict[str, Any]]]) -> str:
         both(",.1f", means(lambda run: run["seconds"] - run["training"] - run["evaluation"])),
         *(_format_scores([run["score"] for run in runs[side]]) for side in SIDES),
     ]
-    return f"| {' | '.join(cells)} |"
+    return format_line(cells)
 
 
 def _format_scores(values: list[float]) -> str:
@@ -226,8 +226,7 @@ def main(argv: list[str]) -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     machine = describe_machine(choose_device(args.use_cpu))
     machine["threads"] = args.threads or machine["threads"]
-    text = ", ".join(f"{name} {value}" for name, value in machine.items())
-    text += f"\n\n    python benchmarks/finetuning_run.py {shlex.join(argv)}\n\n{HEADER}\n"
+    text = f"{describe_run(__file__, argv, machine)}\n{format_header(COLUMNS)}\n"
     for name in args.tasks:
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):

@@ -44,7 +44,8 @@ from statistics import mean
 from typing import Any
 
 from gpu_quick import CACHE_FILE, ENDING, NEEDED, run_and_print, run_piece, save_results
-from gpu_table import Row, format_errors, format_section, format_table, measured, read_rows
+from gpu_table import Row, format_errors, format_section, measured, read_rows
+from reporting import format_machine, format_table
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPE = REPOSITORY / "examples/pretrain_small_corpus_1_gpu.yaml"
@@ -153,7 +154,7 @@ def format_results(rows: dict[str, Row]) -> str:
     found = measured(rows)
     sections = [
         "# An encoder from ten million words, on one GPU",
-        ", ".join(f"{name} {value}" for name, value in machine.items()),
+        format_machine(machine),
         format_section("Training", format_training(found)),
         format_section("Held-out text", format_held_out_text(found)),
         format_section("BLiMP", format_blimp(found.get("BLiMP"))),

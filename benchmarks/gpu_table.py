@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from reporting import format_machine, format_table
+
 Row = dict[str, Any]
 NOT_MEASURED = "not measured: the time was over"
 BUDGET = Path(__file__).with_name("results") / "step_budget.md"
@@ -104,7 +106,7 @@ def format_results(output_dir: Path, pieces: Iterable[str]) -> str:
         facts.append(f"copy: {copied['bytes'] / copied['ms']['copy'] / 1e9:.2f} TB/s")
     sections = [
         "# SnugBERT and stock BERT on one GPU",
-        ", ".join(f"{name} {value}" for name, value in machine.items()) + f".\n{', '.join(facts)}.",
+        f"{format_machine(machine)}.\n{', '.join(facts)}.",
         format_section("Single kernels", format_kernels(rows["products"])),
         format_section(
             "Kernels of a step: ms, number [GB and least ms by the budget]", format_profiles(rows["profile"])
@@ -120,12 +122,6 @@ def format_results(output_dir: Path, pieces: Iterable[str]) -> str:
 def format_section(title: str, text: str) -> str:
     """Adds a title; nothing without text."""
     return text and f"## {title}\n\n{text}"
-
-
-def format_table(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    """Formats a Markdown table; nothing without lines."""
-    header, lines = list(header), [list(line) for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *lines)) if lines else ""
 
 
 def split(name: str) -> tuple[str, str]:

@@ -1,7 +1,6 @@
 r"""The host's work in a training step on a GPU, measured on a CPU with kernels that do nothing.
 
     python benchmarks/host_time.py
-    python benchmarks/host_time.py --before FOLDER    # also an older version, in FOLDER
 
 At small batches, a GPU computes faster than Python can start kernels. This script measures the host's side: a
 pretraining step of BERT with 12 layers on 32 packed pairs, dropout 0.1, the update by fused AdamW, under bfloat16
@@ -20,7 +19,6 @@ count of kernels leaves out views and allocations.
 
 import argparse
 import gc
-import os
 import subprocess
 import sys
 import tempfile
@@ -35,6 +33,7 @@ import numpy as np
 import torch
 import torch.nested._internal.sdpa as nested
 from gpu_batches import make_pretraining_batches
+from reporting import format_header, format_line, format_machine
 from side_by_side import Batch, describe_machine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths, library_paths
@@ -53,7 +52,7 @@ FIELDS = {
     "vocab_size": VOCABULARY,
 }
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh")
-HEADER = "| side | dtype | " + " | ".join(f"{phase}: operations (kernels), ms" for phase in PHASES) + " | ms |"
+COLUMNS = ("side", "dtype", *(f"{phase}: operations (kernels), ms" for phase in PHASES), "ms")
 
 
 def load_kernels() -> None:
@@ -157,48 +156,35 @@ def time_operation(operation: Callable[[], Any]) -> float:
     return median(rounds)
 
 
-def print_rows(name: str, with_stock: bool, steps: int) -> None:
-    """Prints the rows of the installed version under a name."""
+def print_rows(steps: int) -> None:
+    """Prints the rows of both sides."""
     batches = make_batches()
     for dtype in (torch.bfloat16, torch.float32):
         torch.manual_seed(0)
-        models = {name: (SnugBertForPreTraining(SnugBertConfig(**FIELDS)), batches["ours"])}
-        if with_stock:
-            stock = BertForPreTraining(BertConfig(**FIELDS, attn_implementation="sdpa"))
-            models["stock BERT"] = (stock, batches["stock"])
+        ours = SnugBertForPreTraining(SnugBertConfig(**FIELDS))
+        stock = BertForPreTraining(BertConfig(**FIELDS, attn_implementation="sdpa"))
+        models = {"SnugBERT": (ours, batches["ours"]), "stock BERT": (stock, batches["stock"])}
         phases = [make_phases(model.train(), batch, dtype) for model, batch in models.values()]
         for side, own_phases, times in zip(models, phases, time_phases(phases, steps), strict=True):
             counts = [count_operations(phase) for phase in own_phases]
             cells = [f"{count}, {ms:.1f}" for count, ms in zip(counts, times, strict=True)]
-            print(
-                f"| {side} | {str(dtype).removeprefix('torch.')} | {' | '.join(cells)} | {sum(times):.1f} |",
-                flush=True,
-            )
+            print(format_line([side, str(dtype).removeprefix("torch."), *cells, f"{sum(times):.1f}"]), flush=True)
 
 
 def main(argv: list[str]) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--before", type=Path, help="folder of an older version")
-    parser.add_argument("--rows", help=argparse.SUPPRESS)  # prints only the rows of the installed version
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     load_kernels()
     act_as_gpu()
-    if args.rows:
-        print_rows(args.rows, False, args.steps)
-        return
     values, left = torch.zeros(128, 8), torch.zeros(8, 8)
     addition, product = time_operation(lambda: values + values), time_operation(lambda: values @ left)
-    print(", ".join(f"{name} {value}" for name, value in describe_machine("cpu").items()))
+    print(format_machine(describe_machine("cpu")))
     print(f"Microseconds of an addition: {addition:.2f}; of a product without a kernel: {product:.2f}.\n")
-    print(f"{HEADER}\n|{' --- |' * HEADER.count(' | ')} --- |", flush=True)
-    print_rows("SnugBERT", True, args.steps)
-    if args.before:
-        path = os.pathsep.join([str(args.before), *sys.path[1:]])
-        command = [sys.executable, __file__, "--rows", "SnugBERT before", "--steps", str(args.steps)]
-        subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
+    print(format_header(COLUMNS), flush=True)
+    print_rows(args.steps)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from reporting import format_machine, format_table
+
 from snugbert.reports.plots import GREY, new_figure, tidy
 
 RUNS_NAME, REPORT_NAME, PLOT_NAME = "ladder.jsonl", "pretraining_ladder.md", "pretraining_ladder.png"
@@ -42,7 +44,7 @@ def report(output_dir: Path) -> str:
     first = {model: group for (_, model), group in reversed(rows.items())}  # row of each model
     table = [make_row(group, first[model], loss) for (_, model), group in rows.items()]
     titles = [title for title in table[0] if any(row[title] for row in table)]
-    machines = [", ".join(f"{name} {value}" for name, value in run["machine"].items()) for run in runs]
+    machines = [format_machine(run["machine"]) for run in runs]
     commands = [f"    python benchmarks/pretraining_ladder.py {run['command']}" for run in runs]
     baselines = ", ".join(f"{value:.3f}" for value in list_baselines(runs, loss))
     text = "\n".join(
@@ -51,8 +53,7 @@ def report(output_dir: Path) -> str:
             "",
             *dict.fromkeys(commands),
             "",
-            *(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles))),
-            *(f"| {' | '.join(row[title] for title in titles)} |" for row in table),
+            format_table(titles, ([row[title] for title in titles] for row in table)),
             "",
             f"Means over the seeds. Gain ({LOSSES[loss]}): against the first recipe of the same model. Spread: "
             f"largest minus smallest. Predicting by token frequency: {baselines}.",

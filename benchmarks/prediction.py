@@ -11,27 +11,23 @@ Each side reads a JSON-lines file, predicts it and writes JSON lines. Loading th
 the same weights, converted by `snugbert convert`, and batches of `--batch_size`. The sides alternate. A ratio is
 stock's time / ours in the same round, after one round of warmup. Before that, labels, entities and scores must agree.
 Rows with another label or other entities are counted.
-
-With `--num_processes`, it compares one process of `snugbert predict` with several that share its threads instead. The
-classifier predicts SST-2's dev set again and again, up to 16,384 rows. Starting the processes is not timed.
 """
 
 import argparse
 import gzip
 import json
-import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import sentence_transformers
+from reporting import describe_run, format_header, format_line, format_ratio
 from side_by_side import describe_machine, positive
 from transformers import pipeline
 from transformers.utils import logging as transformers_logging
@@ -50,8 +46,8 @@ from snugbert.prediction.worker_processes import open_predictor
 TOLERANCE = 1e-4  # of scores and embeddings
 MOST_DIFFERENT = 0.002  # share of rows with another label or other entities: ties
 MOST_CHARACTERS = 1500  # a pipeline does not cut texts that are longer than the model
-PROCESS_ROWS = 16_384  # four windows of `snugbert predict`
 Rows = list[dict[str, Any]]
+COLUMNS = ("work", "rows", "ratio: median (min-max)", "rows/s ours", "rows/s stock", "rows that differ", "difference")
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -65,7 +61,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max_rows", type=positive, help="use the first rows only")
     parser.add_argument("--batch_size", type=positive, default=32, help="of the pipelines")
     parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--num_processes", type=positive, help="compare one process with this many")
     return parser.parse_args(argv)
 
 
@@ -91,7 +86,7 @@ def read_paragraphs(squad_file: str) -> list[str]:
 
 
 @contextmanager
-def open_ours(model: str, rows: Path, output: Path, num_processes: int = 1) -> Iterator[Callable[[], Rows]]:
+def open_ours(model: str, rows: Path, output: Path) -> Iterator[Callable[[], Rows]]:
     """Makes a function that predicts the rows with `snugbert predict`, and returns what it wrote."""
     args = PredictionArguments(
         model_name_or_path=model,
@@ -106,7 +101,7 @@ def open_ours(model: str, rows: Path, output: Path, num_processes: int = 1) -> I
         write_predictions(args, data, predictor, Path(model))
         return _read(output)
 
-    with open_predictor(Path(model), args, [values for _, values in read_rows(rows)], num_processes) as predictor:
+    with open_predictor(Path(model), args, [values for _, values in read_rows(rows)], 1) as predictor:
         yield run
 
 
@@ -202,27 +197,6 @@ def measure(sides: dict[str, Callable[[], Rows]], rounds: int) -> dict[str, list
     return {side: values[1:] for side, values in seconds.items()}
 
 
-def compare_processes(sentences: list[str], args: argparse.Namespace) -> str:
-    """Returns a table of one process and several."""
-    texts = list(islice(cycle(sentences), args.max_rows or PROCESS_ROWS))
-    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
-        rows = write_rows(Path(temporary) / "rows.jsonl", texts)
-        sides = {
-            name: stack.enter_context(open_ours(args.classifier, rows, Path(temporary) / f"{name}.jsonl", number))
-            for name, number in (("one", 1), ("several", args.num_processes))
-        }
-        different = sum(one != other for one, other in zip(sides["one"](), sides["several"](), strict=True))
-        seconds = measure(sides, args.rounds)
-    ratios = [one / several for one, several in zip(seconds["one"], seconds["several"], strict=True)]
-    rates = {side: len(texts) / median(values) for side, values in seconds.items()}
-    return (
-        "| processes | rows | ratio: median (min-max) | rows/s | rows/s of one process | rows that differ |\n"
-        f"|{' --- |' * 6}\n"
-        f"| {args.num_processes} | {len(texts):,} | {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
-        f"| {rates['several']:,.0f} | {rates['one']:,.0f} | {different} |"
-    )
-
-
 def compare(name: str, task: str, model: str, texts: list[str], args: argparse.Namespace) -> str:
     """Returns a row of the table."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
@@ -239,11 +213,8 @@ def compare(name: str, task: str, model: str, texts: list[str], args: argparse.N
         seconds = measure(sides, args.rounds)
     number = len(texts[: args.max_rows])
     ratios = [theirs / mine for mine, theirs in zip(seconds["ours"], seconds["stock"], strict=True)]
-    rates = {side: number / median(values) for side, values in seconds.items()}
-    return (
-        f"| {name} | {number:,} | {median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {rates['ours']:,.0f} "
-        f"| {rates['stock']:,.0f} | {different} | {largest:.1e} |"
-    )
+    speeds = (f"{number / median(seconds[side]):,.0f}" for side in ("ours", "stock"))
+    return format_line([name, f"{number:,}", format_ratio(ratios), *speeds, str(different), f"{largest:.1e}"])
 
 
 def main(argv: list[str]) -> None:
@@ -252,13 +223,8 @@ def main(argv: list[str]) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     machine = describe_machine("cpu") | {"sentence-transformers": sentence_transformers.__version__}
-    print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    print(f"\n    python benchmarks/prediction.py {shlex.join(argv)}\n")
-    if args.num_processes is not None:
-        print(compare_processes(read_sentences(args.glue_dir), args))
-        return
-    header = "| work | rows | ratio: median (min-max) | rows/s ours | rows/s stock | rows that differ | difference |"
-    print(f"{header}\n|" + " --- |" * 7)
+    print(describe_run(__file__, argv, machine))
+    print(format_header(COLUMNS))
     sentences, paragraphs = read_sentences(args.glue_dir), read_paragraphs(args.squad_file)
     works = (
         ("classifier, SST-2", "text-classification", args.classifier, sentences),

@@ -42,6 +42,7 @@ import transformers
 import yaml
 from ladder_measures import Task, measure, read_costs, read_stock_costs, select_pairs
 from ladder_report import RUNS_NAME, Run, get_row, read_runs, report
+from reporting import check_settings
 from side_by_side import choose_device, describe_machine, positive
 from transformers import PreTrainedTokenizerBase
 
@@ -377,24 +378,13 @@ def find_checkpoints(recipe: Recipe, output_dir: Path) -> list[Path]:
     return list_checkpoints(output_dir / "stock" if recipe.stock else output_dir)
 
 
-def check_measure(args: argparse.Namespace) -> None:
-    """Records how runs are compared, or checks that it has not changed."""
-    file = args.output_dir / "measure.json"
-    current = {name: getattr(args, name) for name in MEASURE}
-    recorded = json.loads(file.read_text()) if file.exists() else current
-    if changed := [f"--{name}" for name in MEASURE if current[name] != recorded.get(name)]:
-        raise InputError(f"{', '.join(changed)}: {args.output_dir} has runs with other values. Choose another folder.")
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(current))
-
-
 def main(argv: list[str]) -> None:
     """Runs what is missing, and prints the report."""
     args = parse_arguments(argv)
     transformers.logging.disable_progress_bar()  # of loading checkpoints
     if not args.report:
         try:
-            check_measure(args)
+            check_settings(args.output_dir, {name: getattr(args, name) for name in MEASURE})
             for file in args.recipe:
                 run_recipe(file, args, argv)
         except InputError as error:

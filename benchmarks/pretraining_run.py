@@ -13,7 +13,6 @@ time, without evaluation and saving. Each side writes a log, `ours.jsonl` or `st
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+from reporting import describe_run, format_table
 from side_by_side import SIDES, choose_device, describe_machine, positive
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -315,15 +315,11 @@ def report(argv: list[str]) -> str:
             for name, (description, form) in MEASURES.items()
         ),
     ]
+    header = ("on the validation text", "SnugBERT", "stock BERT", "stock BERT when SnugBERT is done")
     text = "\n".join(
         [
-            ", ".join(f"{name} {value}" for name, value in describe_machine(device).items()),
-            "",
-            f"    python benchmarks/pretraining_run.py {shlex.join(argv)}",
-            "",
-            "| on the validation text | SnugBERT | stock BERT | stock BERT when SnugBERT is done |",
-            "| --- | --- | --- | --- |",
-            *(f"| {' | '.join(row)} |" for row in rows),
+            describe_run(__file__, argv, describe_machine(device)),
+            format_table(header, rows),
             "",
             f"Stock's time / ours: {seconds['stock'] / seconds['ours']:.2f}. Largest difference of the training "
             f"losses, averaged over {SMOOTHED_SHARE:.0%} of the run: {difference:.3f} nats.",

@@ -32,7 +32,6 @@ from typing import Any
 import torch
 import transformers
 import yaml
-from electra_comparison import TASKS, read_score
 from gpu_recipe import METRICS, PRESETS, RECIPE, ROWS, add_shared_arguments
 from gpu_rows import Rows, measure_rows
 from gpu_table import read_rows
@@ -58,6 +57,14 @@ SECONDS_PER_STEP = 0.03  # if the speed could not be measured: a step that start
 # core).
 SECONDS_OF_GRAPHS, SECONDS_PER_PASS = 10, 1
 STOPPING = 20  # seconds to write a checkpoint and the weights
+# `snugbert` commands with their arguments ({} is the data folder), and their main metrics, which are shares.
+TASKS = {
+    "conll2003": ("ner --train_file {}/conll2003/train.jsonl.gz --validation_file {}/conll2003/valid.jsonl.gz", "f1"),
+    "cola": ("glue --task_name cola --data_dir {}/glue", "matthews_correlation"),
+    "mrpc": ("glue --task_name mrpc --data_dir {}/glue", "f1"),
+    "rte": ("glue --task_name rte --data_dir {}/glue", "accuracy"),
+    "sst2": ("glue --task_name sst2 --data_dir {}/glue --num_train_epochs 1", "accuracy"),
+}
 # Estimated seconds of a fine-tuning: 10 ms for each step, and 5 s for everything else.
 EXPECTED = {"conll2003": 19, "cola": 13, "mrpc": 9, "rte": 8, "sst2": 26}
 SEEDS = {"cola": 3, "mrpc": 3, "rte": 3}  # otherwise 1
@@ -318,7 +325,8 @@ def fine_tune(task: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     left = args.deadline - time.monotonic()
     if left < EXPECTED[task]:
         raise TimeoutError(f"it needs about {EXPECTED[task]} s, and {left:.0f} s are left")
-    name, *flags = (part.replace("{}", str(args.data_dir)) for part in TASKS[task].command.split())
+    command, metric = TASKS[task]
+    name, *flags = (part.replace("{}", str(args.data_dir)) for part in command.split())
     folder = args.work_dir / f"{task}-{seed}"
     settings = {
         "model_name_or_path": find_model(args),
@@ -331,7 +339,9 @@ def fine_tune(task: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     if args.rehearse:
         settings |= {"use_cpu": True, "max_train_samples": 64, "max_eval_samples": 64}
     run_command(name, [*flags, *as_flags(settings)])
-    return {"task": task, "seed": seed, **read_score(folder, TASKS[task])}
+    results = json.loads((folder / "results.json").read_text())
+    score, baseline = (100 * results[group]["eval"][metric] for group in ("metrics", "baselines"))
+    return {"task": task, "seed": seed, "score": score, "baseline": baseline}
 
 
 # --- running a piece ----------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ Each step is stored in `--output_dir`. The same command skips the steps that are
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ import sentence_transformers
 import torch
 import transformers
 from datasets import Dataset, load_dataset
+from reporting import check_settings, describe_run, format_header, format_line
 from sentence_transformers import (
     CrossEncoder,
     CrossEncoderTrainer,
@@ -54,10 +54,8 @@ from sentence_transformers.sentence_transformer.evaluation import InformationRet
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from side_by_side import DTYPES, SIDES, autocast, default_checkpoint, describe_machine, positive
-from steps import check_settings
 
 import snugbert
-from snugbert.errors import InputError
 
 MAX_LENGTH = 256  # MiniLM's
 RELATIVE_MARGIN = 0.05  # sentence-transformers' example: closer paragraphs could be right, too
@@ -327,15 +325,14 @@ def rerank(args: argparse.Namespace, questions: Dataset, found: dict[str, list[l
 def format_times(name: str, ours: list[float], stock: list[float]) -> str:
     """Formats a row of times: the medians, their ratio, and the smallest and the largest ratio of a round."""
     ratios = [theirs / mine for mine, theirs in zip(ours, stock, strict=True)]
-    ratio = f"{median(stock) / median(ours):.2f}" + (
-        f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
-    )
-    return f"| {name} | {median(ours):.1f} | {median(stock):.1f} | {ratio} |"
+    ratio = f"{median(stock) / median(ours):.2f}"
+    ends = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
+    return format_line([name, f"{median(ours):.1f}", f"{median(stock):.1f}", ratio + ends])
 
 
 def format_scores(name: str, ours: float, stock: float) -> str:
     """Formats a row of scores or losses."""
-    return f"| {name} | {ours:.4f} | {stock:.4f} |"
+    return format_line([name, f"{ours:.4f}", f"{stock:.4f}"])
 
 
 def measure(args: argparse.Namespace) -> Iterator[str]:
@@ -360,7 +357,7 @@ def measure(args: argparse.Namespace) -> Iterator[str]:
     yield f"{len(pairs):,} training pairs, {len(labeled_pairs):,} labeled pairs for the cross-encoder"
     yield f"{len(questions):,} questions, {len(set(questions['context'])):,} paragraphs"
     yield f"reranked: the first {args.rerank_top} paragraphs of {reranked_questions:,} questions"
-    yield "\n| score | SnugBERT | stock BERT |\n| --- | --- | --- |"
+    yield "\n" + format_header(("score", "SnugBERT", "stock BERT"))
     for title, results in (("untrained", before), ("trained", after)):
         for name in ("recall@1", "recall@10", "MRR@10"):
             yield format_scores(f"{name}, {title}", results["ours"][name], results["stock"][name])
@@ -368,7 +365,7 @@ def measure(args: argparse.Namespace) -> Iterator[str]:
         yield format_scores(f"MRR@10, {title}", reranked["ours"][name], reranked["stock"][name])
     for title, results in (("retriever", retrievers), ("cross-encoder", rerankers)):
         yield format_scores(f"training loss, {title}", results["ours"]["loss"], results["stock"]["loss"])
-    yield "\n| seconds | SnugBERT | stock BERT | stock / SnugBERT |\n| --- | --- | --- | --- |"
+    yield "\n" + format_header(("seconds", "SnugBERT", "stock BERT", "stock / SnugBERT"))
     for title, results in (("retriever", retrievers), ("cross-encoder", rerankers)):
         yield format_times(f"training, {title}", *([results[side]["seconds"]] for side in SIDES))
     for title, kind in (("questions", "query"), ("paragraphs", "document")):
@@ -383,16 +380,12 @@ def main(argv: list[str]) -> None:
     machine = describe_machine(args.device)
     settings = {name: value for name, value in vars(args).items() if name not in NOT_COMPARED}
     settings["machine"] = machine  # times of several machines cannot be compared
-    try:
-        check_settings(Path(args.output_dir), settings)
-    except InputError as error:
-        raise SystemExit(f"error: {error}") from error
+    check_settings(Path(args.output_dir), settings)
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     machine["sentence-transformers"] = sentence_transformers.__version__
-    print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    print(f"\n    python benchmarks/retrieval.py {shlex.join(argv)}\n")
+    print(describe_run(__file__, argv, machine))
     for line in measure(args):
         print(line, flush=True)
 

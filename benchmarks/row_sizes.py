@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 from finetuning import encode_split
+from reporting import format_header, format_line
 from side_by_side import default_checkpoint, positive
 from transformers import PreTrainedTokenizerBase
 
@@ -53,10 +54,7 @@ PRETRAINING = (
 FINE_TUNING_BATCH = 32
 SQUAD_BATCH = 12  # of BERT's release for windows of 384 tokens
 MOST_FREQUENT = 8  # sizes
-HEADER = (
-    "| training set | tokens of a row | multiple | sizes | padding | batches in the 8 most frequent sizes |\n"
-    "| --- | --- | --- | --- | --- | --- |"
-)
+COLUMNS = ("training set", "tokens of a row", "multiple", "sizes", "padding", "batches in the 8 most frequent sizes")
 
 
 class Rows(NamedTuple):
@@ -144,9 +142,9 @@ def format_row(rows: Rows, number: int) -> str:
         sizes[tuple((name, getattr(value, "shape", value)) for name, value in batch.items())] += 1
     real, filled = map(sum, zip(*tokens, strict=True))
     frequent = sum(count for _, count in sizes.most_common(MOST_FREQUENT)) / number
-    return (
-        f"| {rows.name} | {real / number:,.0f} | {rows.collate.pad_to_multiple_of} | {len(sizes)} | "
-        f"{1 - real / filled:.1%} | {frequent:.1%} |"
+    shares = (f"{1 - real / filled:.1%}", f"{frequent:.1%}")
+    return format_line(
+        [rows.name, f"{real / number:,.0f}", str(rows.collate.pad_to_multiple_of), str(len(sizes)), *shares]
     )
 
 
@@ -154,7 +152,7 @@ def main(argv: list[str]) -> None:
     """Prints the table."""
     args = parse_arguments(argv)
     datasets.disable_progress_bars()
-    print(HEADER, flush=True)
+    print(format_header(COLUMNS), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for rows in list_rows(args, Path(folder)):
             print(format_row(rows, args.batches), flush=True)

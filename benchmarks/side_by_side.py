@@ -24,7 +24,6 @@ import os
 import pickle
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+from reporting import describe_run, format_header, format_line, format_ratio
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
 import snugbert
@@ -56,9 +56,9 @@ STEPS_ON_GPU = 10
 RATE_SECONDS = 0.05  # of a run that measures products, so that the clock and kernel launches do not matter
 RATE_RUNS = 10
 CHECKED_EXAMPLES = 8  # because training steps in float32 are slow
-HEADER = (
-    "| work | fill | ratio: median (min-max) | tokens/s ours | tokens/s stock | MFU ours | MFU stock "
-    "| peak MB ours / stock | matmul GFLOP/s |\n|" + " --- |" * 9
+COLUMNS = (
+    *("work", "fill", "ratio: median (min-max)", "tokens/s ours", "tokens/s stock", "MFU ours", "MFU stock"),
+    *("peak MB ours / stock", "matmul GFLOP/s"),
 )
 
 
@@ -267,11 +267,6 @@ def make_runner(model: PreTrainedModel, work: Work, args: argparse.Namespace) ->
     return run
 
 
-def _wait_for(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 # --- agreement of both sides -----------------------------------------------------------------------------------
 
 
@@ -428,12 +423,11 @@ def compare(work: Work, args: argparse.Namespace) -> dict[str, Any]:
     cost = TRAINING_COST if work.trains else 1
     flops = [cost * sum(needed_flops(work.head, work.config, batch) for batch in batches) for batches in measured]
     seconds = {side: times[side][args.warmup :] for side in SIDES}
-    ratios = [stock / ours for ours, stock in zip(seconds["ours"], seconds["stock"], strict=True)]
     memory = None if args.skip_memory else {side: peak_memory(side, work, args) for side in SIDES}
     return {
         "work": work.name,
         "fill": sum(tokens) / positions,
-        "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
+        "ratios": [stock / ours for ours, stock in zip(seconds["ours"], seconds["stock"], strict=True)],
         "tokens_per_second": {side: _median_rate(tokens, seconds[side]) for side in SIDES},
         "mfu": {side: _median_rate(flops, seconds[side]) / rate for side in SIDES},
         "peak_mb": memory,
@@ -519,30 +513,29 @@ def report(script: str, argv: list[str], works: Iterable[Work], args: argparse.N
     transformers.logging.set_verbosity_error()  # hides messages about new heads
     transformers.logging.disable_progress_bar()
     machine = describe_machine(args.device)
-    command = f"python benchmarks/{Path(script).name} {shlex.join(argv)}"
     if not args.json:
-        print(", ".join(f"{name} {value}" for name, value in machine.items()) + f"\n\n    {command}\n")
-        print(HEADER, flush=True)
+        print(describe_run(script, argv, machine))
+        print(format_header(COLUMNS), flush=True)
     try:
         for work in works:
             row = compare(work, args)
-            print(json.dumps({**row, "machine": machine, "command": command}) if args.json else _line(row), flush=True)
+            print(json.dumps({**row, "machine": machine, "command": argv}) if args.json else _line(row), flush=True)
     except InputError as error:
         raise SystemExit(f"error: {error}") from error
 
 
 def _line(row: dict[str, Any]) -> str:
-    ratio, memory = row["ratio"], row["peak_mb"]
+    memory = row["peak_mb"]
     cells = [
         row["work"],
         f"{row['fill']:.0%}",
-        f"{ratio['median']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f})",
+        format_ratio(row["ratios"]),
         *(f"{row['tokens_per_second'][side]:,.0f}" for side in SIDES),
         *(f"{row['mfu'][side]:.0%}" for side in SIDES),
         f"{memory['ours']:,.0f} / {memory['stock']:,.0f} ({memory['ours'] / memory['stock']:.2f})" if memory else "",
         f"{row['matmul_flops_per_second'] / 1e9:,.0f}",
     ]
-    return f"| {' | '.join(cells)} |"
+    return format_line(cells)
 
 
 def choose_device(use_cpu: bool) -> str:

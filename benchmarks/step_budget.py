@@ -36,6 +36,7 @@ import transformers
 from functorch.compile import make_boxed_func
 from gpu_batches import PAIR_LENGTHS, draw_lengths, make_pretraining_batches
 from host_time import ALLOCATIONS
+from reporting import format_header, format_line
 from side_by_side import Batch, compile_encoder
 from torch import _inductor as inductor
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -119,7 +120,7 @@ class Need:
 
 
 Budget = dict[str, Need]  # of each class
-HEADER = "| class | kernels | GB | TFLOP | ms for the bytes | ms for the FLOPs | ms at least |"
+COLUMNS = ("class", "kernels", "GB", "TFLOP", "ms for the bytes", "ms for the FLOPs", "ms at least")
 
 
 # --- one operator -----------------------------------------------------------------------------------------------
@@ -430,8 +431,7 @@ def format_rows(budget: Budget) -> list[str]:
 def format_row(name: str, need: Need, fastest: float) -> str:
     """Returns a line of a table."""
     cells = [name, f"{need.kernels:,}", f"{need.bytes / 1e9:.2f}", f"{need.flops / 1e12:.2f}"]
-    times = [f"{time:.2f}" for time in (*need.milliseconds(), fastest)]
-    return f"| {' | '.join([*cells, *times])} |"
+    return format_line([*cells, *(f"{time:.2f}" for time in (*need.milliseconds(), fastest))])
 
 
 def main(argv: list[str]) -> None:
@@ -447,7 +447,8 @@ def main(argv: list[str]) -> None:
         print(f"\n## {pairs} x {longest}: {tokens:,} tokens, {labels:,} labels")
         for side in SIDES:
             rows = format_rows(count_step(side, batches, args.layers))
-            print(f"\n### {side}, {pairs} x {longest}\n\n{HEADER}\n|{' --- |' * 7}", *rows, sep="\n", flush=True)
+            title = f"\n### {side}, {pairs} x {longest}\n"
+            print(title, format_header(COLUMNS), *rows, sep="\n", flush=True)
             if (side, pairs) in MEASURED:
                 graphs = ", in CUDA graphs" if "compiled" in side else ""
                 print(f"\nMeasured on an H100{graphs}: {MEASURED[side, pairs]} ms")

@@ -1,7 +1,6 @@
 r"""Waits for a GPU in a training step, graph breaks and recompilations of torch.compile, for every head, on a CPU.
 
     python benchmarks/waits_and_graphs.py
-    python benchmarks/waits_and_graphs.py --before FOLDER    # also an older version, in FOLDER
 
 SnugBERT runs its code for a GPU, see `host_time.py`. A wait is an operation that reads a value from the device, or
 whose result has a shape that depends on values. `tests/helpers/host_waits.py` finds them in a forward and a backward
@@ -13,8 +12,6 @@ the number of graph breaks, the number of graphs that the first batch compiled, 
 """
 
 import argparse
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ import torch
 import transformers
 from gpu_batches import HEADS, count_labels, make_task_batches, shortest_length
 from host_time import FIELDS, VOCABULARY, act_as_gpu, load_kernels
+from reporting import format_header, format_line
 from side_by_side import Batch
 from torch._dynamo.utils import counters
 
@@ -35,7 +33,7 @@ from host_waits import count_host_waits
 
 LAYERS = 3
 BATCHES, EXAMPLES = 8, 6
-HEADER = "| version | head | layout | waits | graph breaks | graphs of the first batch | graphs of the later ones |"
+COLUMNS = ("head", "layout", "waits", "graph breaks", "graphs of the first batch", "graphs of the later ones")
 
 
 def make_batches(task: str) -> dict[str, list[Batch]]:
@@ -72,8 +70,8 @@ def count_graphs(model: torch.nn.Module, batches: list[Batch]) -> tuple[int, lis
     return sum(counters["graph_break"].values()), np.diff(totals).tolist()
 
 
-def print_rows(version: str) -> None:
-    """Prints the rows of the installed version under a name."""
+def print_rows() -> None:
+    """Prints the rows of every head."""
     for task, head in HEADS.items():
         batches = make_batches(task)
         config = SnugBertConfig(
@@ -91,28 +89,19 @@ def print_rows(version: str) -> None:
                 cells = [str(breaks), str(graphs[0]), ", ".join(map(str, graphs[1:]))]
             except Exception as error:
                 cells = [f"fails: {type(error).__name__}", "", ""]
-            print(f"| {version} | {task} | {layout} | {len(waits)} | {' | '.join(cells)} |", flush=True)
+            print(format_line([task, layout, str(len(waits)), *cells]), flush=True)
 
 
 def main(argv: list[str]) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="folder of an older version")
-    parser.add_argument("--rows", help=argparse.SUPPRESS)  # prints only the rows of the installed version
-    args = parser.parse_args(argv)
+    parser.parse_args(argv)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     load_kernels()
     act_as_gpu()
-    if args.rows:
-        print_rows(args.rows)
-        return
-    print(f"{HEADER}\n|{' --- |' * (HEADER.count('|') - 1)}", flush=True)
-    if args.before:
-        path = os.pathsep.join([str(args.before), *sys.path[1:]])
-        command = [sys.executable, __file__, "--rows", "before"]
-        subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True)
-    print_rows("after")
+    print(format_header(COLUMNS), flush=True)
+    print_rows()
 
 
 if __name__ == "__main__":

@@ -92,12 +92,6 @@ def check_light_installation() -> None:
     for command in ("glue", "pretrain"):
         command += " --config_name tiny --tokenizer_name model"
         assert "pip install 'snugbert[train]'" in run(command, status=2)
-    try:
-        _ = snugbert.PretrainingTrainer
-    except ImportError as error:
-        assert "pip install 'snugbert[train]'" in str(error)
-    else:
-        raise AssertionError("The training API was imported without its packages.")
 
 
 def check_training() -> None:

@@ -10,7 +10,6 @@
 import errno
 import hashlib
 import io
-import json
 import os
 import socket
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import CommitOperationAdd, HfApi, close_session
-from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, refusal, run_parts
+from stranger import AUTO_CLASSES, PIPELINES, answer, fine_tune, outputs, run_parts
 from transformers import pipeline
 
 import snugbert
@@ -84,16 +83,12 @@ def push(folder: Path) -> tuple[dict, dict]:
 
 
 def push_failing_code(api: HfApi, model) -> None:
-    """Pushes a model whose code fails, and a model with a tokenizer of another class whose code fails."""
+    """Pushes a model whose code fails."""
+    model.push_to_hub("org/poisoned"), TOKENIZER.push_to_hub("org/poisoned")
     poison = b"raise RuntimeError('remote code runs')\n"
-    settings = {"tokenizer_class": "Other", "auto_map": {"AutoTokenizer": ["other.Other", "other.Other"]}}
-    for name, files in {
-        "org/poisoned": {file.name: poison for file in Path(snugbert.__file__).parent.glob("*_snugbert.py")},
-        "org/other-tokenizer": {"other.py": poison, "tokenizer_config.json": json.dumps(settings).encode()},
-    }.items():
-        model.push_to_hub(name), TOKENIZER.push_to_hub(name)
-        operations = [CommitOperationAdd(path, content) for path, content in files.items()]
-        api.create_commit(name, operations, commit_message="Code that must not run")
+    files = Path(snugbert.__file__).parent.glob("*_snugbert.py")
+    operations = [CommitOperationAdd(file.name, poison) for file in files]
+    api.create_commit("org/poisoned", operations, commit_message="Code that must not run")
 
 
 def open_installed(folder: Path) -> tuple[dict, dict]:
@@ -111,9 +106,6 @@ def open_installed(folder: Path) -> tuple[dict, dict]:
         report["modules"][str(trust)] = sorted({type(thing).__module__ for thing in things})
         tensors[str(trust)] = outputs(pipe.model, pipe.tokenizer)
     report["remote"] = [name for name in sys.modules if name.startswith("transformers_modules")]
-    report["other tokenizer"] = refusal(
-        transformers.AutoTokenizer.from_pretrained, "org/other-tokenizer", trust_remote_code=True
-    )
 
     local = folder / "local"
     model = new_model("AutoModelForSequenceClassification")
@@ -124,17 +116,9 @@ def open_installed(folder: Path) -> tuple[dict, dict]:
     report["commands"] = {
         "no such repository": glue(folder, "org/none"),
         "no token": glue(folder, "org/private"),
-        "no such revision": glue(folder, "org/history", "--model_revision", "nowhere"),
         "no tokenizer": glue(folder, "org/private", "--token", "hf_owner"),
         "push without a token": glue(folder, str(local), "--push_to_hub", "--hub_model_id", "org/new"),
-        "push with another's token": glue(
-            folder, str(local), "--push_to_hub", "--hub_model_id", "org/new", "--hub_token", "hf_stranger"
-        ),
-        "push with a wrong token": glue(
-            folder, str(local), "--push_to_hub", "--hub_model_id", "org/new", "--hub_token", "hf_wrong"
-        ),
     }
-    report["refusals"] = {"no token": refusal(model.push_to_hub, "org/new")}
     report["watched"], report["changed"] = len(before), changed(before, state(folder))
     cut_report, cut_tensors = cut(folder)
     return report | {"cut": cut_report}, tensors | cut_tensors
@@ -158,8 +142,6 @@ def cut(folder: Path) -> tuple[dict, dict]:
             ),
         }
     }
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(local)
-    report["refusals"] = {"no network": refusal(model.push_to_hub, "org/new")}
     # A model that was loaded before opens from the cache.
     cached = transformers.AutoModelForMaskedLM.from_pretrained("org/poisoned")
     report["changed"] = changed(before, state(folder))

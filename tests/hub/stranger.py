@@ -134,7 +134,6 @@ def use(folder: Path) -> tuple[dict, dict]:
     report["saved"] = {auto_class: type(model).__name__ for auto_class, model in saved.items()}
     tensors["saved"] = outputs(saved["AutoModelForSequenceClassification"], tokenizer)
     model.push_to_hub("stranger/passed-on"), tokenizer.push_to_hub("stranger/passed-on")
-    report["not ours"] = refusal(model.push_to_hub, "org/AutoModel")
     return report, tensors
 
 
@@ -158,14 +157,9 @@ def again(folder: Path) -> tuple[dict, dict]:
         model = load("AutoModelForMaskedLM", "org/history", **options)
         tensors[case], report["code"][case] = outputs(model, tokenizer), code(model)
 
-    open_model = transformers.AutoModel.from_pretrained
     report["refusals"] = {
-        "private, no token": refusal(open_model, "org/private"),
-        "private, another's token": refusal(open_model, "org/private", token="hf_stranger"),
-        "private, a wrong token": refusal(open_model, "org/private", token="hf_wrong"),
-        "no such revision": refusal(open_model, "org/history", revision="nowhere"),
-        "no such repository": refusal(open_model, "org/none"),
-        "poisoned": refusal(open_model, "org/poisoned", **TRUST),
+        "private, no token": refusal(load, "AutoModel", "org/private"),
+        "poisoned": refusal(load, "AutoModel", "org/poisoned"),
     }
     tensors["private"] = outputs(load("AutoModelForMaskedLM", "org/private", token="hf_owner"), tokenizer)
     return report, tensors

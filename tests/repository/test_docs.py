@@ -34,17 +34,13 @@ def read_command_lines() -> list[list[str]]:
     return [line[line.index("snugbert") + 1 :] for line in words]
 
 
-def test_the_examples_cover_the_commands():
-    assert {line[0] for line in read_command_lines() if line[0] in COMMANDS} == set(COMMANDS)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flags_exist(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help-all"])
     known = set(re.findall(r"--\w+", capsys.readouterr().out))
     lines = [line for line in read_command_lines() if line[0] == command]
-    assert lines
+    assert lines, "the documentation has no example"
     flags = {word for line in lines for word in line if word.startswith("--")}
     assert flags <= known, flags - known
 

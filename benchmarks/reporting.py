@@ -1,0 +1,57 @@
+"""What the benchmarks print: the command, the machine, tables and ranges. And the settings of a folder of results."""
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+def describe_run(script: str, argv: Sequence[str], machine: Mapping[str, Any]) -> str:
+    """Formats the machine and the command of a benchmark. Its tables follow."""
+    return f"{format_machine(machine)}\n\n    python benchmarks/{Path(script).name} {shlex.join(argv)}\n"
+
+
+def format_machine(machine: Mapping[str, Any]) -> str:
+    """Formats the hardware and the versions."""
+    return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
+def format_table(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    """Formats a Markdown table; nothing without lines."""
+    lines = list(lines)
+    return "\n".join([format_header(header), *map(format_line, lines)]) if lines else ""
+
+
+def format_header(header: Iterable[str]) -> str:
+    """Formats the header of a Markdown table whose lines are printed later, one by one."""
+    header = list(header)
+    return f"{format_line(header)}\n{format_line(['---'] * len(header))}"
+
+
+def format_line(cells: Iterable[str]) -> str:
+    """Formats a line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def format_ratio(values: Sequence[float], digits: int = 2) -> str:
+    """Formats the median, and the minimum to the maximum."""
+    return f"{median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+
+
+def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
+    """Records the settings on which finished steps in a folder depend, or checks that they are the recorded ones.
+
+    Raises:
+        SystemExit: they differ.
+    """
+    file = output_dir / "settings.json"
+    current = json.loads(json.dumps(dict(settings), default=str))
+    recorded = json.loads(file.read_text()) if file.exists() else current
+    if changed := [name for name in current if current[name] != recorded.get(name)]:
+        raise SystemExit(
+            f"error: {output_dir} has results with other settings ({', '.join(changed)}). Choose another folder."
+        )
+    output_dir.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(current))
