@@ -61,7 +61,8 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
     if training_args.eval_strategy != "no":
         raise InputError("--eval_strategy: omit it. Both sides are scored at the end only.")
     training_args.chooses_evaluation = False
-    prepared = prepare_task(task_class(data_args), model_args, training_args)
+    task = task_class(data_args)
+    prepared = prepare_task(task, model_args, task.find_sources(training_args.wanted_splits))
     task = prepared.task
     transformers.set_seed(training_args.seed)
     ours = make_trainer(prepared, training_args)

@@ -33,8 +33,8 @@ from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
-from snugbert.tasks.base import Sources, Task
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.tasks.base import Task
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
 from snugbert.trainers.finetuning.prepare_task import (
@@ -106,7 +106,9 @@ class DistillationTrainer(FineTuningTrainer):
             in_memory = isinstance(teacher, PreTrainedModel)
             teacher_args = name_model(teacher, processing_class if in_memory else None)
             teacher_args.is_teacher = True
-            task = prepare_distillation(task, model_args, teacher_args, args, sources)
+            prepared_teacher = prepare_task(task, teacher_args, sources)
+            task = prepare_task(task, model_args, sources, prepared_teacher)
+            add_soft_targets(task, prepared_teacher, args)
         assert task.soft_targets is not None
         self.targets = task.soft_targets
         super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
@@ -148,28 +150,15 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def prepare_distillation(
-    task: Task[Any, Any, Any],
-    model_args: FineTunedModelArguments,
-    teacher_args: FineTunedModelArguments,
-    args: FineTuningArguments,
-    sources: Sources,
-) -> PreparedTask:
-    """Prepares a task for the student `model_args`, and computes its teacher's logits. Every process must call this.
+def add_soft_targets(student: PreparedTask, teacher: PreparedTask, args: FineTuningArguments) -> None:
+    """Computes the teacher's logits of the training examples. Every process must call this.
 
     Teacher and student may have different tokenizers if their items are the same, such as words.
     """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
-    if "train" not in sources and "unlabeled" not in sources:
-        raise InputError(
-            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
-            "--do_predict, also pass --do_train."
-        )
-    teacher = prepare_task(task, teacher_args, copy.copy(args), sources)
-    student = prepare_task(task, model_args, args, sources, teacher)
     student.settings |= {
-        "teacher": find_base_model(teacher_args.model_name_or_path)[1],
+        "teacher": find_base_model(teacher.model_args.model_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
         "distillation_weight": args.distillation_weight,
     }
@@ -180,19 +169,18 @@ def prepare_distillation(
             "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
             "teacher's tokenizer."
         )
-    trainer = make_teacher_trainer(teacher, args)
+    trainer = _make_teacher_trainer(teacher, args)
     digest = hash_model(trainer.model)
     student.soft_targets = SoftTargets(
         teacher=digest,
-        logits=compute_items(trainer, teacher.train_features, digest, model_args.cache_dir),
+        logits=compute_items(trainer, teacher.train_features, digest, student.model_args.cache_dir),
         first_items=np.concatenate([[0], np.cumsum(counts)]),
         kind=student.task.problem,
     )
     trainer.model.to("cpu")  # the student needs the memory of the GPU
-    return student
 
 
-def make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
+def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
     """Returns a trainer that only predicts. Training arguments do not change the teacher."""
     args = copy.copy(args)
     args.push_to_hub, args.report_to = False, []

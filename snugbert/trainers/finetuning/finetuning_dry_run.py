@@ -25,44 +25,42 @@ from snugbert.trainers.dry_run import (
 )
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.model_selection import MOST_EVALUATIONS
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import compared_settings
-from snugbert.trainers.finetuning.single_run import Start, find_start, make_trainer
+from snugbert.trainers.finetuning.settled_arguments import MOST_EVALUATIONS
+from snugbert.trainers.finetuning.single_run import make_trainer
 from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space
 
 
-def run_dry_fine_tuning(prepared: PreparedTask, args: FineTuningArguments, start: Start | None) -> float:
-    """Checks a run, takes a few of its steps in memory, prints its plan, and returns the expected seconds.
-
-    Every process must call this. Arguments: as in [`fine_tune`].
-    """
-    start = (start or find_start(args)) if prepared.train_features is not None else Start(None, None)
-    if start.finished is not None:
-        print_plan(args, {"training": "nothing to do, the run is finished"})
-        return 0.0
-    rows, seconds = _measure(prepared, args, start.checkpoint)
-    print_plan(args, rows)
-    return seconds
-
-
-def run_dry_sweep(
-    prepared: PreparedTask, first: FineTuningArguments, number: int | None, seconds: float | None
+def run_dry_fine_tuning(
+    prepared: PreparedTask,
+    args: FineTuningArguments,
+    checkpoint: str | None = None,
+    number: int | None = 1,
+    seconds: float | None = None,
 ) -> float:
-    """Measures the first run of a sweep, prints a plan, and returns the expected seconds of all runs.
+    """Checks a run, takes a few of its steps in memory, prints a plan, and returns the expected seconds of all runs.
 
-    `number` of runs and `seconds` are what is left. None: no limit. The first run may take longer than `seconds`.
+    Every process must call this. In a sweep, `args` are the first run's. `number` of runs and `seconds` are what is
+    left. None: no limit. The first run may take longer than `seconds`.
     """
-    if number == 0:
-        print_plan(first, {"training": "nothing to do, the sweep is finished"})
-        return 0.0
-    rows, one = _measure(prepared, first, None)
-    total = math.inf if number is None else number * one
-    total = total if seconds is None else min(total, max(one, seconds))
-    rows["runs"] = f"{number or 'as many as fit'}, about {format_duration(total)} if all are as long as this one"
-    print_plan(first, rows)
+    total, rows = 0.0, {"training": "nothing to do, the run is finished"}
+    if number != 0:
+        rows, one = _measure(prepared, args, checkpoint)
+        total = math.inf if number is None else number * one
+        total = total if seconds is None else min(total, max(one, seconds))
+        if number != 1 or seconds is not None:
+            rows["runs"] = (
+                f"{number or 'as many as fit'}, about {format_duration(total)} if all are as long as this one"
+            )
+    print_plan(str(args.output_dir), rows)
     return total
+
+
+def make_dry_trainer(prepared: PreparedTask, args: FineTuningArguments, folder: str) -> FineTuningTrainer:
+    """Returns a trainer that writes into a temporary `folder` and reports nowhere."""
+    return make_trainer(prepared, as_dry_run(args, folder))
 
 
 def _measure(
@@ -72,15 +70,15 @@ def _measure(
     begin, training, watches = seconds_since_start(), 0.0, []
     evaluations = {each.name: 1 for each in prepared.evaluation_sets}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(prepared, as_dry_run(args, folder))
-        rows = _describe_data(prepared, trainer)
+        trainer = make_dry_trainer(prepared, args, folder)
+        rows = _describe_data(trainer)
         if prepared.train_features is None:
-            rows["memory"] = describe_peak(args.device)
+            rows["memory"] = describe_peak(trainer.args.device)
         else:
-            trainer.run_settings.command_settings = compared_settings(prepared, args)
+            check_disk_space(trainer.args, trainer.model.parameters(), Path(str(args.output_dir)))
+            trainer.run_settings.command_settings = compared_settings(prepared, trainer.args)
             trainer.compare_settings(checkpoint)
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
-            check_disk_space(args, trainer.model.parameters())
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             if prepared.validation_set is not None:
                 # With "epoch", the final scores use the predictions of the last evaluation. Choosing thresholds or a
@@ -93,7 +91,7 @@ def _measure(
             rows["training"] = f"{format_count(steps, 'step')} of {batch} inputs, {epochs:.3g} epochs{resumed}"
             watches = [time_steps(trainer)]
             training = left * float(np.mean(watches[0].seconds))
-            rows |= describe_steps(args, steps)
+            rows |= describe_steps(trainer.args, steps)
         times = [f"{number} x {set_title(name)}" for name, number in evaluations.items()]
         rows["evaluation"] = ", ".join(times) or "none"
         evaluation = sum(
@@ -103,7 +101,8 @@ def _measure(
     return rows, training + evaluation
 
 
-def _describe_data(prepared: PreparedTask, trainer: FineTuningTrainer) -> dict[str, str]:
+def _describe_data(trainer: FineTuningTrainer) -> dict[str, str]:
+    prepared = trainer.prepared
     sets = {set_title(each.name): each.features.inputs for each in prepared.evaluation_sets}
     sets = ({} if prepared.train_features is None else {"training": prepared.train_features}) | sets
     rows = {}

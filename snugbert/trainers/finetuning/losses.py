@@ -21,18 +21,13 @@ ROW = "soft_target_row"  # column with the number of the example
 TEACHER_LOGITS = "teacher_logits"
 
 
-def has_classes(prepared: PreparedTask) -> bool:
-    """Whether each item has exactly one class."""
-    return prepared.task.labels is not None and prepared.task.problem == "single_label_classification"
-
-
 def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
     """Returns the weight of each class in the loss. *Shape:* (classes,)
 
     "balanced" gives labels / (classes * labels of the class), as in scikit-learn. Classes without a weight get 1.
     """
     labels = prepared.task.labels
-    if labels is None or not has_classes(prepared) or prepared.train_features is None:
+    if labels is None or not prepared.has_classes or prepared.train_features is None:
         raise InputError(f"--class_weights: {prepared.task.name} needs training examples with exactly one class each.")
     if given == "balanced":
         (column,) = prepared.task.output.label_columns

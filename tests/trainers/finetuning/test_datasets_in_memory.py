@@ -32,7 +32,7 @@ from snugbert import (
 )
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.prepare_task import name_model, name_sources, prepare_task
-from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.finetuning.sweep import run_sweep
 from snugbert_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -164,8 +164,8 @@ def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, t
 
     args = arguments(tmp_path / "sweep", **settings, seeds=2)
     sources = name_sources(train_dataset=mixed, eval_dataset=dev)
-    prepared = prepare_task(TextClassification(), name_model("tiny", bert), args, sources)
-    run_task(prepared, args)
+    prepared = prepare_task(TextClassification(), name_model("tiny", bert), sources)
+    run_sweep(prepared, args)
     assert "gloomy_recall" in (printed := capsys.readouterr().out) and copies[1] in printed
     results = json.loads((tmp_path / "sweep/results.json").read_text())
     assert results["copies"] == copies and results["sweep"]["chosen_by"] == "eval_gloomy_recall"

@@ -12,7 +12,8 @@ from snugbert import SnugBertConfig, SnugBertTokenizer
 from snugbert.errors import InputError
 from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.question_answering import QuestionAnswering
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments, choose_learning_rate
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
+from snugbert.trainers.finetuning.settled_arguments import choose_learning_rate
 
 
 @pytest.mark.parametrize(

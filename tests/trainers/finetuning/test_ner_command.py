@@ -112,8 +112,8 @@ def test_document_context(workshop, tmp_path):
     prepared = []
     for context in (False, True):
         argv = arguments(workshop, tmp_path, document_context=context)
-        model_args, data_args, training_args = parse_arguments(types, argv, "", "")
-        prepared.append(prepare_task(Tagging(data_args), model_args, training_args, data_args.files))
+        model_args, data_args = parse_arguments(types, argv, "", "")[:2]
+        prepared.append(prepare_task(Tagging(data_args), model_args, data_args.files))
     without, with_context = prepared
     for one, other in (
         (without.train_features, with_context.train_features),

@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):
     settings = {"sweep": "fixed", "max_steps": 1}
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path, **settings))
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings))
     (run,) = (tmp_path / "runs").iterdir()
     for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
         (run / name).write_text("mine")
     (run / "checkpoint-notes").mkdir()
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path, **settings, seeds=2))  # continues
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings, seeds=2))  # continues
     assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
     assert not list(run.glob("model*.safetensors"))
 
@@ -34,16 +34,16 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")
     args = arguments(tmp_path, **settings, overwrite_output_dir=True)
-    sweep.run_task(prepare_counting(tokenizer), args)
-    prepare_folders("suite", {}, args, [tmp_path, tmp_path / "cola"], continues=False)  # as a suite does
+    sweep.run_sweep(prepare_counting(tokenizer), args)
+    prepare_folders("suite", {}, [tmp_path, tmp_path / "cola"], continues=False)  # as a suite does
     assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
     assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
 
 
 def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
     with pytest.raises(InputError, match=r"--freeze_layers 99 is too large\. The model has \d+ layers?"):
-        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", max_steps=1))
+        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", max_steps=1))
     assert (tmp_path / "run" / "results.json").exists()
 
 
@@ -61,7 +61,7 @@ def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokeni
     for dry_run in (False, True):
         args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)
         with pytest.raises(InputError, match=error):
-            sweep.run_task(prepare_counting(tokenizer), args)
+            sweep.run_sweep(prepare_counting(tokenizer), args)
     assert not (tmp_path / "run").exists()
 
 
@@ -73,14 +73,14 @@ def test_results_contain_no_local_paths(tokenizer, tmp_path):
     task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
     folder = tmp_path / "run"
     given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
-    sweep.run_task(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    sweep.run_sweep(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
     files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
     assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
     assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
     assert json.loads((folder / "results.json").read_text())["model"] == "pretrained"
     other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
     with pytest.raises(InputError, match="\n  --model_name_or_path "):
-        sweep.run_task(
+        sweep.run_sweep(
             dataclasses.replace(task, model_args=other),
             arguments(folder, **given, save_strategy="steps", save_steps=1),
         )

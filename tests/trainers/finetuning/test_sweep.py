@@ -15,9 +15,9 @@ import snugbert
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning import sweep
 from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.finetuning.run_records import RUN_FOLDER
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.suggestions import draw_setting
+from snugbert.trainers.finetuning.sweep_results import RUN_FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -70,11 +70,11 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     monkeypatch.setattr(sweep, "fine_tune", counted)
     monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
+        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
     assert len(calls) == 3 + 6  # two were finished, one was started
     monkeypatch.setattr(sweep, "fine_tune", fine_tune)
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "b", **settings))
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "b", **settings))
     a, b = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
     assert a["sweep"] == b["sweep"] and a["metrics"] == b["metrics"]
     assert len(a["sweep"]["settings"]) == 4 and all(len(row["scores"]) == 2 for row in a["sweep"]["settings"])
@@ -98,9 +98,9 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     calls.clear()
     monkeypatch.setattr(sweep, "fine_tune", counted)
     with pytest.raises(InputError, match=r"has other settings\.\n.*\n  --weight_decay .*\nChoose another folder"):
-        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings, weight_decay=0.1))
+        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings, weight_decay=0.1))
     with pytest.raises(InputError, match="\n  train examples "):
-        sweep.run_task(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
+        sweep.run_sweep(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
     assert not calls
 
 
@@ -118,7 +118,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     def sweep_over(seeds: int) -> None:
         task = prepare_counting(tokenizer)
         task.task.metrics = ("accuracy", "pearson")
-        sweep.run_task(task, arguments(output_dir, seeds=seeds, max_steps=1))
+        sweep.run_sweep(task, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
     with pytest.raises(Interrupted):
@@ -156,7 +156,7 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
     given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
-    sweep.run_task(prepare_counting(tokenizer), given)
+    sweep.run_sweep(prepare_counting(tokenizer), given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     assert not {"_lock", "predictions.txt"} & pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
@@ -169,13 +169,13 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
-        sweep.run_task(prepare_counting(tokenizer), given)
+        sweep.run_sweep(prepare_counting(tokenizer), given)
 
 
 def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys):
     """It is one setting with 5 seeds and at least 100 steps, whose top layers are new in every run."""
     settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
-    sweep.run_task(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
+    sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
     results = json.loads((tmp_path / "results.json").read_text())
     (setting,) = results["sweep"]["settings"]
     assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (100, 5, 5)
@@ -184,7 +184,7 @@ def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys):
     text = f"{100 * setting['mean']:.2f} ± {100 * setting['std']:.2f} ({100 * low:.1f} to {100 * high:.1f})"
     assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
     with pytest.raises(InputError, match=r"\n  --reinit_layers +1 +2\n"):
-        sweep.run_task(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
+        sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
 
 
 @pytest.mark.parametrize(
@@ -194,13 +194,14 @@ def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys):
 def test_the_length_of_a_stable_sweep(settings, examples, epochs, tmp_path):
     """20 epochs of batches of 32, or as many as 100 steps need."""
     args = arguments(tmp_path, sweep="stable", **settings)
-    assert sweep.lengthen(args, examples).num_train_epochs == epochs
+    sweep.lengthen(args, examples)
+    assert args.num_train_epochs == epochs
 
 
 def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path):
     task = prepare_counting(tokenizer)
     task.evaluation_sets[0].estimate_intervals = lambda predictions: {"accuracy": (0.25, 0.375)}
-    sweep.run_task(task, arguments(tmp_path, sweep="fixed", max_steps=1))
+    sweep.run_sweep(task, arguments(tmp_path, sweep="fixed", max_steps=1))
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["intervals"] == {"eval": {"accuracy": [0.25, 0.375]}}
     assert results["sweep"]["settings"][0]["interval"] == results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
@@ -212,7 +213,7 @@ def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path):
 def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
     task = prepare_counting(tokenizer)
     with pytest.raises(InputError, match="16 is not divisible by"):
-        sweep.run_task(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
+        sweep.run_sweep(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
     task.evaluation_sets = []
     with pytest.raises(InputError, match=r"no validation examples\. Evaluation during training and sweeps need them"):
-        sweep.run_task(task, arguments(tmp_path, seeds=2))
+        sweep.run_sweep(task, arguments(tmp_path, seeds=2))

@@ -1,33 +1,78 @@
-"""When a run evaluates, which metric selects its best model, and when it stops early."""
+"""Arguments that depend on the task and the model: learning rate, metric, and when to evaluate and to stop."""
 
+import logging
 import math
 from typing import Any
 
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
+from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.errors import InputError, shorten
 from snugbert.trainers.finetuning.finetuning_arguments import MAIN_METRIC, FineTuningArguments
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 
+# Hidden sizes of BERT-base, and of the narrowest encoder that was measured (benchmarks/results/learning_rates_*).
+WIDEST, NARROWEST = 768, 128
 LOWER_IS_BETTER = ("loss", "mse")
 MOST_EVALUATIONS = 20  # during a run, unless the user chooses when to evaluate
 
+logger = logging.getLogger(__name__)
 
-def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
-    """Sets `metric_for_best_model`, by default to the task's main metric, and sets `greater_is_better`.
 
-    Adds a metric of a label, such as "PER_f1", to the metrics of the task.
+def settle_arguments(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Sets the arguments that the user left to the task, and refuses arguments that do not fit the examples.
+
     Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
     """
+    if prepared.trains:
+        choose_learning_rate(prepared.config, args, prepared.task.paper_learning_rate)
+    examples = prepared.validation_set
     if args.chooses_evaluation:
-        is_scored = prepared.validation_set is not None and prepared.validation_set.labeled
-        evaluates = is_scored and prepared.train_features is not None
+        evaluates = prepared.train_features is not None and examples is not None and examples.labeled
         args.eval_strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
+    if args.eval_strategy != "no" or args.sweeps:
+        if examples is None:
+            raise InputError(
+                "no validation examples. Evaluation during training and sweeps need them (--validation_file)."
+            )
+        if not examples.labeled:
+            raise InputError(
+                "--validation_file: no reference answers to select the best model by. Add answers, or pass the file "
+                "as --test_file."
+            )
+    _choose_metric(prepared, args)
+    if args.label_smoothing_factor and (not prepared.has_classes or args.class_weights is not None):
+        raise InputError(
+            "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
+        )
+
+
+def choose_learning_rate(config: SnugBertConfig, args: FineTuningArguments, paper: float) -> None:
+    """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
+
+    It is the paper's rate for BERT-base (`paper`) times (768 / hidden size) squared, for hidden sizes from 128 to 768.
+    The rule is our own. benchmarks/results compares it with the paper's rate.
+    """
+    if args.learning_rate is not None or args.varies("learning_rate"):
+        return
+    factor = (WIDEST / min(max(config.hidden_size, NARROWEST), WIDEST)) ** 2
+    args.learning_rate = float(f"{paper * factor:.1e}")
+    reason = "from the BERT paper"
+    if factor > 1:
+        reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {config.hidden_size}"
+    logger.info("learning rate: %g (%s). Set --learning_rate to change it.", args.learning_rate, reason)
+
+
+def _choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
+    """Sets `metric_for_best_model` and `greater_is_better`.
+
+    Adds a metric of a label, such as "PER_f1", to the metrics of the task.
+    """
+    task, examples = prepared.task, prepared.validation_set
     chosen = str(args.metric_for_best_model).removeprefix("eval_")
     if chosen == MAIN_METRIC:
-        chosen = prepared.task.main_metric
-    task, examples = prepared.task, prepared.validation_set
+        chosen = task.main_metric
     if chosen not in (*task.metrics, "loss"):
         of_labels = () if examples is None else task.list_label_metrics(examples.split)
         if chosen not in of_labels:
@@ -36,10 +81,6 @@ def choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
         task.metrics += (chosen,)
         task.training_metrics = task.training_metrics and (*task.training_metrics, chosen)
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
-    if prepared.validation_set is None and (args.eval_strategy != "no" or args.sweeps):
-        raise InputError(
-            "no validation examples. Evaluation during training and sweeps need them (--validation_file)."
-        )
 
 
 def list_evaluation_callbacks(args: FineTuningArguments) -> list[TrainerCallback]:
