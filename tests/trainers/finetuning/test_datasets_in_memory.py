@@ -280,12 +280,6 @@ def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_pat
     resumed.train(resume_from_checkpoint=True)
     for name, weight in trained.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
-    with pytest.raises(InputError, match="--weight_decay"):
-        make(weight_decay=0.5).train(resume_from_checkpoint=True)
-    other = Dataset.from_list(sentences(160, seed=5))
-    args = arguments(tmp_path, **SETTINGS, save_steps=10)
-    with pytest.raises(InputError, match="the training data"):
-        FineTuningTrainer("tiny", args, TextClassification(), other, dev, bert).train(resume_from_checkpoint=True)
 
 
 def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):

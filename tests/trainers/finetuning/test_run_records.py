@@ -16,7 +16,7 @@ from snugbert.trainers.finetuning.run_records import prepare_folders
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args, tmp_path):
+def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, tmp_path):
     settings = {"sweep": "fixed", "max_steps": 1}
     sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings))
     (run,) = (tmp_path / "runs").iterdir()
@@ -40,7 +40,7 @@ def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, model_args,
     assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
 
 
-def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_path):
+def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
     with pytest.raises(InputError, match=r"--freeze_layers 99 is too large\. The model has \d+ layers?"):
         sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
     sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", max_steps=1))
@@ -56,7 +56,7 @@ def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, model_args, tmp_pa
         ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
     ],
 )
-def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, model_args, tmp_path):
+def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, tmp_path):
     (tmp_path / "search.yaml").write_text(f"settings: {{{settings}}}")
     for dry_run in (False, True):
         args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)

@@ -90,7 +90,7 @@ def test_suggestions_equal_optunas_own_loop(method, prune, tmp_path):
     assert any(ended < epochs for _, epochs, _, ended in found) == prune
 
 
-def test_more_seeds_do_not_change_the_settings(tokenizer, model_args, tmp_path, monkeypatch):
+def test_more_seeds_do_not_change_the_settings(tokenizer, tmp_path, monkeypatch):
     """Otherwise, earlier runs would not be part of the continued sweep. The first ten settings are random."""
     found = []
     for name, seeds in (("one", 1), ("two", 2)):
@@ -225,7 +225,7 @@ def test_a_budget_of_time(tmp_path, monkeypatch, count_left):
     assert len(read_sweep(tmp_path / "few")["settings"]) == 2
 
 
-def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
+def test_settings_with_a_failed_seed_come_last(tokenizer, tmp_path):
     scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
     runs = [
         FinishedRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
