@@ -37,13 +37,7 @@ from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
-from snugbert.trainers.finetuning.prepare_task import (
-    PreparedTask,
-    SoftTargets,
-    name_model,
-    name_sources,
-    prepare_task,
-)
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
 from snugbert.trainers.run.processes import wait_for_all
 
@@ -70,9 +64,6 @@ class DistillationTrainer(FineTuningTrainer):
             the tokenizer `processing_class`.
         unlabeled_dataset: more rows to train on. Only the teacher labels them.
         kwargs: as in [`FineTuningTrainer`].
-
-    Raises:
-        InputError: as in [`FineTuningTrainer`]; or teacher and data have different labels or tokens.
     """
 
     compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
@@ -105,8 +96,7 @@ class DistillationTrainer(FineTuningTrainer):
             model_args.teacher_name_or_path = str(teacher) if isinstance(teacher, str | Path) else None
             in_memory = isinstance(teacher, PreTrainedModel)
             teacher_args = name_model(teacher, processing_class if in_memory else None)
-            teacher_args.is_teacher = True
-            prepared_teacher = prepare_task(task, teacher_args, sources)
+            prepared_teacher = prepare_task(task, teacher_args, sources, is_teacher=True)
             task = prepare_task(task, model_args, sources, prepared_teacher)
             add_soft_targets(task, prepared_teacher, args)
         assert task.soft_targets is not None
@@ -185,7 +175,6 @@ def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> F
     args = copy.copy(args)
     args.push_to_hub, args.report_to = False, []
     args.output_dir = tempfile.gettempdir()  # Trainer creates the folder, even in a dry run
-    args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps, args.reinit_layers = False, 0, None, 0
     args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
     args.sweep, args.seeds = None, 1
     return FineTuningTrainer(task=teacher, args=args)

@@ -45,7 +45,7 @@ def run_task(task: Task[Any, Any, Any], model_args: FineTunedModelArguments, arg
     trains = "train" in sources or "unlabeled" in sources
     # The output folder is checked before the data are read. A sweep compares its plan instead.
     start = find_start(args) if trains and not args.sweeps else Start(None, None)
-    teacher = prepare_task(task, model_args.as_teacher(), sources) if distills else None
+    teacher = prepare_task(task, model_args.as_teacher(), sources, is_teacher=True) if distills else None
     prepared = prepare_task(task, model_args, sources, teacher)
     if teacher is not None:
         add_soft_targets(prepared, teacher, args)

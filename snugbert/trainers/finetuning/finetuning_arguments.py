@@ -41,8 +41,7 @@ class FineTunedModelArguments(StudentArguments):
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
     )
 
-    # These fields are set from Python only. If model and tokenizer are None, both are loaded.
-    is_teacher = False  # see `as_teacher`
+    # These fields are set from Python only. If they are None, both are loaded.
     model: ClassVar[Any] = None  # a PreTrainedModel
     tokenizer: ClassVar[Any] = None
 
@@ -59,12 +58,6 @@ class FineTunedModelArguments(StudentArguments):
                 "--config_overrides num_hidden_layers=N."
             )
         super().__post_init__()
-
-    def as_teacher(self) -> "FineTunedModelArguments":
-        """Returns the arguments that load the teacher. The teacher is not trained."""
-        teacher: Any = super().as_teacher()
-        teacher.is_teacher = True
-        return teacher
 
 
 @dataclass

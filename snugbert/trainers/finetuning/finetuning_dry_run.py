@@ -27,7 +27,6 @@ from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArgument
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import compared_settings
-from snugbert.trainers.finetuning.settled_arguments import MOST_EVALUATIONS
 from snugbert.trainers.finetuning.single_run import make_trainer
 from snugbert.trainers.run.checkpoints import step_of
 from snugbert.trainers.run.folder import check_disk_space
@@ -81,10 +80,7 @@ def _measure(
             steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
             left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
             if prepared.validation_set is not None:
-                # With "epoch", the final scores use the predictions of the last evaluation. Choosing thresholds or a
-                # temperature takes one more evaluation.
-                repeats = prepared.task.chooses_decisions - (trainer.args.eval_strategy == "epoch")
-                evaluations[prepared.validation_set.name] += _count_evaluations(trainer.args, steps) + repeats
+                evaluations[prepared.validation_set.name] = _count_evaluations(trainer.args, steps)
             resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
             batch = trainer.get_total_train_batch_size(trainer.args)
             epochs = steps * batch / len(prepared.train_features) if args.max_steps > 0 else args.num_train_epochs
@@ -119,14 +115,10 @@ def _describe_data(trainer: FineTuningTrainer) -> dict[str, str]:
 
 
 def _count_evaluations(args: Any, steps: int) -> int:
-    """Returns the number of evaluations during training."""
+    """Returns the number of evaluations. After the last step, the scores are often known."""
     if args.eval_strategy == "steps":
-        return steps // as_steps(args.eval_steps, steps)
-    if args.eval_strategy != "epoch":
-        return 0
-    epochs = math.ceil(args.num_train_epochs)
-    every = math.ceil(epochs / MOST_EVALUATIONS) if args.chooses_evaluation else 1  # see `FewerEvaluations`
-    return math.ceil(epochs / every)
+        return math.ceil(steps / as_steps(args.eval_steps, steps))
+    return math.ceil(args.num_train_epochs) if args.eval_strategy == "epoch" else 1
 
 
 def _time_evaluation(trainer: FineTuningTrainer, features: Any) -> float:

@@ -42,7 +42,7 @@ from snugbert.trainers.finetuning.layers import find_depths, freeze_layers, rein
 from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
-from snugbert.trainers.finetuning.settled_arguments import list_evaluation_callbacks, settle_arguments
+from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
@@ -128,7 +128,8 @@ class FineTuningTrainer(RunTrainer):
         if args.sweeps:
             raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
         settle_arguments(task, args)
-        evaluation_callbacks = list_evaluation_callbacks(args)
+        if args.early_stopping_patience is not None:
+            callbacks = [EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold), *callbacks]
         self.prepared, self.output = task, task.task.output
         self._more_metrics = compute_metrics
         if compute_metrics is not None and len(self.output.label_columns) > 1:
@@ -157,7 +158,7 @@ class FineTuningTrainer(RunTrainer):
         set_seed(args.seed)
         network = task.make_model()
         layer_callbacks: list[TrainerCallback] = []
-        if task.train_features is not None:
+        if task.trains:
             reinitialize_layers(network, args.reinit_layers)
             layer_callbacks = freeze_layers(network, args)
         collate = task.make_collator(args.pad_to_max_length)
@@ -172,7 +173,7 @@ class FineTuningTrainer(RunTrainer):
                 processing_class=task.task.tokenizer,
                 compute_metrics=_keep_logits,
                 compute_loss_func=loss,
-                callbacks=[*evaluation_callbacks, *layer_callbacks, *callbacks],
+                callbacks=[*layer_callbacks, *callbacks],
                 **kwargs,
             )
         except (ValueError, RuntimeError, ImportError) as error:
@@ -337,11 +338,8 @@ class FineTuningTrainer(RunTrainer):
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        if isinstance(dataset, Mapping):
-            metrics: dict[str, float] = {}
-            for name, part in dataset.items():
-                metrics |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
-            return metrics
+        if isinstance(dataset, dict):  # Trainer calls this method for each dataset
+            return super().evaluate(dataset, ignore_keys, metric_key_prefix)
         features, self._scored = (None, None) if dataset is None else self._encode(dataset)
         try:
             return super().evaluate(features, ignore_keys, metric_key_prefix)

@@ -113,16 +113,8 @@ def distillation_loss(
     labels per example, each label is a distribution of two outcomes. For regression, soft is the squared difference of
     the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
 
-    Args:
-        student, teacher: logits. *Shape:* (I, C)
-        labels: ids, `UNLABELED` without a label. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
-            *Shape:* (I, C) Regression: numbers, NaN without a label. *Shape:* (I,)
-        kind: the kind of problem.
-        temperature: above 0. Not used for regression.
-        weight: from 0 to 1.
-
-    Returns:
-        *Shape:* ()
+    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, `UNLABELED` without a label, *Shape:* (I,).
+    Several labels are 0.0 or 1.0, *Shape:* (I, C), and regression has numbers, *Shape:* (I,). Both are NaN without.
     """
     student, teacher = student.float(), teacher.to(student.device).float()
     if kind == "single_label_classification":

@@ -60,6 +60,7 @@ class PreparedTask:
     settings: dict[str, Any] = field(default_factory=dict)  # of the data, by argument name, as JSON values
     copies: ExampleCopies = field(default_factory=ExampleCopies)  # among the examples
     soft_targets: SoftTargets | None = None  # None: no teacher
+    is_teacher: bool = False  # of a student
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
@@ -69,7 +70,7 @@ class PreparedTask:
     @property
     def trains(self) -> bool:
         """Whether the model is trained. A teacher only labels the training examples."""
-        return self.train_features is not None and not self.model_args.is_teacher
+        return self.train_features is not None and not self.is_teacher
 
     @property
     def has_classes(self) -> bool:
@@ -122,6 +123,7 @@ def prepare_task(
     model_args: FineTunedModelArguments,
     sources: Sources,
     teacher: PreparedTask | None = None,
+    is_teacher: bool = False,
 ) -> PreparedTask:
     """Reads the data of a task and encodes them for a checkpoint, which is not trained with `is_teacher`.
 
@@ -138,24 +140,24 @@ def prepare_task(
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
-    if model_args.is_teacher and not training:
+    if is_teacher and not training:
         raise InputError(
             "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
             "--do_predict, also pass --do_train."
         )
-    trains = bool(training) and not model_args.is_teacher
+    trains = bool(training) and not is_teacher
     if trains:
         remember_text_columns(config, task.text_columns(splits))
         forget_decisions(config)
     elif given is None:  # a model in memory was checked above
         _check_head(config, task.head, model_args)
     student_layers = _choose_layers(model_args, config, trains)
-    task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
+    task.choose_labels(splits, config, None if teacher is None else teacher.task, is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
     if trains:
         remember_windows(config, task.windows)
     copies = ExampleCopies()
-    if not model_args.is_teacher:  # before a teacher labels the examples
+    if not is_teacher:  # before a teacher labels the examples
         validation = (split for name, split in splits.items() if name.startswith("validation"))
         task.check_decisions(next(validation, None) if training else None)
         copies.count(task, splits)
@@ -175,6 +177,7 @@ def prepare_task(
         data=data,
         settings=collect_data_settings(task.args),
         copies=copies,
+        is_teacher=is_teacher,
     )
 
 

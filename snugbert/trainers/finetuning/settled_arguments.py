@@ -1,10 +1,9 @@
 """Arguments that depend on the task and the model: learning rate, metric, and when to evaluate and to stop."""
 
 import logging
-import math
 from typing import Any
 
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from snugbert.configuration_snugbert import SnugBertConfig
@@ -23,14 +22,20 @@ logger = logging.getLogger(__name__)
 def settle_arguments(prepared: PreparedTask, args: FineTuningArguments) -> None:
     """Sets the arguments that the user left to the task, and refuses arguments that do not fit the examples.
 
-    Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch.
+    Unless the user chose `eval_strategy`, a run with labeled validation examples evaluates after each epoch, or about
+    `MOST_EVALUATIONS` times if it has more epochs. With 16 labeled examples, an epoch is one step.
     """
     if prepared.trains:
         choose_learning_rate(prepared.config, args, prepared.task.paper_learning_rate)
     examples = prepared.validation_set
     if args.chooses_evaluation:
-        evaluates = prepared.train_features is not None and examples is not None and examples.labeled
-        args.eval_strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO
+        args.eval_strategy = IntervalStrategy.NO
+        if prepared.train_features is not None and examples is not None and examples.labeled:
+            batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            epochs = args.max_steps * batch / len(prepared.train_features)
+            many = (epochs if args.max_steps > 0 else args.num_train_epochs) > MOST_EVALUATIONS
+            args.eval_strategy = IntervalStrategy.STEPS if many else IntervalStrategy.EPOCH
+            args.eval_steps = 1 / MOST_EVALUATIONS if many else args.eval_steps  # a share of all steps
     if args.eval_strategy != "no" or args.sweeps:
         if examples is None:
             raise InputError(
@@ -81,27 +86,6 @@ def _choose_metric(prepared: PreparedTask, args: FineTuningArguments) -> None:
         task.metrics += (chosen,)
         task.training_metrics = task.training_metrics and (*task.training_metrics, chosen)
     args.metric_for_best_model, args.greater_is_better = chosen, chosen not in LOWER_IS_BETTER
-
-
-def list_evaluation_callbacks(args: FineTuningArguments) -> list[TrainerCallback]:
-    """Returns the callbacks that decide when to evaluate and when to stop early."""
-    callbacks: list[TrainerCallback] = [FewerEvaluations()] if args.chooses_evaluation else []
-    if args.early_stopping_patience is not None:
-        callbacks.append(EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold))
-    return callbacks
-
-
-class FewerEvaluations(TrainerCallback):
-    """Evaluates about `MOST_EVALUATIONS` times at most: in longer runs, after every second epoch, or more rarely.
-
-    With 16 labeled examples, an epoch is one step, and evaluating after each would take most of the time.
-    """
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by Trainer after each epoch. Keeps the last evaluation, because it scores the final model."""
-        every = math.ceil(state.num_train_epochs / MOST_EVALUATIONS)
-        if round(state.epoch) % every and state.global_step < state.max_steps:
-            control.should_evaluate = False
 
 
 class EarlyStopping(EarlyStoppingCallback):

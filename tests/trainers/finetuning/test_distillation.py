@@ -264,14 +264,6 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
         assert labels == {"0": "Cheerful", "1": "Gloomy", "2": "neutral"}
 
 
-def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
-    reordered = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
-    SnugBertTokenizer(vocab={token: i for i, token in enumerate(reordered)}).save_pretrained(tmp_path / "tokenizer")
-    changes = {"config_name": "tiny", **LARGER, "tokenizer_name": tmp_path / "tokenizer", "num_student_layers": None}
-    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, **changes))
-    assert json.loads((tmp_path / "run/results.json").read_text())["metrics"]["eval"]["accuracy"] > 0.9
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

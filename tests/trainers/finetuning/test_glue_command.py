@@ -273,20 +273,6 @@ def test_several_labels(workshop, tmp_path, capsys):
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
 
 
-def test_class_weights(workshop, tmp_path):
-    """The text does not reveal the rare label. It is predicted only if its weight is large enough."""
-    rows = [{"sentence": generated["sentence"], "label": "rare"} for generated in sentences(16, seed=9)]
-    rows += [{"sentence": generated["sentence"], "label": "usual"} for generated in sentences(80, seed=10)]
-    file = write_csv(tmp_path / "train.csv", rows)
-    predicted = {}
-    for weights in (None, "rare=50"):
-        asked = {"do_train": True, "do_predict": True, "num_train_epochs": 1, "class_weights": weights}
-        run_command("glue", arguments(workshop, tmp_path / f"{weights}", train_file=file, test_file=file, **asked))
-        lines = (tmp_path / f"{weights}" / "predict_results.txt").read_text().splitlines()[1:]
-        predicted[weights] = {line.split("\t")[1] for line in lines}
-    assert predicted == {None: {"usual"}, "rare=50": {"rare"}}
-
-
 def test_defaults_are_the_papers(tmp_path):
     args = FineTuningArguments(output_dir=str(tmp_path))
     assert args.num_train_epochs == 3 and args.per_device_train_batch_size == 32

@@ -230,8 +230,3 @@ def test_thresholds_need_two_labels_and_fit_the_model(run, workshop, files, tmp_
     (tmp_path / "edited" / "config.json").write_text(json.dumps(config | {"thresholds": {"2": 0.3}}))
     with pytest.raises(InputError, match=r"config\.json: the thresholds .* do not match the labels 0, 1"):
         Predictor(tmp_path / "edited")
-    (tmp_path / "edited" / "config.json").write_text(json.dumps({"architectures": ["SnugBertForTokenClassification"]}))
-    places = {"model_name_or_path": tmp_path / "edited", "input_file": files["train_file"], "abstain_below": 0.5}
-    flags = places | {"output_file": tmp_path / "out.jsonl", "text_column_names": "sentence"}
-    with pytest.raises(InputError, match="--abstain_below: only text classifiers can abstain"):
-        run_command("predict", [part for flag, value in flags.items() for part in (f"--{flag}", str(value))])

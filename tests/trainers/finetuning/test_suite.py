@@ -1,10 +1,11 @@
 """All tasks of GLUE in one command: the table, the files for the leaderboard, interrupted suites."""
 
-import gzip
 import json
 import logging
 import re
 import shutil
+from collections.abc import Iterable
+from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
@@ -21,51 +22,40 @@ from snugbert.trainers.finetuning.suite import make_task_arguments
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def write_tsv(file: Path, rows: list[dict], header: bool = True) -> None:
-    lines = [*([list(rows[0])] if header else []), *(row.values() for row in rows)]
-    content = "".join("\t".join(map(str, line)) + "\n" for line in lines).encode()
+def write_tsv(file: Path, number: int, header: bool = True, **columns: Iterable[object]) -> None:
+    """Writes the first `number` rows."""
+    lines = [*([list(columns)] if header else []), *islice(zip(*columns.values(), strict=False), number)]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    file.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines))
 
 
 @pytest.fixture
 def glue_folder(tmp_path) -> Path:
-    """CoLA, MNLI with the diagnostic set, and QQP with a row broken in two, in the format of gluebenchmark.com.
+    """CoLA, MNLI with the diagnostic set, and QQP, in the format of gluebenchmark.com.
 
     The test examples are the first of dev, so that predictions can be compared with labels.
     """
     folder = tmp_path / "glue_data"
-    rows = {"train": sentences(160, 1), "dev": sentences(30, 2), "test": sentences(30, 2)}
-    digits = {"cheerful": 1, "gloomy": 0}
-    names = {"cheerful": "entailment", "gloomy": "contradiction"}
-    for split in ("train", "dev"):
-        cola = [
-            {"source": "x", "label": digits[r["label"]], "star": "", "sentence": r["sentence"]} for r in rows[split]
-        ]
-        write_tsv(folder / "CoLA" / f"{split}.tsv", cola[:16], header=False)
-    write_tsv(
-        folder / "CoLA" / "test.tsv", [{"index": i, "sentence": r["sentence"]} for i, r in enumerate(rows["test"])]
-    )
-    for split in rows:
-        pairs = [{"id": i, "question1": r["sentence"], "question2": "it was"} for i, r in enumerate(rows[split])]
-        labels = [{} if split == "test" else {"is_duplicate": digits[r["label"]]} for r in rows[split]]
-        pairs = [pair | label for pair, label in zip(pairs, labels, strict=True)]
-        write_tsv(folder / "QQP" / f"{split}.tsv", pairs[:17])
-        pairs = [{"index": i, "sentence1": r["sentence"], "sentence2": "it was"} for i, r in enumerate(rows[split])]
-        labels = [{} if split == "test" else {"label1": "x", "gold_label": names[r["label"]]} for r in rows[split]]
-        pairs = [pair | label for pair, label in zip(pairs, labels, strict=True)]
-        if split == "train":
-            write_tsv(folder / "MNLI" / "train.tsv.gz", pairs)
+    digits, names = {"cheerful": 1, "gloomy": 0}, {"cheerful": "entailment", "gloomy": "contradiction"}
+    for split, number, seed in (("train", 160, 1), ("dev", 30, 2), ("test", 30, 2)):
+        rows = sentences(number, seed)
+        texts, ids, same = [row["sentence"] for row in rows], range(number), repeat("it was")
+        one_or_zero, gold = ([kinds[row["label"]] for row in rows] for kinds in (digits, names))
+        duplicate, inference = {"is_duplicate": one_or_zero}, {"label1": repeat("x"), "gold_label": gold}
+        if split == "test":
+            duplicate, inference = {}, {}
+            write_tsv(folder / "CoLA/test.tsv", 30, index=ids, sentence=texts)
         else:
-            write_tsv(folder / "MNLI" / f"{split}_matched.tsv", pairs)
-            write_tsv(folder / "MNLI" / f"{split}_mismatched.tsv", pairs[:7])
-    torn = (folder / "QQP" / "train.tsv").read_text().split("\n")
-    torn[5] = torn[5].replace(" ", "\n", 1)
-    (folder / "QQP" / "train.tsv").write_text("\n".join(torn))
-    diagnostic = [{"Premise": f"a {word} plot", "Hypothesis": "it was"} for label in WORDS for word in WORDS[label]]
-    labels = [{"Label": names[label]} for label in WORDS for _ in WORDS[label]]
-    diagnostic = [pair | label for pair, label in zip(diagnostic, labels, strict=True)]
-    write_tsv(folder / "diagnostic" / "diagnostic-full.tsv", diagnostic)
+            columns = {"source": repeat("x"), "label": one_or_zero, "star": repeat(""), "sentence": texts}
+            write_tsv(folder / f"CoLA/{split}.tsv", 16, header=False, **columns)
+        write_tsv(folder / f"QQP/{split}.tsv", 17, id=ids, question1=texts, question2=same, **duplicate)
+        for suffix, part in [("", 160)] if split == "train" else [("_matched", 30), ("_mismatched", 7)]:
+            columns = {"index": ids, "sentence1": texts, "sentence2": same, **inference}
+            write_tsv(folder / f"MNLI/{split}{suffix}.tsv", part, **columns)
+    texts = [f"a {word} plot" for label in WORDS for word in WORDS[label]]
+    gold = [names[label] for label in WORDS for _ in WORDS[label]]
+    columns = {"Premise": texts, "Hypothesis": repeat("it was"), "Label": gold}
+    write_tsv(folder / "diagnostic/diagnostic-full.tsv", 6, **columns)
     return folder
 
 
@@ -91,7 +81,6 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     assert cola_steps == list(range(4))  # once
     assert mnli_steps == [*range(18), *range(15, 40)]  # continued from the checkpoint
     assert re.search(r"skipping SST-2\. Missing files: \S+/SST-2/train\.tsv, ", caplog.text)
-    assert len(re.findall(r"QQP/train\.tsv, row [67]: expected \d columns, found \d", caplog.text)) == 2
 
     metrics = json.loads((output_dir / "results.json").read_text())
     assert list(metrics) == ["cola", "mnli", "qqp"]
@@ -110,8 +99,7 @@ def test_an_interrupted_suite_continues(glue_folder, workshop, tmp_path, monkeyp
     gold = ["entailment"] * 3 + ["contradiction"] * 3
     assert submission["AX"][1:] == [f"{i}\t{answer}" for i, answer in enumerate(gold)]
     assert metrics["mnli"]["predict_ax"] == {"matthews_correlation": 1.0}
-    for plot in ("confusion_matrix.png", "eval_mm_confusion_matrix.png", "predict_ax_confusion_matrix.png"):
-        assert (output_dir / "mnli" / plot).is_file()
+    assert (output_dir / "mnli" / "eval_mm_confusion_matrix.png").is_file()
     # The test examples are not labeled, so they are not in the header.
     assert read_metadata(output_dir / "mnli") == (
         [("GLUE MNLI", "train", 160)],
@@ -152,12 +140,11 @@ def list_planned(command: list[str], monkeypatch) -> list[tuple]:
     return planned
 
 
-def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, monkeypatch, caplog, capsys):
+def test_the_suite_over_seeds(glue_folder, workshop, tmp_path, monkeypatch, capsys):
     shutil.rmtree(glue_folder / "MNLI")
     some = {"task_name": "all", "data_dir": glue_folder, "seeds": 2, "max_steps": 6, **NO_FILES, **LARGER}
     command = arguments(workshop, tmp_path / "out", **some)
     run_command("glue", command)
-    assert len(re.findall(r"QQP/train\.tsv, row [67]: expected \d columns, found \d", caplog.text)) == 2  # once
     _, *tables = re.split("The best run of each task|Means over the seeds", capsys.readouterr().out)
     best, means = (
         dict(zip(*([cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:5:2]), strict=True))

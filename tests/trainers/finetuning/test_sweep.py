@@ -1,5 +1,6 @@
 """Sweeps: the grid, the best run, interrupted sweeps."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,8 +14,12 @@ from huggingface_hub.utils import filter_repo_objects
 
 import snugbert
 from snugbert.errors import InputError
+from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
-from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.finetuning_trainer import DivergedError
+from snugbert.trainers.finetuning.prepare_task import collect_data_settings
+from snugbert.trainers.finetuning.run_records import prepare_folders
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.suggestions import draw_setting
 from snugbert.trainers.finetuning.sweep_results import RUN_FOLDER
@@ -54,34 +59,21 @@ def read_results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, tmp_path, monkeypatch):
+def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
     grid = "settings: {batch_size: [16, 32], learning_rate: [1e-3, 1e-4], num_train_epochs: [1]}"
     (tmp_path / "grid.yaml").write_text(grid)
     settings = {"sweep": str(tmp_path / "grid.yaml"), "seeds": 2, "learning_rate": None}
-    training_step, folders = FineTuningTrainer.training_step, []
-
-    def interrupted(self, *args):
-        folders.append(self.args.output_dir)
-        if len(set(folders)) == 3 and self.state.global_step == 1:
-            raise KeyboardInterrupt
-        return training_step(self, *args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FineTuningTrainer, "training_step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
-    for name in "ab":
-        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / name, **settings))
-    a, b = (read_results(tmp_path / name) for name in "ab")
-    assert a["sweep"] == b["sweep"] and a["metrics"] == b["metrics"]
-    assert len(a["sweep"]["settings"]) == 4 and all(len(row["scores"]) == 2 for row in a["sweep"]["settings"])
-    for row in a["sweep"]["settings"]:
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
+    results = read_results(tmp_path / "a")
+    rows = results["sweep"]["settings"]
+    assert len(rows) == 4 and all(len(row["scores"]) == 2 for row in rows)
+    for row in rows:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
         assert row["std"] == pytest.approx(np.std(row["scores"], ddof=1))
         half = 12.7062 * row["std"] / np.sqrt(2)  # Student's t with one degree of freedom
         assert row["interval"] == pytest.approx([row["mean"] - half, row["mean"] + half], rel=1e-5)
-    assert a["metrics"]["eval"]["accuracy"] == max(max(row["scores"]) for row in a["sweep"]["settings"])
-    assert a["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in a["sweep"]["settings"])
+    assert results["metrics"]["eval"]["accuracy"] == max(max(row["scores"]) for row in rows)
+    assert results["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in rows)
 
     # Only the best weights are left, and they reproduce the predictions.
     assert [file.parent.name for file in (tmp_path / "a").rglob("*.safetensors")] == ["a"]
@@ -210,3 +202,76 @@ def test_requirements_of_a_sweep(tokenizer, tmp_path):
     task.evaluation_sets = []
     with pytest.raises(InputError, match=r"no validation examples\. Evaluation during training and sweeps need them"):
         sweep.run_sweep(task, arguments(tmp_path, seeds=2))
+
+
+# --- the plan in the output folder --------------------------------------------------------------------------------
+
+
+def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, tmp_path):
+    settings = {"sweep": "fixed", "max_steps": 1}
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings))
+    (run,) = (tmp_path / "runs").iterdir()
+    for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
+        (run / name).write_text("mine")
+    (run / "checkpoint-notes").mkdir()
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings, seeds=2))  # continues
+    assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
+    assert not list(run.glob("model*.safetensors"))
+
+    theirs = tmp_path / "runs" / "batch-32_rate-3e-05_epochs-2_seed-1" / "results.json"
+    mine = ("checkpoint-notes/a", "my_results.json", "eval_my_learning_curve.png", "cola/checkpoint-notes/a", "cola/a")
+    mine += ("runs/mine/results.json", "runs/mine/model.safetensors", "runs/mine/checkpoint-1/a", "runs/batch-mine/a")
+    for file in (*(tmp_path / name for name in mine), theirs):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    args = arguments(tmp_path, **settings, overwrite_output_dir=True)
+    sweep.run_sweep(prepare_counting(tokenizer), args)
+    prepare_folders("suite", {}, [tmp_path, tmp_path / "cola"], continues=False)  # as a suite does
+    assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
+    assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
+
+
+def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
+    with pytest.raises(InputError, match=r"--freeze_layers 99 is too large\. The model has \d+ layers?"):
+        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", max_steps=1))
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 is too large"),
+        ("freeze_layers: {low: 0, high: 99}, weight_decay: [0.1, 0.2]", "--freeze_layers 99 is too large"),
+        ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 overlap"),
+        ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
+    ],
+)
+def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, tmp_path):
+    (tmp_path / "search.yaml").write_text(f"settings: {{{settings}}}")
+    for dry_run in (False, True):
+        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)
+        with pytest.raises(InputError, match=error):
+            sweep.run_sweep(prepare_counting(tokenizer), args)
+    assert not (tmp_path / "run").exists()
+
+
+def test_results_contain_no_local_paths(tokenizer, tmp_path):
+    checkpoint = tmp_path / "secret" / "pretrained"
+    checkpoint.mkdir(parents=True)
+    model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
+    task = dataclasses.replace(prepare_counting(tokenizer), model_args=model_args)
+    task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
+    folder = tmp_path / "run"
+    given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+    sweep.run_sweep(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
+    assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
+    assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
+    assert read_results(folder)["model"] == "pretrained"
+    other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
+    with pytest.raises(InputError, match="\n  --model_name_or_path "):
+        sweep.run_sweep(
+            dataclasses.replace(task, model_args=other),
+            arguments(folder, **given, save_strategy="steps", save_steps=1),
+        )
