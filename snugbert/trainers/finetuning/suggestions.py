@@ -7,7 +7,7 @@ cannot resume.
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Suggestions:
         self._search, self._seed, self._is_main = search, seed, PartialState().is_main_process
         self._study: Any = None  # in the main process, if Optuna is used
         if search.uses_optuna and self._is_main:
-            self._study = _make_study(search, seed, "maximize" if higher_is_better else "minimize")
+            self._study = _make_study(search, seed, higher_is_better)
         self._trial: Any = None  # of the last setting
         self._reported = 0  # number of the trial's evaluations that were reported to Optuna
 
@@ -63,7 +63,7 @@ class Suggestions:
                 self._trial = self._study.ask({flag: _make_distribution(values) for flag, values in sampled.items()})
                 self._reported = 0
             if sampled:
-                setting = _read_parameters(settings, self._trial.params)
+                setting = {flag: values.read(self._trial.params[flag]) for flag, values in settings.items()}
             else:
                 setting = draw_setting(self._search, self._seed, index)
         (setting,) = broadcast_object_list([setting])
@@ -111,7 +111,7 @@ class StopBadRuns(TrainerCallback):
                 raise PrunedError
 
 
-def _make_study(search: SweepFile, seed: int, direction: str) -> Any:
+def _make_study(search: SweepFile, seed: int, higher_is_better: bool) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
@@ -120,6 +120,7 @@ def _make_study(search: SweepFile, seed: int, direction: str) -> Any:
         sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=seed)
     # By default, MedianPruner never stops the first five runs.
     pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
+    direction = "maximize" if higher_is_better else "minimize"
     return optuna.create_study(sampler=sampler, pruner=pruner, direction=direction)
 
 
@@ -131,10 +132,3 @@ def _make_distribution(values: Choices | Span) -> "BaseDistribution":
         return FloatDistribution(values.low, values.high, log=values.log)
     last = len(values.values) - 1
     return IntDistribution(0, last) if values.ordered else CategoricalDistribution(range(last + 1))
-
-
-def _read_parameters(settings: Mapping[str, Choices | Span], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        flag: values.read(parameters[flag]) if isinstance(values, Span) else values.values[parameters[flag]]
-        for flag, values in settings.items()
-    }

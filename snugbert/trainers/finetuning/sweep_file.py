@@ -78,7 +78,11 @@ class Choices(NamedTuple):
 
     def draw(self, generator: np.random.Generator) -> Any:
         """Returns a random value."""
-        return self.values[generator.integers(len(self.values))]
+        return self.read(generator.integers(len(self.values)))
+
+    def read(self, number: int) -> Any:
+        """Returns the value with this number. Optuna chooses numbers."""
+        return self.values[number]
 
 
 class Span(NamedTuple):
