@@ -119,8 +119,7 @@ class DistillationTrainer(FineTuningTrainer):
         """Returns the sum of [`distillation_loss`], divided by the items in all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args: Any = self.args
-        inputs = dict(inputs)
+        args, inputs = self.args, dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
         labels = self.output.pop_labels(inputs)
         outputs = model(**inputs)

@@ -10,9 +10,8 @@ from snugbert.tasks import find_task
 from snugbert.tasks.base import Task
 from snugbert.trainers.finetuning.distillation_trainer import add_soft_targets
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
-from snugbert.trainers.finetuning.finetuning_dry_run import run_dry_fine_tuning
 from snugbert.trainers.finetuning.prepare_task import prepare_task
-from snugbert.trainers.finetuning.single_run import Start, find_start, fine_tune
+from snugbert.trainers.finetuning.single_run import Start, find_start, fine_tune, run_dry_fine_tuning
 from snugbert.trainers.finetuning.sweep import run_sweep
 from snugbert.trainers.run.folder import lock_output_dir
 from snugbert.trainers.run.processes import set_up

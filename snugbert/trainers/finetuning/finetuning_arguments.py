@@ -108,7 +108,7 @@ class FineTuningArguments(DeviceArguments):
         default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
-    # None: the user did not choose. `choose_metric` then evaluates after each epoch if there are validation examples.
+    # None: the user did not choose. `settle_arguments` then decides. See [`FineTuningTrainer`].
     eval_strategy: str | None = field(  # type: ignore[assignment]
         default=None, metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."}
     )

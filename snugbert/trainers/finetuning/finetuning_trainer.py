@@ -102,6 +102,7 @@ class FineTuningTrainer(RunTrainer):
 
     kind = "fine-tuning"
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
+    args: FineTuningArguments
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class FineTuningTrainer(RunTrainer):
         if self.train_dataset is None:
             raise InputError("train_dataset is missing.")
         if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
         self.checks_output_dir = False  # from now on, the folder contains this run
         if not self.state.global_step:
             check_disk_space(self.args, self.model.parameters())
@@ -210,7 +211,7 @@ class FineTuningTrainer(RunTrainer):
             samples = len(self.train_dataset)  # type: ignore[arg-type]
             result.metrics.update(train_samples=samples, train_steps=self.state.global_step)
             self._training = result.metrics
-            if self.prepared.task.chooses_decisions and not self.args.dry_run:  # type: ignore[attr-defined]
+            if self.prepared.task.chooses_decisions and not self.args.dry_run:
                 self._choose_decisions()
         return result
 
@@ -258,7 +259,7 @@ class FineTuningTrainer(RunTrainer):
         }
 
     def _clear_output_dir(self) -> None:
-        if self.args.overwrite_output_dir:  # type: ignore[attr-defined]
+        if self.args.overwrite_output_dir:
             clear_output_dir(self.args)
         if self.args.should_save:
             remove_plots(Path(str(self.args.output_dir)))
@@ -271,10 +272,10 @@ class FineTuningTrainer(RunTrainer):
             line["step"]: {metric: line[name] for metric, name in names.items() if name in line} for line in scored
         }
         self._last_evaluation = None
-        self.run_settings.command_settings = compared_settings(self.prepared, self.args)  # type: ignore[arg-type]
+        self.run_settings.command_settings = compared_settings(self.prepared, self.args)
 
     def _explain_unfilled_rows(self) -> str | None:
-        if self.args.pad_to_max_length:  # type: ignore[attr-defined]
+        if self.args.pad_to_max_length:
             return "--pad_to_max_length pads each example"
         if get_windows(self.model_config) is not None:
             return "documents have different numbers of windows (--doc_stride)"
@@ -307,7 +308,7 @@ class FineTuningTrainer(RunTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: a learning rate per layer if `layerwise_lr_decay` is below 1."""
         optimizer = super().create_optimizer(model)
-        decay = self.args.layerwise_lr_decay  # type: ignore[attr-defined]
+        decay = self.args.layerwise_lr_decay
         if decay < 1:
             depths = find_depths(model or self.model)  # type: ignore[arg-type]
             top = max(depths.values())
@@ -512,10 +513,9 @@ class FineTuningTrainer(RunTrainer):
 
     def collect_results(self, metrics: dict[str, dict[str, float]]) -> RunResults:
         """Returns the content of `results.json`. In training, the settings include the steps done."""
-        args: Any = self.args
         in_progress = self.train_dataset is not None and not self._training
-        training = {"step": self.state.global_step} if in_progress else self._training
-        results = collect_results(self.prepared, args, training, metrics, self.run_settings.changes)
+        training = {"step": float(self.state.global_step)} if in_progress else self._training
+        results = collect_results(self.prepared, self.args, training, metrics, self.run_settings.changes)
         if in_progress:
             results["settings"]["steps_done"] = f"{self.state.global_step:,} of {self.state.max_steps:,}"
         if (decisions := self._describe_decisions()) is not None:

@@ -29,7 +29,6 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.results import RESULTS, RunResults, format_summary, read_results, write_results
 from snugbert.reports.score_tables import format_with_interval, sweep_tables
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.finetuning_dry_run import make_dry_trainer, run_dry_fine_tuning
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import (
     PLAN,
@@ -39,7 +38,7 @@ from snugbert.trainers.finetuning.run_records import (
     prepare_folders,
 )
 from snugbert.trainers.finetuning.settled_arguments import settle_arguments
-from snugbert.trainers.finetuning.single_run import fine_tune
+from snugbert.trainers.finetuning.single_run import fine_tune, make_dry_trainer, run_dry_fine_tuning
 from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
 from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE
 from snugbert.trainers.finetuning.sweep_results import (
