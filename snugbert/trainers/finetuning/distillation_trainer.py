@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -199,7 +198,8 @@ def compute_items(
         part = features.select(range(start, min(start + PART, len(features))))
         key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
         file = folder / f"{hash_json(key)}.safetensors"
-        (items,) = broadcast_object_list([_read(file) if trainer.is_world_process_zero() else None])
+        is_cached = trainer.is_world_process_zero() and file.exists()
+        (items,) = broadcast_object_list([load_file(file)["0"] if is_cached else None])
         if items is None:
             logits: Any = trainer.predict(part.remove_columns(labels)).predictions
             items = trainer.output.select_items(logits, part).astype(np.float32)
@@ -213,19 +213,8 @@ def compute_items(
     return np.concatenate(parts)
 
 
-def _read(file: Path) -> np.ndarray | None:
-    """Reads the logits in a file. None if the file is not in the cache, or is damaged."""
-    try:
-        return load_file(file)["0"]
-    except (OSError, SafetensorError, KeyError):
-        return None
-
-
 def _write(file: Path, items: np.ndarray) -> None:
-    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-            save_file({"0": np.ascontiguousarray(items)}, unfinished)
-    except (OSError, SafetensorError) as error:
-        logger.warning("the teacher's logits are not cached: %s", error)
+    """Writes a whole file or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+        save_file({"0": np.ascontiguousarray(items)}, unfinished)

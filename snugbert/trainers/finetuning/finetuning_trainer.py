@@ -330,11 +330,8 @@ class FineTuningTrainer(RunTrainer):
     ) -> dict[str, float]:
         """Extends Trainer's method: scores labeled rows, and returns loss, metrics and speed. See also `intervals`.
 
-        Args:
-            eval_dataset: rows, a dict of datasets, or a key of such a dict. Default: the `eval_dataset` of the
-                trainer. Encoded features, with a column `input_ids`, get a loss and no metrics.
-            ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: prefix of the names of metrics.
+        `eval_dataset` contains rows, or is a dict of datasets or a key of the trainer's dict. Encoded features, with a
+        column `input_ids`, get a loss and no metrics.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
@@ -352,13 +349,8 @@ class FineTuningTrainer(RunTrainer):
     ) -> PredictionOutput:
         """Computes the logits of rows, and scores them if all have labels. [`Predictor`] returns answers instead.
 
-        Args:
-            test_dataset: rows, or encoded features, which are not scored.
-            ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: prefix of the names of metrics.
-
-        Returns:
-            `predictions`: the logits, one row for each window of an example; `label_ids`: None; `metrics`.
+        Encoded features are not scored. Returns the logits as `predictions`, one row for each window of an example, no
+        `label_ids`, and `metrics`.
         """
         features, encoded = self._encode(test_dataset, "test")
         output = super().predict(features, ignore_keys, metric_key_prefix)
