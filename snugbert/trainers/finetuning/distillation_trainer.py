@@ -101,12 +101,10 @@ class DistillationTrainer(FineTuningTrainer):
         assert task.soft_targets is not None
         self.targets = task.soft_targets
         super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
+        features: Any = self.train_dataset
+        self.train_dataset = features.add_column(ROW, np.arange(len(features)))
+        self.data_collator = SoftTargetCollator(self.data_collator, self.targets, self.output)
         self.keep_column(ROW)
-
-    def _prepare_batches(self, features: Dataset | None, collate: Any) -> tuple[Any, Any]:
-        assert features is not None
-        features = features.add_column(ROW, np.arange(len(features)))  # type: ignore[arg-type]
-        return features, SoftTargetCollator(collate, self.targets, self.output)
 
     def compute_loss(
         self,

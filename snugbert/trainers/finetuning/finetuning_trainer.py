@@ -162,14 +162,12 @@ class FineTuningTrainer(RunTrainer):
         if task.trains:
             reinitialize_layers(network, args.reinit_layers)
             layer_callbacks = freeze_layers(network, args)
-        collate = task.make_collator(args.pad_to_max_length)
-        train_features, collate = self._prepare_batches(task.train_features, collate)
         try:
             super().__init__(
                 model=network,
                 args=args,
-                data_collator=collate,
-                train_dataset=train_features,
+                data_collator=task.make_collator(args.pad_to_max_length),
+                train_dataset=task.train_features,
                 eval_dataset=features,
                 processing_class=task.task.tokenizer,
                 compute_metrics=_keep_logits,
@@ -181,10 +179,6 @@ class FineTuningTrainer(RunTrainer):
             raise InputError(str(error)) from error
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints
         self.write_card = self._write_card
-
-    def _prepare_batches(self, features: Dataset | None, collate: Any) -> tuple[Any, Any]:
-        """Returns the training examples and the data collator."""
-        return features, collate
 
     # --- training -----------------------------------------------------------------------------------------------
 

@@ -120,8 +120,9 @@ def _make_study(search: SweepFile, seed: int, higher_is_better: bool) -> Any:
         sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=seed)
     # By default, MedianPruner never stops the first five runs.
     pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
-    direction = "maximize" if higher_is_better else "minimize"
-    return optuna.create_study(sampler=sampler, pruner=pruner, direction=direction)
+    return optuna.create_study(
+        sampler=sampler, pruner=pruner, direction="maximize" if higher_is_better else "minimize"
+    )
 
 
 def _make_distribution(values: Choices | Span) -> "BaseDistribution":

@@ -78,7 +78,7 @@ class Choices(NamedTuple):
 
     def draw(self, generator: np.random.Generator) -> Any:
         """Returns a random value."""
-        return self.read(generator.integers(len(self.values)))
+        return self.read(int(generator.integers(len(self.values))))
 
     def read(self, number: int) -> Any:
         """Returns the value with this number. Optuna chooses numbers."""

@@ -84,40 +84,25 @@ def test_unsupported_arguments_are_refused(settings, message, tmp_path):
         arguments(tmp_path, **settings)
 
 
-# --- the learning rate ----------------------------------------------------------------------------------------------
-
-
-def chosen(size: str | SnugBertConfig, folder, task=TextClassification, **settings) -> float | None:
-    args = FineTuningArguments(output_dir=str(folder), **settings)
-    config = SnugBertConfig.from_size(size) if isinstance(size, str) else size
-    choose_learning_rate(config, args, task.paper_learning_rate)
-    return args.learning_rate
-
-
-def test_base_and_large_keep_the_papers_rate(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("size", "settings", "rate"),
+    [
+        ("large", {}, 3e-5),  # the paper's
+        ("base", {}, 3e-5),
+        ("medium", {}, 6.8e-5),
+        ("mini", {}, 2.7e-4),
+        ("tiny", {}, 1.1e-3),
+        ("tiny", {"sweep": "stable"}, 1.1e-3),
+        ("tiny", {"sweep": "stable", "learning_rate": 1e-5}, 1e-5),
+        ("tiny", {"learning_rate": 0.0}, 0.0),
+        ("base", {"sweep": "paper"}, None),  # the grid has its own
+    ],
+)
+def test_narrow_encoders_get_a_higher_learning_rate_unless_the_user_chose_one(size, settings, rate, tmp_path, caplog):
+    args = FineTuningArguments(output_dir=str(tmp_path), **settings)
     with caplog.at_level(logging.INFO, logger="snugbert"):
-        for size in ("base", "large"):
-            assert chosen(size, tmp_path) == 3e-5 and chosen(size, tmp_path, QuestionAnswering) == 5e-5
-    assert caplog.messages[0] == "learning rate: 3e-05 (from the BERT paper). Set --learning_rate to change it."
-
-
-def test_narrow_encoders_get_a_higher_rate(tmp_path, caplog):
-    sizes = ["base", "medium", SnugBertConfig(hidden_size=384, num_attention_heads=12), "mini", "tiny"]
-    with caplog.at_level(logging.INFO, logger="snugbert"):
-        rates = [chosen(size, tmp_path) for size in sizes]
-    assert rates == [3e-5, 6.8e-5, 1.2e-4, 2.7e-4, 1.1e-3]
-    reason = "4 times the BERT paper's 3e-05, because the hidden size is 384"
-    assert caplog.messages[2] == f"learning rate: 0.00012 ({reason}). Set --learning_rate to change it."
-    assert chosen("tiny", tmp_path, QuestionAnswering) == 1.8e-3
-
-
-def test_stable_sweeps_use_the_same_rule(tmp_path):
-    assert chosen("base", tmp_path, sweep="stable") == 3e-5 and chosen("tiny", tmp_path, sweep="stable") == 1.1e-3
-    assert chosen("tiny", tmp_path, sweep="stable", learning_rate=1e-5) == 1e-5
-
-
-def test_the_users_rates_are_kept(tmp_path, caplog):
-    assert chosen("tiny", tmp_path, learning_rate=1e-5) == 1e-5
-    assert chosen("tiny", tmp_path, learning_rate=0.0) == 0.0
-    assert caplog.messages == []
-    assert chosen("base", tmp_path, sweep="paper") is None and caplog.messages == []  # the grid has its own
+        choose_learning_rate(SnugBertConfig.from_size(size), args, TextClassification.paper_learning_rate)
+    assert args.learning_rate == rate
+    is_chosen = rate is not None and "learning_rate" not in settings
+    assert [message.startswith(f"learning rate: {rate:g} (") for message in caplog.messages] == [True] * is_chosen
+    assert QuestionAnswering.paper_learning_rate == 5e-5
