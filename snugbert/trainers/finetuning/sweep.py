@@ -40,7 +40,7 @@ from snugbert.trainers.finetuning.run_records import (
 from snugbert.trainers.finetuning.settled_arguments import settle_arguments
 from snugbert.trainers.finetuning.single_run import fine_tune, make_dry_trainer, run_dry_fine_tuning
 from snugbert.trainers.finetuning.suggestions import PrunedError, StopBadRuns, Suggestions
-from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE
+from snugbert.trainers.finetuning.sweep_file import BATCH_SIZE, Choices
 from snugbert.trainers.finetuning.sweep_results import (
     FinishedRun,
     Objective,
@@ -177,8 +177,8 @@ class Sweep:
         self.objective = Objective(
             prepared.validation_set.name, str(args.metric_for_best_model), bool(args.greater_is_better)
         )
+        self.further_seeds = max(0, self.search.winner_seeds - args.seeds)  # of the best setting
         # The number of runs, if none is stopped early. None: only time limits the sweep.
-        self.further_seeds = max(0, self.search.winner_seeds - args.seeds)
         self.total = None if self.search.size is None else self.search.size * args.seeds + self.further_seeds
 
     def make_plan(self) -> dict[str, Any]:
@@ -201,6 +201,8 @@ class Sweep:
         flags. Ranges are tried at both ends only. Values of `IN_COLUMNS` fit every model. All others make a trainer.
         """
         varied = {flag: values.extremes for flag, values in self.search.settings.items()}
+        if isinstance(sizes := self.search.settings.get(BATCH_SIZE), Choices):  # each has to be divisible
+            varied[BATCH_SIZE] = sizes.values
         first, last = ({flag: values[place] for flag, values in varied.items()} for place in (0, -1))
         checked: list[dict[str, Any]] = [{}]
         with tempfile.TemporaryDirectory() as folder:

@@ -222,8 +222,8 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
             "log: true, low must be above 0, and step cannot be set."
         )
     if step is None:
-        if method == "grid":
-            raise InputError(f"{flag}: a grid needs a list or a range with a step.")
+        if method == "grid" or flag == BATCH_SIZE:
+            raise InputError(f"{flag}: {BATCH_SIZE} and a grid need a list or a range with a step.")
         return Span(low, high, log, is_integer)
     if high - low > MOST_VALUES * step:
         raise InputError(f"{flag}: the range has more than {MOST_VALUES:,} values. Set a larger step, or log: true.")
