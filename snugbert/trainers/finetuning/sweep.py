@@ -293,11 +293,7 @@ class Sweep:
         for callback in callbacks:
             callback.evaluations = []  # the same callback compares all runs
         try:
-            results = fine_tune(prepared, run.args, callbacks)
-            interval = results.get("intervals", {}).get(set_name, {}).get(metric)
-            score = results["metrics"][set_name].get(metric)
-            perfect_score = prepared.task.perfect_score
-            logger.info("%s: %s %s", name, metric, format_with_interval(metric, score, interval, perfect_score))
+            fine_tune(prepared, run.args, callbacks)
         except DivergedError as error:
             logger.warning("%s: %s", name, error)
             failure = {"failure": f"{name}: {error}"}
@@ -322,6 +318,10 @@ class Sweep:
             keep_best_weights(self.output_dir, best_run(read_runs(self.output_dir), self.objective))
         finished = run.read()
         assert finished is not None
+        if finished.is_complete:
+            score, interval = finished.score(set_name, metric), finished.interval(set_name, metric)
+            shown = format_with_interval(metric, score, interval, prepared.task.perfect_score)
+            logger.info("%s: %s %s", name, metric, shown)
         return finished
 
     def finish(self, runs: list[FinishedRun]) -> None:

@@ -242,7 +242,7 @@ def test_early_stopping_keeps_the_best_model(tokenizer, tmp_path):
 
 def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_path):
     folder, resume = tmp_path / "run", {"resume_from_checkpoint": "true"}
-    settings = {"load_best_model_at_end": True, "num_train_epochs": 2}
+    settings = {"load_best_model_at_end": True, "save_strategy": "epoch", "num_train_epochs": 2}
     task = prepare_counting(tokenizer)
     fine_tune(task, arguments(folder, **settings))
     for changes, message in (
