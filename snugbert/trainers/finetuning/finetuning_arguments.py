@@ -52,11 +52,6 @@ class FineTunedModelArguments(StudentArguments):
                 "--num_student_layers is missing. To start from a checkpoint other than the teacher, pass "
                 "--model_name_or_path."
             )
-        if self.config_name is not None and self.num_student_layers is not None:
-            raise InputError(
-                "--num_student_layers needs a checkpoint. Remove --config_name, or replace --num_student_layers with "
-                "--config_overrides num_hidden_layers=N."
-            )
         super().__post_init__()
 
 
