@@ -64,7 +64,7 @@ def compare(command: str, argv: list[str]) -> list[tuple[str, float, float]]:
     training_args.chooses_evaluation = False
     task = task_class(data_args)
     sources = task.find_sources(training_args.wanted_splits, cache_dir=model_args.cache_dir, token=model_args.token)
-    prepared = prepare_task(task, model_args, training_args, sources)
+    prepared = prepare_task(task, model_args, sources)
     task = prepared.task
     transformers.set_seed(training_args.seed)
     ours = make_trainer(prepared, training_args)

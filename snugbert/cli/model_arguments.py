@@ -5,7 +5,7 @@
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from snugbert.errors import InputError
 from snugbert.families_snugbert import FAMILY_TYPES
@@ -116,7 +116,7 @@ class StudentArguments(ModelArguments):
             self.model_name_or_path = self.teacher_name_or_path
         super().__post_init__()
 
-    def as_teacher(self) -> "StudentArguments":
+    def as_teacher(self) -> Self:
         """Returns the arguments that load the teacher, with its own tokenizer and configuration."""
         return replace(
             self,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from snugbert.card_heads_snugbert import HEADS, Head
+from snugbert.card_heads_snugbert import Head
 from snugbert.card_snugbert import escape
 from snugbert.errors import InputError, format_count
 from snugbert.files import read_json, write_atomically
@@ -59,6 +59,7 @@ class RunResults(TypedDict):
         data: "train" and evaluation sets -> the fields of each [`DataSource`] of its examples.
         copies: sentences about examples that occur more than once, see [`ExampleCopies`].
         training: Trainer's training metrics. Empty if the run did not train.
+        seconds: the time of the run, with evaluation and predictions.
         settings: data and training settings.
         shortfalls: which sets do not beat the baseline, and what to try, see [`describe_shortfalls`].
         sweep: scores of all settings of a sweep, see [`summarize_sweep`].
@@ -77,6 +78,7 @@ class RunResults(TypedDict):
     data: dict[str, list[dict[str, Any]]]
     copies: NotRequired[list[str]]
     training: dict[str, float]
+    seconds: NotRequired[float]
     settings: dict[str, Any]
     versions: dict[str, str]
     shortfalls: NotRequired[list[str]]
@@ -94,17 +96,9 @@ def write_results(output_dir: Path, results: RunResults, sweep_tables: str | Non
 
 def read_results(file: Path) -> Any:
     """Reads the `results.json` of a run, even if the run failed or was stopped early. NaN is read as None."""
-    results: Any = read_json(file)
-    try:
-        if "metrics" in results:  # the tables read every field that other code reads
-            _format_tables(results, None)
-            format_summary(TaskFacts("", HEADS["Model"], None, ()), results, file.parent)
-        sum([results.get("seconds", 0), *results.get("evaluations", [])])
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(
-            f"{file} is damaged ({reason}). Restore this file. To repeat only this run, move its folder away."
-        ) from error
+    results = read_json(file)
+    if not isinstance(results, dict) or not results.keys() & {"metrics", "evaluations"}:
+        raise InputError(f"{file} is damaged. Restore this file. To repeat only this run, move its folder away.")
     return results
 
 

@@ -51,11 +51,6 @@ def is_score(metric: str) -> bool:
     return not metric.endswith(("total", "_number", "_thresh", "mse"))
 
 
-def is_perfect(metric: str, value: float, perfect_score: int) -> bool:
-    """Whether a value cannot be better. `perfect_score` is the value of a perfect score: 1 or 100."""
-    return value == perfect_score if is_score(metric) else metric.endswith("mse") and value == 0
-
-
 def format_metric(metric: str, value: float | None, perfect_score: int) -> str:
     """Formats a metric for people: scores on a scale up to 100, other values as they are."""
     if value is None or math.isnan(value):

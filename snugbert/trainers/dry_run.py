@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import torch
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -129,12 +130,12 @@ def describe_seconds(start: float, training: float, evaluation: float, watches: 
     return f"about {format_duration(start + training + evaluation)}: {', '.join(parts)}"
 
 
-def print_plan(args: Any, rows: Mapping[str, str]) -> None:
+def print_plan(output_dir: str, rows: Mapping[str, str]) -> None:
     """Prints the plan of a run in the main process, a line for each of its parts."""
     global _printed
     _printed = time.time()
-    if not args.should_save:
+    if not PartialState().is_main_process:
         return
-    print(f"\ndry run: all checks passed. Nothing was trained, and {args.output_dir} is unchanged.\n")
+    print(f"\ndry run: all checks passed. Nothing was trained, and {output_dir} is unchanged.\n")
     for name, text in rows.items():
         print(f"{name:<17}{text}", flush=True)

@@ -22,7 +22,7 @@ SIZE = {
     "initializer_range": 0.1,
 }
 STORIES = [("the cat drinks milk.", "then she sleeps."), ("the dog eats meat.", "then he barks.")]
-REVIEWS = {"a good film": (1, 0), "a bad film": (0, 0), "a good play": (1, 1), "a bad play": (0, 1)}  # good? a play?
+REVIEWS = ["a good film", "a bad film", "a good play", "a bad play"]
 TAGGED = [
     ("Ada Byron met Bob in London.", "B-PER I-PER O B-PER O B-LOC O"),
     ("In Paris Bob met Ada Byron.", "O B-LOC B-PER O B-PER I-PER O"),
@@ -31,21 +31,29 @@ TAGGED = [
 TAGS = ["O", "B-LOC", "B-PER", "I-PER"]
 FACTS = ["Ada Byron wrote it.", "Bob met the dog in Paris.", "The cat drinks milk."]
 QUESTIONS = {"Who wrote it?": "Ada Byron", "Where is Bob?": "Paris", "What drinks the cat?": "milk", "Who sleeps?": ""}
-ENDINGS = {"the cat": "drinks milk", "the dog": "eats meat"}
-TEXTS = [*sum(STORIES, ()), *REVIEWS, *(text for text, _ in TAGGED), *FACTS, *QUESTIONS, *ENDINGS.values()]
+TEXTS = [*sum(STORIES, ()), *REVIEWS, *(text for text, _ in TAGGED), *FACTS, *QUESTIONS]
 WORDS = sorted({word for text in TEXTS for word in text.lower().replace(".", " .").replace("?", " ?").split()})
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
 
 
 def train_checkpoints(root: Path, tokenizer: snugbert.SnugBertTokenizer) -> dict[str, Path]:
-    """Trains models until they fit the texts above, and saves them in `root`. Some are stock BERT models."""
+    """Saves a model of every head in `root`, some of them stock BERT.
 
-    def learn(name: str, model_class: type, batch: dict[str, Any], **config: Any) -> None:
+    The models that a visitor of the page asks are trained until they fit the texts above.
+    """
+
+    def new(model_class: type, **config: Any) -> Any:
         torch.manual_seed(0)
         stock = model_class.__module__.startswith("transformers")
         config_class = BertConfig if stock else snugbert.SnugBertConfig
-        model = model_class(config_class(vocab_size=len(VOCABULARY), **SIZE | config)).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        return model_class(config_class(vocab_size=len(VOCABULARY), **SIZE | config))
+
+    def save(name: str, model: transformers.PreTrainedModel) -> None:
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+
+    def learn(name: str, model: Any, batch: dict[str, Any]) -> None:
+        optimizer = torch.optim.AdamW(model.train().parameters(), lr=3e-3)
         for _ in range(MOST_STEPS):
             loss = model(**batch).loss
             if loss < 0.02:
@@ -54,76 +62,32 @@ def train_checkpoints(root: Path, tokenizer: snugbert.SnugBertTokenizer) -> dict
             optimizer.step()
             optimizer.zero_grad()
         assert loss < 0.02, name
-        save(model, name)
+        save(name, model)
 
-    def save(model: transformers.PreTrainedModel, name: str) -> None:
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
+    learn("pretrained", new(snugbert.SnugBertForPreTraining), masked_pairs(tokenizer))
+    save("mask", snugbert.SnugBertForMaskedLM.from_pretrained(root / "pretrained"))
+    save("next", snugbert.SnugBertForNextSentencePrediction.from_pretrained(root / "pretrained"))
+    tags = dict(enumerate(TAGS))
+    learn("tags", new(transformers.BertForTokenClassification, id2label=tags), tagged_texts(tokenizer))
+    learn("answers", new(transformers.BertForQuestionAnswering), questions_on_facts(tokenizer))
 
-    def encoded(*texts: list[str]) -> dict[str, torch.Tensor]:
-        return dict(tokenizer(*texts, padding=True, return_tensors="pt"))
-
-    learn("pretrained", snugbert.SnugBertForPreTraining, masked_pairs(tokenizer))
-    for name, head in (
-        ("mask", snugbert.SnugBertForMaskedLM),
-        ("next", snugbert.SnugBertForNextSentencePrediction),
-    ):
-        save(head.from_pretrained(root / "pretrained"), name)
-
-    torch.manual_seed(1)
-    save(
-        transformers.BertModel(BertConfig(vocab_size=len(VOCABULARY), **(SIZE | {"initializer_range": 0.3}))),
-        "encoder",
-    )
-
-    reviews, pairs = list(REVIEWS), list(permutations(REVIEWS, 2))
-    learn(
-        "labels",
-        snugbert.SnugBertForSequenceClassification,
-        encoded(reviews + [one for one, _ in pairs], [""] * len(reviews) + [other for _, other in pairs])
-        | {
-            "labels": torch.tensor(
-                [REVIEWS[text][0] for text in reviews] + [2 + REVIEWS[other][1] for _, other in pairs]
-            )
-        },
-        id2label=dict(enumerate(["negative", "positive", "then a film", "then a play"])),
-    )
-    judged = torch.tensor(list(REVIEWS.values()), dtype=torch.float)
-    learn(
-        "several",
-        transformers.BertForSequenceClassification,
-        encoded(reviews) | {"labels": judged},
-        id2label={0: "good", 1: "play"},
-        problem_type="multi_label_classification",
-    )
-    learn(
-        "number",
-        snugbert.SnugBertForSequenceClassification,
-        encoded(reviews) | {"labels": judged @ torch.tensor([5.0, -1.0])},
-        num_labels=1,
-    )
-
-    encoding = tokenizer([text for text, _ in TAGGED], padding=True, return_tensors="pt")
-    tags = torch.full_like(encoding["input_ids"], -100)
-    for row, (_, text_tags) in enumerate(TAGGED):
-        tags[row, 1 : 1 + len(text_tags.split())] = torch.tensor([TAGS.index(tag) for tag in text_tags.split()])
-    learn(
-        "tags",
-        transformers.BertForTokenClassification,
-        dict(encoding) | {"labels": tags},
-        id2label=dict(enumerate(TAGS)),
-    )
-    learn("answers", transformers.BertForQuestionAnswering, questions_on_facts(tokenizer))
-    choices = encoded([text for text in ENDINGS for _ in ENDINGS], [*ENDINGS.values()] * len(ENDINGS))
-    learn(
-        "choices",
-        snugbert.SnugBertForMultipleChoice,
-        {name: ids.view(len(ENDINGS), len(ENDINGS), -1) for name, ids in choices.items()}
-        | {"labels": torch.arange(len(ENDINGS))},
-        num_hidden_layers=1,
-        num_attention_heads=1,
-    )
+    random: dict[str, Any] = {"initializer_range": 0.3}
+    save("encoder", new(transformers.BertModel, **random))
+    save("labels", new(snugbert.SnugBertForSequenceClassification, id2label=dict(enumerate("abcd")), **random))
+    several = {"id2label": {0: "good", 1: "play"}, "problem_type": "multi_label_classification"}
+    save("several", new(transformers.BertForSequenceClassification, **several, **random))
+    save("number", new(snugbert.SnugBertForSequenceClassification, num_labels=1, **random))
+    save("choices", new(snugbert.SnugBertForMultipleChoice, **random))
     return {folder.name: folder for folder in root.iterdir()}
+
+
+def tagged_texts(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tensor]:
+    """The texts of `TAGGED` with a label for each word."""
+    encoding = tokenizer([text for text, _ in TAGGED], padding=True, return_tensors="pt")
+    labels = torch.full_like(encoding["input_ids"], -100)
+    for row, (_, tags) in enumerate(TAGGED):
+        labels[row, 1 : 1 + len(tags.split())] = torch.tensor([TAGS.index(tag) for tag in tags.split()])
+    return {**encoding, "labels": labels}
 
 
 def masked_pairs(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tensor]:
@@ -131,7 +95,8 @@ def masked_pairs(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tenso
     firsts, seconds = zip(*STORIES, strict=True)
     rows = [(*story, 0) for story in STORIES] + [(firsts[0], seconds[1], 1), (firsts[1], seconds[0], 1)]
     rows += [(first, "", 0) for first in firsts]
-    batch: dict[str, list] = {"input_ids": [], "token_type_ids": [], "labels": [], "next_sentence_label": []}
+    batch: dict[str, list] = {"input_ids": [], "token_type_ids": [], "labels": []}
+    judgements = []
     for first, second, is_random in rows:
         encoding = tokenizer(first, second)
         for position, token in enumerate(encoding["input_ids"]):
@@ -139,20 +104,15 @@ def masked_pairs(tokenizer: snugbert.SnugBertTokenizer) -> dict[str, torch.Tenso
                 continue
             ids, labels = encoding["input_ids"].copy(), [-100] * len(encoding["input_ids"])
             ids[position], labels[position] = tokenizer.mask_token_id, token
-            for name, values in (
-                ("input_ids", ids),
-                ("token_type_ids", encoding["token_type_ids"]),
-                ("labels", labels),
-            ):
+            for name, values in zip(batch, (ids, encoding["token_type_ids"], labels), strict=True):
                 batch[name].append(torch.tensor(values))
-            batch["next_sentence_label"].append(torch.tensor(is_random))
-    pad = torch.nn.utils.rnn.pad_sequence
+            judgements.append(is_random)
+    padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": 0, "labels": -100}
     inputs = {
-        "input_ids": pad(batch["input_ids"], batch_first=True),
-        "token_type_ids": pad(batch["token_type_ids"], batch_first=True),
-        "labels": pad(batch["labels"], batch_first=True, padding_value=-100),
-        "next_sentence_label": torch.stack(batch["next_sentence_label"]),
+        name: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding[name])
+        for name, rows in batch.items()
     }
+    inputs["next_sentence_label"] = torch.tensor(judgements)
     return inputs | {"attention_mask": (inputs["input_ids"] != tokenizer.pad_token_id).long()}
 
 

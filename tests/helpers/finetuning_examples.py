@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from parity import CONFIG, NUM_LABELS
-from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, TrainerCallback
 
 import snugbert
 from snugbert import SnugBertDataCollatorWithPacking, SnugBertTokenizer
@@ -79,17 +79,11 @@ class Counting(Task[CountingSplit, Features, np.ndarray]):
     name, main_metric, metrics, labels = "counting", "accuracy", ("accuracy",), LABELS
     default_columns, predicted_columns = (), ()
 
-    def read_splits(self, sources, trained_columns=()):
+    def not_needed(self, *args, **kwargs):
         raise NotImplementedError
 
-    def choose_labels(self, splits, config, teacher=None, is_teacher=False):
-        raise NotImplementedError
-
-    def text_columns(self, splits):
-        raise NotImplementedError
-
-    def list_texts(self, split):
-        raise NotImplementedError
+    read_splits = choose_labels = text_columns = list_texts = metric_features = pair = not_needed
+    read = make_split = to_columns = not_needed
 
     def encode(self, split):
         return Features(split.inputs)
@@ -106,26 +100,11 @@ class Counting(Task[CountingSplit, Features, np.ndarray]):
     def baseline(self, split, train):
         return Baseline("always 'few'", {"accuracy": 0.25})
 
-    def metric_features(self):
-        raise NotImplementedError
-
-    def pair(self, references, predictions):
-        raise NotImplementedError
-
     def list_prediction_files(self, split):
         return ["predictions.txt"]
 
     def write(self, split, answers, folder):
         np.savetxt(folder / "predictions.txt", answers, fmt="%d")
-
-    def read(self, values, columns):
-        raise NotImplementedError
-
-    def make_split(self, examples):
-        raise NotImplementedError
-
-    def to_columns(self, split, answers):
-        raise NotImplementedError
 
 
 class PreparedExamples(PreparedTask):
@@ -164,9 +143,7 @@ def new_trainer(head: str, tokenizer, folder, data=None, model=None, **settings)
     return FineTuningTrainer(task=prepare_examples(head, tokenizer, data, model), args=args)
 
 
-def new_distillation_trainer(
-    head: str, tokenizer, folder, data=None, teacher=None, callbacks=(), **settings
-) -> DistillationTrainer:
+def new_distillation_trainer(head: str, tokenizer, folder, data=None, teacher=None, **settings) -> DistillationTrainer:
     """Returns a trainer with the soft targets of `teacher`."""
     data = examples(head, 45) if data is None else data
     plain = new_trainer(head, tokenizer, folder, data=data, model=teacher, per_device_eval_batch_size=7, **settings)
@@ -174,7 +151,23 @@ def new_distillation_trainer(
     first_items = np.concatenate([[0], np.cumsum(OUTPUTS[head].count_items(data))])
     student = prepare_examples(head, tokenizer, data)
     student.soft_targets = SoftTargets(hash_model(plain.model), logits, first_items, "single_label_classification")
-    return DistillationTrainer(task=student, args=plain.args, callbacks=[*callbacks])
+    return DistillationTrainer(task=student, args=plain.args)
+
+
+def train_one_step(trainer: FineTuningTrainer) -> torch.nn.Module:
+    """Returns the model with the gradients of its first step."""
+    trainer.args.max_steps, trainer.args.max_grad_norm = 1, 0
+    gradients = {}
+
+    class Keeper(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
+
+    trainer.add_callback(Keeper())
+    trainer.train()
+    for parameter in trainer.model.parameters():
+        parameter.grad = gradients.get(parameter)
+    return trainer.model
 
 
 class PreparedCounting(PreparedTask):

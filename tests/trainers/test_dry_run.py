@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tables import write_csv
 
 from snugbert import SnugBertTokenizer
-from snugbert.trainers.finetuning import finetuning_dry_run
+from snugbert.trainers.finetuning import single_run
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
 from snugbert_cli import main as snugbert_command
 
@@ -102,8 +102,8 @@ def test_a_dry_run_of_fine_tuning_changes_nothing(tmp_path, capsys):
 
 
 def test_the_time_of_a_sweep(monkeypatch, capsys):
-    args = SimpleNamespace(should_save=True, output_dir="run")
-    monkeypatch.setattr(finetuning_dry_run, "_measure", lambda *_: ({}, 600.0))
+    args = SimpleNamespace(output_dir="run")
+    monkeypatch.setattr(single_run, "_measure", lambda *_: ({}, 600.0))
     for number, seconds, expected in ((3, None, 1800), (3, 900, 900), (None, 900, 900), (3, 60, 600), (0, 900, 0)):
-        assert finetuning_dry_run.run_dry_sweep(None, args, number, seconds) == expected  # type: ignore[arg-type]
+        assert single_run.run_dry_fine_tuning(None, args, None, number, seconds) == expected  # type: ignore[arg-type]
     assert capsys.readouterr().out.count("as many as fit, about 15 min") == 1

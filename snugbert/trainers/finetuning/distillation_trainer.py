@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
@@ -33,17 +32,11 @@ from snugbert.families.students import hash_model
 from snugbert.files import hash_json, replacing
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.storage.inputs import work_folder
-from snugbert.tasks.base import Sources, Task
-from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
+from snugbert.tasks.base import Task
+from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import ROW, TEACHER_LOGITS, SoftTargetCollator, distillation_loss
-from snugbert.trainers.finetuning.prepare_task import (
-    PreparedTask,
-    SoftTargets,
-    name_model,
-    name_sources,
-    prepare_task,
-)
+from snugbert.trainers.finetuning.prepare_task import PreparedTask, SoftTargets, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import digest_features
 from snugbert.trainers.run.processes import wait_for_all
 
@@ -70,9 +63,6 @@ class DistillationTrainer(FineTuningTrainer):
             the tokenizer `processing_class`.
         unlabeled_dataset: more rows to train on. Only the teacher labels them.
         kwargs: as in [`FineTuningTrainer`].
-
-    Raises:
-        InputError: as in [`FineTuningTrainer`]; or teacher and data have different labels or tokens.
     """
 
     compared_names = (*FineTuningTrainer.compared_names, "distillation_temperature", "distillation_weight")
@@ -105,17 +95,16 @@ class DistillationTrainer(FineTuningTrainer):
             model_args.teacher_name_or_path = str(teacher) if isinstance(teacher, str | Path) else None
             in_memory = isinstance(teacher, PreTrainedModel)
             teacher_args = name_model(teacher, processing_class if in_memory else None)
-            teacher_args.is_teacher = True
-            task = prepare_distillation(task, model_args, teacher_args, args, sources)
+            prepared_teacher = prepare_task(task, teacher_args, sources, is_teacher=True)
+            task = prepare_task(task, model_args, sources, prepared_teacher)
+            add_soft_targets(task, prepared_teacher, args)
         assert task.soft_targets is not None
         self.targets = task.soft_targets
         super().__init__(task=task, args=args, eval_dataset=eval_dataset, **kwargs)
+        features: Any = self.train_dataset
+        self.train_dataset = features.add_column(ROW, np.arange(len(features)))
+        self.data_collator = SoftTargetCollator(self.data_collator, self.targets, self.output)
         self.keep_column(ROW)
-
-    def _prepare_batches(self, features: Dataset | None, collate: Any) -> tuple[Any, Any]:
-        assert features is not None
-        features = features.add_column(ROW, np.arange(len(features)))  # type: ignore[arg-type]
-        return features, SoftTargetCollator(collate, self.targets, self.output)
 
     def compute_loss(
         self,
@@ -127,8 +116,7 @@ class DistillationTrainer(FineTuningTrainer):
         """Returns the sum of [`distillation_loss`], divided by the items in all accumulated batches and processes."""
         if TEACHER_LOGITS not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args: Any = self.args
-        inputs = dict(inputs)
+        args, inputs = self.args, dict(inputs)
         teacher = inputs.pop(TEACHER_LOGITS)
         labels = self.output.pop_labels(inputs)
         outputs = model(**inputs)
@@ -148,28 +136,15 @@ class DistillationTrainer(FineTuningTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
-def prepare_distillation(
-    task: Task[Any, Any, Any],
-    model_args: FineTunedModelArguments,
-    teacher_args: FineTunedModelArguments,
-    args: FineTuningArguments,
-    sources: Sources,
-) -> PreparedTask:
-    """Prepares a task for the student `model_args`, and computes its teacher's logits. Every process must call this.
+def add_soft_targets(student: PreparedTask, teacher: PreparedTask, args: FineTuningArguments) -> None:
+    """Computes the teacher's logits of the training examples. Every process must call this.
 
     Teacher and student may have different tokenizers if their items are the same, such as words.
     """
     if any(getattr(args, name) or args.varies(name) for name in ("class_weights", "label_smoothing_factor")):
         raise InputError("--teacher_name_or_path cannot be combined with --class_weights or --label_smoothing_factor.")
-    if "train" not in sources and "unlabeled" not in sources:
-        raise InputError(
-            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
-            "--do_predict, also pass --do_train."
-        )
-    teacher = prepare_task(task, teacher_args, copy.copy(args), sources)
-    student = prepare_task(task, model_args, args, sources, teacher)
     student.settings |= {
-        "teacher": find_base_model(teacher_args.model_name_or_path)[1],
+        "teacher": find_base_model(teacher.model_args.model_name_or_path)[1],
         "distillation_temperature": args.distillation_temperature,
         "distillation_weight": args.distillation_weight,
     }
@@ -180,24 +155,22 @@ def prepare_distillation(
             "--teacher_name_or_path: teacher and student split the text differently. Choose a student with the "
             "teacher's tokenizer."
         )
-    trainer = make_teacher_trainer(teacher, args)
+    trainer = _make_teacher_trainer(teacher, args)
     digest = hash_model(trainer.model)
     student.soft_targets = SoftTargets(
         teacher=digest,
-        logits=compute_items(trainer, teacher.train_features, digest, model_args.cache_dir),
+        logits=compute_items(trainer, teacher.train_features, digest, student.model_args.cache_dir),
         first_items=np.concatenate([[0], np.cumsum(counts)]),
         kind=student.task.problem,
     )
     trainer.model.to("cpu")  # the student needs the memory of the GPU
-    return student
 
 
-def make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
+def _make_teacher_trainer(teacher: PreparedTask, args: FineTuningArguments) -> FineTuningTrainer:
     """Returns a trainer that only predicts. Training arguments do not change the teacher."""
     args = copy.copy(args)
     args.push_to_hub, args.report_to = False, []
     args.output_dir = tempfile.gettempdir()  # Trainer creates the folder, even in a dry run
-    args.freeze_embeddings, args.freeze_layers, args.unfreeze_after_steps, args.reinit_layers = False, 0, None, 0
     args.fp16_full_eval = args.bf16_full_eval = False  # Trainer would change the weights in place
     args.sweep, args.seeds = None, 1
     return FineTuningTrainer(task=teacher, args=args)
@@ -223,7 +196,8 @@ def compute_items(
         part = features.select(range(start, min(start + PART, len(features))))
         key = [teacher, "items", digest_features(part.remove_columns(keyed)), trainer.accelerator.mixed_precision]
         file = folder / f"{hash_json(key)}.safetensors"
-        (items,) = broadcast_object_list([_read(file) if trainer.is_world_process_zero() else None])
+        is_cached = trainer.is_world_process_zero() and file.exists()
+        (items,) = broadcast_object_list([load_file(file)["0"] if is_cached else None])
         if items is None:
             logits: Any = trainer.predict(part.remove_columns(labels)).predictions
             items = trainer.output.select_items(logits, part).astype(np.float32)
@@ -237,19 +211,8 @@ def compute_items(
     return np.concatenate(parts)
 
 
-def _read(file: Path) -> np.ndarray | None:
-    """Reads the logits in a file. None if the file is not in the cache, or is damaged."""
-    try:
-        return load_file(file)["0"]
-    except (OSError, SafetensorError, KeyError):
-        return None
-
-
 def _write(file: Path, items: np.ndarray) -> None:
-    """Writes a whole file or nothing. If the disk is full, the logits are not cached."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
-            save_file({"0": np.ascontiguousarray(items)}, unfinished)
-    except (OSError, SafetensorError) as error:
-        logger.warning("the teacher's logits are not cached: %s", error)
+    """Writes a whole file or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file, file.with_name(f"_{os.getpid()}_{file.name}")) as unfinished:
+        save_file({"0": np.ascontiguousarray(items)}, unfinished)

@@ -1,8 +1,7 @@
 """Arguments of all fine-tuning commands: the model, and the paper's settings as defaults."""
 
-import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
@@ -13,11 +12,6 @@ from snugbert.errors import InputError
 from snugbert.trainers.finetuning.sweep_file import EXCLUSIVE, SweepFile, read_sweep_file
 from snugbert.trainers.run.processes import is_terminal
 
-if TYPE_CHECKING:
-    from snugbert.configuration_snugbert import SnugBertConfig
-
-# Hidden sizes of BERT-base, and of the narrowest encoder that was measured (benchmarks/results/learning_rates_*).
-WIDEST, NARROWEST = 768, 128
 MAIN_METRIC = "main"  # replaced by the main metric of the task
 # Must not change when a run resumes, in addition to the settings that every run compares.
 COMPARED_SETTINGS = (
@@ -33,8 +27,6 @@ COMPARED_SETTINGS = (
     "train_sampling_strategy",
 )
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass
 class FineTunedModelArguments(StudentArguments):
@@ -49,8 +41,7 @@ class FineTunedModelArguments(StudentArguments):
         metadata={"advanced": True, "help": "Layers to keep: first, spread, last, or numbers from 0 such as 0,2,5."},
     )
 
-    # These fields are set from Python only. If model and tokenizer are None, both are loaded.
-    is_teacher = False  # see `as_teacher`
+    # These fields are set from Python only. If they are None, both are loaded.
     model: ClassVar[Any] = None  # a PreTrainedModel
     tokenizer: ClassVar[Any] = None
 
@@ -61,18 +52,7 @@ class FineTunedModelArguments(StudentArguments):
                 "--num_student_layers is missing. To start from a checkpoint other than the teacher, pass "
                 "--model_name_or_path."
             )
-        if self.config_name is not None and self.num_student_layers is not None:
-            raise InputError(
-                "--num_student_layers needs a checkpoint. Remove --config_name, or replace --num_student_layers with "
-                "--config_overrides num_hidden_layers=N."
-            )
         super().__post_init__()
-
-    def as_teacher(self) -> "FineTunedModelArguments":
-        """Returns the arguments that load the teacher. The teacher is not trained."""
-        teacher: Any = super().as_teacher()
-        teacher.is_teacher = True
-        return teacher
 
 
 @dataclass
@@ -88,9 +68,6 @@ class FineTuningArguments(DeviceArguments):
     "On the Stability of Fine-tuning BERT", section 7. Their other settings are already the defaults. The learning rate
     still depends on the width.
 
-    Raises:
-        InputError: a value is out of range, or settings cannot be combined.
-
     Attributes:
         keeps_checkpoints: whether the user asked for checkpoints with `save_strategy`, `save_steps`,
             `save_total_limit` or `save_only_model`. Otherwise, they only serve to resume, and a finished run removes
@@ -101,8 +78,7 @@ class FineTuningArguments(DeviceArguments):
     """
 
     do_train: bool = field(
-        default=False,
-        metadata={"help": "Train. Default: train, evaluate and predict on the data that you pass."},
+        default=False, metadata={"help": "Train. Default: train, evaluate and predict on the data that you pass."}
     )
     do_eval: bool = field(
         default=False, metadata={"help": "Evaluate on the validation examples. Default: see --do_train."}
@@ -127,10 +103,9 @@ class FineTuningArguments(DeviceArguments):
         default=0.1, metadata={"help": "Steps of linear warmup. A value below 1 is a share of all steps."}
     )
     weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, except on biases and LayerNorm."})
-    # None: the user did not choose. `choose_metric` then evaluates after each epoch if there are validation examples.
+    # None: the user did not choose. `settle_arguments` then decides. See [`FineTuningTrainer`].
     eval_strategy: str | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."},
+        default=None, metadata={"help": "When to evaluate: no, steps or epoch. Default: epoch."}
     )
     # None: the user did not ask for checkpoints, see `keeps_checkpoints`.
     save_strategy: str | None = field(  # type: ignore[assignment]
@@ -145,8 +120,7 @@ class FineTuningArguments(DeviceArguments):
         metadata={"help": "Number of checkpoints to keep. 0 keeps all. Default: 3, removed when the run is done."},
     )
     reinit_layers: int = field(
-        default=0,
-        metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."},
+        default=0, metadata={"advanced": True, "help": "Start the top N layers and the pooler from random weights."}
     )
     layerwise_lr_decay: float = field(
         default=1.0, metadata={"advanced": True, "help": "Learning rate of a layer relative to the layer above it."}
@@ -157,11 +131,7 @@ class FineTuningArguments(DeviceArguments):
         default=None, metadata={"advanced": True, "help": "Unfreeze all layers after this many steps. Default: never."}
     )
     distillation_temperature: float = field(
-        default=2.0,
-        metadata={
-            "advanced": True,
-            "help": "Temperature of the teacher's soft targets.",
-        },
+        default=2.0, metadata={"advanced": True, "help": "Temperature of the teacher's soft targets."}
     )
     distillation_weight: float = field(
         default=0.5,
@@ -171,12 +141,10 @@ class FineTuningArguments(DeviceArguments):
         },
     )
     class_weights: dict | str | None = field(  # a dict in Python: label -> weight
-        default=None,
-        metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."},
+        default=None, metadata={"help": "Class weights in the loss: balanced, or for example positive=2,negative=1."}
     )
     early_stopping_patience: int | None = field(
-        default=None,
-        metadata={"help": "Stop after N evaluations without improvement, and keep the best model."},
+        default=None, metadata={"help": "Stop after N evaluations without improvement, and keep the best model."}
     )
     early_stopping_threshold: float = field(
         default=0.0,
@@ -190,8 +158,7 @@ class FineTuningArguments(DeviceArguments):
         metadata={"help": "Do several runs: a YAML file to search settings, paper (BERT's grid), fixed or stable."},
     )
     seeds: int = field(  # type: ignore[assignment]  # None is replaced in `__post_init__`
-        default=None,
-        metadata={"help": "Number of runs to average. Their seeds count up from --seed. Default: 1."},
+        default=None, metadata={"help": "Number of runs to average. Their seeds count up from --seed. Default: 1."}
     )
     pad_to_max_length: bool = field(
         default=False,
@@ -290,20 +257,3 @@ class FineTuningArguments(DeviceArguments):
     def sweeps(self) -> bool:
         """Whether there is more than one run."""
         return self.sweep is not None or self.seeds > 1
-
-
-def choose_learning_rate(config: "SnugBertConfig", args: FineTuningArguments, paper: float = 3e-5) -> None:
-    """Sets `args.learning_rate` for the encoder, unless the user chose one, and logs the reason.
-
-    It is the paper's rate for BERT-base (`paper`) times (768 / hidden size) squared, for hidden sizes from 128 to 768.
-    The rule is our own. benchmarks/results compares it with the paper's rate.
-    """
-    hidden_size = config.hidden_size
-    factor = (WIDEST / min(max(hidden_size, NARROWEST), WIDEST)) ** 2
-    rate = float(f"{paper * factor:.1e}")
-    reason = "from the BERT paper"
-    if factor > 1:
-        reason = f"{factor:.3g} times the BERT paper's {paper:g}, because the hidden size is {hidden_size}"
-    if args.learning_rate is None and not args.varies("learning_rate"):
-        args.learning_rate = rate
-        logger.info("learning rate: %g (%s). Set --learning_rate to change it.", rate, reason)

@@ -32,16 +32,17 @@ from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import DecisionFacts
 from snugbert.reports.plots import remove_plots
+from snugbert.reports.results import RunResults
 from snugbert.tasks.base import Task
 from snugbert.tasks.decisions import Decisions
 from snugbert.tasks.evaluation_set import EvaluationSet, make_evaluation_set
 from snugbert.tasks.outputs import PADDING
 from snugbert.trainers.finetuning.finetuning_arguments import COMPARED_SETTINGS, FineTuningArguments
 from snugbert.trainers.finetuning.layers import find_depths, freeze_layers, reinitialize_layers
-from snugbert.trainers.finetuning.losses import class_weights, has_classes, weighted_loss
-from snugbert.trainers.finetuning.model_selection import choose_metric, list_evaluation_callbacks
+from snugbert.trainers.finetuning.losses import class_weights, weighted_loss
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, name_model, name_sources, prepare_task
 from snugbert.trainers.finetuning.run_records import collect_results, compared_settings
+from snugbert.trainers.finetuning.settled_arguments import EarlyStopping, settle_arguments
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir, clear_output_dir
 from snugbert.trainers.run.stopping import REMEDY, DivergedError
 from snugbert.trainers.trainer import RunTrainer
@@ -101,6 +102,7 @@ class FineTuningTrainer(RunTrainer):
 
     kind = "fine-tuning"
     compared_names: tuple[str, ...] = COMPARED_SETTINGS
+    args: FineTuningArguments
 
     def __init__(
         self,
@@ -123,8 +125,12 @@ class FineTuningTrainer(RunTrainer):
         if not isinstance(task, PreparedTask):
             sources = name_sources(train_dataset=train_dataset, eval_dataset=first[1])
             model_args = name_model(model, processing_class)  # type: ignore[arg-type]
-            task = prepare_task(task, model_args, args, sources)
-        _check_settings(task, args)
+            task = prepare_task(task, model_args, sources)
+        if args.sweeps:
+            raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
+        settle_arguments(task, args)
+        if args.early_stopping_patience is not None:
+            callbacks = [EarlyStopping(args.early_stopping_patience, args.early_stopping_threshold), *callbacks]
         self.prepared, self.output = task, task.task.output
         self._more_metrics = compute_metrics
         if compute_metrics is not None and len(self.output.label_columns) > 1:
@@ -147,24 +153,26 @@ class FineTuningTrainer(RunTrainer):
             self.evaluation_sets += sets.values()
             features = {first[0]: features} | {name: each.features.inputs for name, each in sets.items()}
             args.metric_for_best_model = f"{first[0]}_{args.metric_for_best_model}"
-        weights = None if args.class_weights is None else class_weights(args.class_weights, task).to(args.device)
+        loss = None
+        if args.class_weights is not None:
+            loss = weighted_loss(class_weights(args.class_weights, task).to(args.device))
         set_seed(args.seed)
         network = task.make_model()
-        if task.train_features is not None:
+        layer_callbacks: list[TrainerCallback] = []
+        if task.trains:
             reinitialize_layers(network, args.reinit_layers)
-        collate = task.make_collator(args.pad_to_max_length)
-        train_features, collate = self._prepare_batches(task.train_features, collate)
+            layer_callbacks = freeze_layers(network, args)
         try:
             super().__init__(
                 model=network,
                 args=args,
-                data_collator=collate,
-                train_dataset=train_features,
+                data_collator=task.make_collator(args.pad_to_max_length),
+                train_dataset=task.train_features,
                 eval_dataset=features,
                 processing_class=task.task.tokenizer,
                 compute_metrics=_keep_logits,
-                compute_loss_func=None if weights is None else weighted_loss(weights),
-                callbacks=[*list_evaluation_callbacks(args), *freeze_layers(network, args), *callbacks],
+                compute_loss_func=loss,
+                callbacks=[*layer_callbacks, *callbacks],
                 **kwargs,
             )
         except (ValueError, RuntimeError, ImportError) as error:
@@ -172,27 +180,17 @@ class FineTuningTrainer(RunTrainer):
         self.run_settings.keeps_checkpoints = args.keeps_checkpoints
         self.write_card = self._write_card
 
-    def _prepare_batches(self, features: Dataset | None, collate: Any) -> tuple[Any, Any]:
-        """Returns the training examples and the data collator."""
-        return features, collate
-
     # --- training -----------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Extends Trainer's method: refuses to start a new run in the folder of an earlier run.
 
-        Args:
-            resume_from_checkpoint: a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
-            args, kwargs: as in Trainer.
-
-        Raises:
-            InputError: there are no training examples; the output folder contains another run, and
-                `overwrite_output_dir` is not set; the disk is too full; or see [`RunTrainer.train`].
+        `resume_from_checkpoint` is a folder, or True for the newest checkpoint in `output_dir`. Default: see `args`.
         """
         if self.train_dataset is None:
             raise InputError("train_dataset is missing.")
         if self.checks_output_dir and not resume_from_checkpoint:
-            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)  # type: ignore[attr-defined]
+            resume_from_checkpoint = check_output_dir(self.args, self.args.overwrite_output_dir)
         self.checks_output_dir = False  # from now on, the folder contains this run
         if not self.state.global_step:
             check_disk_space(self.args, self.model.parameters())
@@ -207,7 +205,7 @@ class FineTuningTrainer(RunTrainer):
             samples = len(self.train_dataset)  # type: ignore[arg-type]
             result.metrics.update(train_samples=samples, train_steps=self.state.global_step)
             self._training = result.metrics
-            if self.prepared.task.chooses_decisions and not self.args.dry_run:  # type: ignore[attr-defined]
+            if self.prepared.task.chooses_decisions and not self.args.dry_run:
                 self._choose_decisions()
         return result
 
@@ -238,7 +236,7 @@ class FineTuningTrainer(RunTrainer):
         self._last_evaluation = None  # it used no thresholds and no temperature
         self._scores[self.model_step] = examples.score(self.decisions.fitted)
 
-    def describe_decisions(self) -> DecisionFacts | None:
+    def _describe_decisions(self) -> DecisionFacts | None:
         """Returns the thresholds, the temperature, and scores without thresholds. None if the task chooses neither."""
         if self.decisions is None:
             return None
@@ -255,7 +253,7 @@ class FineTuningTrainer(RunTrainer):
         }
 
     def _clear_output_dir(self) -> None:
-        if self.args.overwrite_output_dir:  # type: ignore[attr-defined]
+        if self.args.overwrite_output_dir:
             clear_output_dir(self.args)
         if self.args.should_save:
             remove_plots(Path(str(self.args.output_dir)))
@@ -268,10 +266,10 @@ class FineTuningTrainer(RunTrainer):
             line["step"]: {metric: line[name] for metric, name in names.items() if name in line} for line in scored
         }
         self._last_evaluation = None
-        self.run_settings.command_settings = compared_settings(self.prepared, self.args)  # type: ignore[arg-type]
+        self.run_settings.command_settings = compared_settings(self.prepared, self.args)
 
     def _explain_unfilled_rows(self) -> str | None:
-        if self.args.pad_to_max_length:  # type: ignore[attr-defined]
+        if self.args.pad_to_max_length:
             return "--pad_to_max_length pads each example"
         if get_windows(self.model_config) is not None:
             return "documents have different numbers of windows (--doc_stride)"
@@ -304,7 +302,7 @@ class FineTuningTrainer(RunTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Extends Trainer's method: a learning rate per layer if `layerwise_lr_decay` is below 1."""
         optimizer = super().create_optimizer(model)
-        decay = self.args.layerwise_lr_decay  # type: ignore[attr-defined]
+        decay = self.args.layerwise_lr_decay
         if decay < 1:
             depths = find_depths(model or self.model)  # type: ignore[arg-type]
             top = max(depths.values())
@@ -326,24 +324,14 @@ class FineTuningTrainer(RunTrainer):
     ) -> dict[str, float]:
         """Extends Trainer's method: scores labeled rows, and returns loss, metrics and speed. See also `intervals`.
 
-        Args:
-            eval_dataset: rows, a dict of datasets, or a key of such a dict. Default: the `eval_dataset` of the
-                trainer. Encoded features, with a column `input_ids`, get a loss and no metrics.
-            ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: prefix of the names of metrics.
-
-        Raises:
-            InputError: a row cannot be used, or the rows have no labels, or their labels differ from the model's.
-            DivergedError: a logit is NaN.
+        `eval_dataset` contains rows, or is a dict of datasets or a key of the trainer's dict. Encoded features, with a
+        column `input_ids`, get a loss and no metrics.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # type: ignore[index]
-        if isinstance(dataset, Mapping):
-            metrics: dict[str, float] = {}
-            for name, part in dataset.items():
-                metrics |= self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}")
-            return metrics
+        if isinstance(dataset, dict):  # Trainer calls this method for each dataset
+            return super().evaluate(dataset, ignore_keys, metric_key_prefix)
         features, self._scored = (None, None) if dataset is None else self._encode(dataset)
         try:
             return super().evaluate(features, ignore_keys, metric_key_prefix)
@@ -355,17 +343,8 @@ class FineTuningTrainer(RunTrainer):
     ) -> PredictionOutput:
         """Computes the logits of rows, and scores them if all have labels. [`Predictor`] returns answers instead.
 
-        Args:
-            test_dataset: rows, or encoded features, which are not scored.
-            ignore_keys: outputs of the model to leave out.
-            metric_key_prefix: prefix of the names of metrics.
-
-        Returns:
-            `predictions`: the logits, one row for each window of an example; `label_ids`: None; `metrics`.
-
-        Raises:
-            InputError: a row cannot be used.
-            DivergedError: a logit is NaN.
+        Encoded features are not scored. Returns the logits as `predictions`, one row for each window of an example, no
+        `label_ids`, and `metrics`.
         """
         features, encoded = self._encode(test_dataset, "test")
         output = super().predict(features, ignore_keys, metric_key_prefix)
@@ -457,11 +436,7 @@ class FineTuningTrainer(RunTrainer):
         return loss, logits, None
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Extends Trainer's method: predictions are in the order of the dataset. Keeps the random state of training.
-
-        Raises:
-            DivergedError: a logit is NaN.
-        """
+        """Extends Trainer's method: predictions are in the order of the dataset. The random state stays as it is."""
         prefix = kwargs.get("metric_key_prefix", "eval")
         self._losses = []
         try:
@@ -522,19 +497,25 @@ class FineTuningTrainer(RunTrainer):
         elif self.args.should_save:
             self.write_card()
 
+    def collect_results(self, metrics: dict[str, dict[str, float]]) -> RunResults:
+        """Returns the content of `results.json`. In training, the settings include the steps done."""
+        in_progress = self.train_dataset is not None and not self._training
+        training = {"step": float(self.state.global_step)} if in_progress else self._training
+        results = collect_results(self.prepared, self.args, training, metrics, self.run_settings.changes)
+        if in_progress:
+            results["settings"]["steps_done"] = f"{self.state.global_step:,} of {self.state.max_steps:,}"
+        if (decisions := self._describe_decisions()) is not None:
+            results["decisions"] = decisions
+        return results
+
     def _write_card(self, folder: str | None = None) -> None:
-        """Writes the card, with the model's scores if there are any. In training, the card states the steps done."""
-        prepared, state = self.prepared, self.state
+        """Writes the card, with the model's scores if there are any."""
+        prepared = self.prepared
         metrics: dict[str, dict[str, float]] = {}
         if prepared.validation_set is not None:
             scores = self._scores.get(self.model_step, {})
             metrics = {prepared.validation_set.name: {m: scores[m] for m in prepared.task.metrics if m in scores}}
-        training = self._training or {"step": state.global_step}
-        results = collect_results(prepared, self.args, training, metrics, self.run_settings.changes)  # type: ignore[arg-type]
-        if (decisions := self.describe_decisions()) is not None:
-            results["decisions"] = decisions
-        if not self._training:
-            results["settings"]["steps_done"] = f"{state.global_step:,} of {state.max_steps:,}"
+        results = self.collect_results(metrics)
         output_dir, base_model = Path(folder or str(self.args.output_dir)), prepared.model_args.model_name_or_path
         output_dir.mkdir(parents=True, exist_ok=True)
         write_finetuning_card(output_dir, prepared.facts, results, base_model, self.hub_name)
@@ -548,17 +529,6 @@ class FineTuningTrainer(RunTrainer):
 def _keep_logits(prediction: EvalPrediction) -> dict[str, float]:
     """Makes Trainer keep the logits. Trainer never calls this function, because there are no labels."""
     return {}
-
-
-def _check_settings(prepared: PreparedTask, args: FineTuningArguments) -> None:
-    """Chooses the metric, and refuses settings that a single run does not support."""
-    if args.sweeps:
-        raise InputError("--sweep and --seeds: a trainer trains once. Train in a loop, or run the command.")
-    choose_metric(prepared, args)
-    if args.label_smoothing_factor and (not has_classes(prepared) or args.class_weights is not None):
-        raise InputError(
-            "--label_smoothing_factor needs one label per example and cannot be combined with --class_weights."
-        )
 
 
 def _pad(logits: torch.Tensor, lengths: list[int]) -> torch.Tensor:

@@ -21,18 +21,13 @@ ROW = "soft_target_row"  # column with the number of the example
 TEACHER_LOGITS = "teacher_logits"
 
 
-def has_classes(prepared: PreparedTask) -> bool:
-    """Whether each item has exactly one class."""
-    return prepared.task.labels is not None and prepared.task.problem == "single_label_classification"
-
-
 def class_weights(given: str | Mapping[str, Any], prepared: PreparedTask) -> torch.Tensor:
     """Returns the weight of each class in the loss. *Shape:* (classes,)
 
     "balanced" gives labels / (classes * labels of the class), as in scikit-learn. Classes without a weight get 1.
     """
     labels = prepared.task.labels
-    if labels is None or not has_classes(prepared) or prepared.train_features is None:
+    if labels is None or not prepared.has_classes or prepared.train_features is None:
         raise InputError(f"--class_weights: {prepared.task.name} needs training examples with exactly one class each.")
     if given == "balanced":
         (column,) = prepared.task.output.label_columns
@@ -118,16 +113,8 @@ def distillation_loss(
     labels per example, each label is a distribution of two outcomes. For regression, soft is the squared difference of
     the two numbers. Hard is the usual loss of the gold labels, which is 0 for an item without a label.
 
-    Args:
-        student, teacher: logits. *Shape:* (I, C)
-        labels: ids, `UNLABELED` without a label. *Shape:* (I,) Several labels: 0.0 or 1.0, NaN without labels.
-            *Shape:* (I, C) Regression: numbers, NaN without a label. *Shape:* (I,)
-        kind: the kind of problem.
-        temperature: above 0. Not used for regression.
-        weight: from 0 to 1.
-
-    Returns:
-        *Shape:* ()
+    `student` and `teacher` are logits, *Shape:* (I, C). `labels` are ids, `UNLABELED` without a label, *Shape:* (I,).
+    Several labels are 0.0 or 1.0, *Shape:* (I, C), and regression has numbers, *Shape:* (I,). Both are NaN without.
     """
     student, teacher = student.float(), teacher.to(student.device).float()
     if kind == "single_label_classification":

@@ -10,7 +10,6 @@ import transformers
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollator, PreTrainedModel, PreTrainedTokenizerBase
 
-from snugbert.card_snugbert import find_base_model
 from snugbert.configuration_snugbert import SIZES, SnugBertConfig
 from snugbert.data.packed_batches import SnugBertDataCollatorWithPacking
 from snugbert.data.sources import DataArguments, DataSource, describe_dataset
@@ -33,11 +32,7 @@ from snugbert.reports.results import TaskFacts
 from snugbert.tasks.base import Problem, Sources, Task
 from snugbert.tasks.copies import ExampleCopies
 from snugbert.tasks.evaluation_set import EvaluationSet
-from snugbert.trainers.finetuning.finetuning_arguments import (
-    FineTunedModelArguments,
-    FineTuningArguments,
-    choose_learning_rate,
-)
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
 
 
 @dataclass
@@ -65,11 +60,22 @@ class PreparedTask:
     settings: dict[str, Any] = field(default_factory=dict)  # of the data, by argument name, as JSON values
     copies: ExampleCopies = field(default_factory=ExampleCopies)  # among the examples
     soft_targets: SoftTargets | None = None  # None: no teacher
+    is_teacher: bool = False  # of a student
 
     @property
     def validation_set(self) -> EvaluationSet[Any] | None:
         """The set that is scored during training and selects the best model. None: there is no validation set."""
         return next((s for s in self.evaluation_sets if s.name.startswith("eval")), None)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the model is trained. A teacher only labels the training examples."""
+        return self.train_features is not None and not self.is_teacher
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each item has exactly one class."""
+        return self.task.labels is not None and self.task.problem == "single_label_classification"
 
     @property
     def facts(self) -> TaskFacts:
@@ -85,7 +91,7 @@ class PreparedTask:
             getattr(transformers, f"AutoModel{self.task.head}"),
             self.model_args,
             copy.deepcopy(self.config),
-            trained=self.train_features is None or self.model_args.is_teacher,
+            trained=not self.trains,
             ignore_mismatched_sizes=self.model_args.ignore_mismatched_sizes,
         )
         return model if self.student_layers is None else make_student(model, self.student_layers)
@@ -115,13 +121,13 @@ class PreparedTask:
 def prepare_task(
     task: Task[Any, Any, Any],
     model_args: FineTunedModelArguments,
-    args: FineTuningArguments,
     sources: Sources,
     teacher: PreparedTask | None = None,
+    is_teacher: bool = False,
 ) -> PreparedTask:
     """Reads the data of a task and encodes them for a checkpoint, which is not trained with `is_teacher`.
 
-    Sets `args.learning_rate` unless the user chose one. The labels have the order of the `teacher`, if there is one.
+    The labels have the order of the `teacher`, if there is one.
     """
     task = task.copy()
     tokenizer = load_tokenizer(model_args) if model_args.tokenizer is None else model_args.tokenizer
@@ -133,26 +139,25 @@ def prepare_task(
         )
     config: Any = load_config(model_args, tokenizer) if given is None else copy.deepcopy(given.config)
     splits = task.read_splits(sources, get_text_columns(config.to_dict()))
-    selects = args.eval_strategy != "no" or args.sweeps
-    if selects and "validation" in splits and not splits["validation"].labeled:
-        raise InputError(
-            "--validation_file: no reference answers to select the best model by. Add answers, or pass the file as "
-            "--test_file."
-        )
     training = [splits[name] for name in ("train", "unlabeled") if name in splits]
-    if training and not model_args.is_teacher:
-        choose_learning_rate(config, args, task.paper_learning_rate)
+    if is_teacher and not training:
+        raise InputError(
+            "--teacher_name_or_path needs training examples: --train_file or --unlabeled_file. With --do_eval or "
+            "--do_predict, also pass --do_train."
+        )
+    trains = bool(training) and not is_teacher
+    if trains:
         remember_text_columns(config, task.text_columns(splits))
         forget_decisions(config)
     elif given is None:  # a model in memory was checked above
         _check_head(config, task.head, model_args)
-    student_layers = _choose_layers(model_args, config, trains=bool(training) and not model_args.is_teacher)
-    task.choose_labels(splits, config, None if teacher is None else teacher.task, model_args.is_teacher)
+    student_layers = _choose_layers(model_args, config, trains)
+    task.choose_labels(splits, config, None if teacher is None else teacher.task, is_teacher)
     task.use_tokenizer(tokenizer, limit_length(config, tokenizer, task.args.max_seq_length))
-    if training and not model_args.is_teacher:
+    if trains:
         remember_windows(config, task.windows)
     copies = ExampleCopies()
-    if not model_args.is_teacher:  # before a teacher labels the examples
+    if not is_teacher:  # before a teacher labels the examples
         validation = (split for name, split in splits.items() if name.startswith("validation"))
         task.check_decisions(next(validation, None) if training else None)
         copies.count(task, splits)
@@ -172,6 +177,7 @@ def prepare_task(
         data=data,
         settings=collect_data_settings(task.args),
         copies=copies,
+        is_teacher=is_teacher,
     )
 
 
@@ -232,16 +238,3 @@ def collect_data_settings(data_args: DataArguments) -> dict[str, Any]:
         return [Path(file).name for file in given] if isinstance(given, list) else Path(given).name
 
     return {name: value(name, given) for name, given in asdict(data_args).items()}
-
-
-def describe_initial_weights(model_args: FineTunedModelArguments) -> dict[str, Any]:
-    """Returns the checkpoint and its layers, by flag."""
-    weights: dict[str, Any] = {"--model_name_or_path": find_base_model(model_args.model_name_or_path)[1]}
-    return weights | {f"--{name}": value for name, value in list_student_settings(model_args).items()}
-
-
-def list_student_settings(model_args: FineTunedModelArguments) -> dict[str, Any]:
-    """Returns which layers of the checkpoint the model starts from. Empty: all."""
-    if model_args.num_student_layers is None:
-        return {}
-    return {"num_student_layers": model_args.num_student_layers, "student_layers": model_args.student_layers}

@@ -7,7 +7,6 @@ repeated. The runs of a sweep are in the folder `runs`.
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from accelerate import PartialState
 from datasets import Dataset
 
 from snugbert.card_snugbert import find_base_model
@@ -26,14 +26,17 @@ from snugbert.files import read_json, write_atomically
 from snugbert.reports.cards import package_versions
 from snugbert.reports.plots import remove_plots
 from snugbert.reports.results import RunResults
+from snugbert.reports.score_tables import set_title
 from snugbert.storage.inputs import work_folder
 from snugbert.storage.uploads import find_output
+from snugbert.tasks.evaluation_set import EvaluationSet
 from snugbert.trainers.finetuning.finetuning_arguments import (
     COMPARED_SETTINGS,
     FineTunedModelArguments,
     FineTuningArguments,
 )
-from snugbert.trainers.finetuning.prepare_task import PreparedTask, describe_initial_weights, list_student_settings
+from snugbert.trainers.finetuning.prepare_task import PreparedTask
+from snugbert.trainers.finetuning.sweep_results import list_run_folders
 from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.folder import list_run_files, remove_run
 from snugbert.trainers.run.processes import wait_for_all
@@ -76,7 +79,6 @@ OUTCOME_SETTINGS = (
 PLAN = "plan.json"  # in the output folder
 BUDGET = ("--seeds", "runs", "winner_seeds")  # in a plan. These values may grow
 NOT_COMPARED = ("token", "cache_dir", "preprocessing_num_workers")
-RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
 
 
 def collect_settings(args: FineTuningArguments, names: tuple[str, ...] = SETTINGS) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def collect_results(
         "copies": prepared.copies.sentences,
         "training": training,
         "settings": {
-            **list_student_settings(prepared.model_args),
+            **_list_student_settings(prepared.model_args),
             **prepared.settings,
             **(collect_settings(args) if training else {}),
             **({"changed_on_resume": "; ".join(changes)} if changes else {}),
@@ -118,19 +120,37 @@ def collect_results(
     }
 
 
-def compared_settings(prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
-    """Returns further settings that must not change on resume."""
-    data = {"the training data": prepared.train_features}
-    if args.load_best_model_at_end and prepared.validation_set is not None:
-        data["the validation data"] = prepared.validation_set.features.inputs
-    return {
-        **describe_initial_weights(prepared.model_args),
+def compared_settings(prepared: PreparedTask, args: FineTuningArguments, finished: bool = False) -> dict[str, Any]:
+    """Returns further settings that must not change on resume, or all that determine the results if `finished`."""
+    sets = prepared.evaluation_sets if finished else []
+    if args.load_best_model_at_end and prepared.validation_set is not None and not finished:
+        sets = [prepared.validation_set]
+    settings = {
+        "--model_name_or_path": find_base_model(prepared.model_args.model_name_or_path)[1],
+        **{f"--{name}": value for name, value in _list_student_settings(prepared.model_args).items()},
         "batch": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        "data": {
-            **{name: digest_features(features) for name, features in data.items() if features is not None},
-            **({} if prepared.soft_targets is None else {"the teacher": prepared.soft_targets.teacher}),
-        },
+        "data": digest_examples(prepared, sets),
     }
+    if finished:
+        settings |= {"--num_train_epochs": args.num_train_epochs, "--max_steps": args.max_steps, **prepared.settings}
+    return settings
+
+
+def _list_student_settings(model_args: FineTunedModelArguments) -> dict[str, Any]:
+    """Returns which layers of the checkpoint the model starts from. Empty: all."""
+    if model_args.num_student_layers is None:
+        return {}
+    return {"num_student_layers": model_args.num_student_layers, "student_layers": model_args.student_layers}
+
+
+def digest_examples(prepared: PreparedTask, sets: Sequence[EvaluationSet[Any]]) -> dict[str, str]:
+    """Returns a digest of the training examples, of the examples of `sets`, and of the teacher."""
+    data = {} if prepared.train_features is None else {"the training data": prepared.train_features}
+    data |= {f"the {set_title(each.name)} data": each.features.inputs for each in sets}
+    digests = {name: digest_features(features) for name, features in data.items()}
+    if prepared.soft_targets is not None:
+        digests["the teacher"] = prepared.soft_targets.teacher
+    return digests
 
 
 def digest_features(dataset: Dataset) -> str:
@@ -162,28 +182,17 @@ def make_plan(model_args: FineTunedModelArguments, args: FineTuningArguments, da
     return plan
 
 
-def digest_examples(prepared: PreparedTask) -> dict[str, str]:
-    """Returns a digest of the features of each set, for the plan."""
-    sets = {"train": prepared.train_features, **{s.name: s.features.inputs for s in prepared.evaluation_sets}}
-    digests = {
-        f"{name} examples": digest_features(features) for name, features in sets.items() if features is not None
-    }
-    if prepared.soft_targets is not None:
-        digests["teacher weights"] = prepared.soft_targets.teacher
-    return digests
-
-
-def check_plan(kind: str, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path]) -> bool:
+def check_plan(kind: str, plan: dict[str, Any], folders: list[Path]) -> bool:
     """Returns whether the command continues the runs in the output folder. Changes no files.
 
     More seeds and runs than before are allowed. Fewer are refused, because the best weights may come from a run that
-    would be left out. `folders` may contain runs: the output folder and, in a suite, one folder per task.
+    would be left out. `folders` may contain runs: the output folder comes first, then a suite's folders of tasks.
     """
-    output_dir = Path(str(args.output_dir))
+    output_dir = folders[0]
     file = output_dir / PLAN
     # A folder with only a plan comes from a command that failed before its first run.
     begun = any(path != file for folder in folders for path in (*list_run_files(folder), *list_run_folders(folder)))
-    if not begun or args.overwrite_output_dir:
+    if not begun:
         return False
     remedy = "Choose another folder, or replace the run (--overwrite_output_dir)."
     if not file.exists():
@@ -200,29 +209,22 @@ def _may_grow(before: Any, now: Any) -> bool:
     return now is None or (type(before) is int and before <= now)
 
 
-def prepare_folders(
-    kind: str, plan: dict[str, Any], args: FineTuningArguments, folders: list[Path], continues: bool
-) -> None:
+def prepare_folders(kind: str, plan: dict[str, Any], folders: list[Path], continues: bool) -> None:
     """Removes earlier runs unless the command continues them, and writes the plan. Every process must call this.
 
     Only files that runs write are removed. For the arguments, see [`check_plan`], which returns `continues`.
     """
     wait_for_all()  # every process checks before the main process changes the folder
-    if args.should_save:
+    if PartialState().is_main_process:
         if not continues:
             for folder in folders:
                 _remove_runs(folder)
-        output_dir = Path(str(args.output_dir))
+        output_dir = folders[0]
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(output_dir / PLAN, json.dumps(make_record(kind, plan), indent=1))
         if (output := find_output(output_dir)) is not None:
             upload_run(output)  # another machine continues with this plan
     wait_for_all()
-
-
-def list_run_folders(output_dir: Path) -> list[Path]:
-    """Returns the folders of a sweep's runs in `output_dir`."""
-    return [path for path in (output_dir / "runs").glob("*") if RUN_FOLDER.fullmatch(path.name)]
 
 
 def _remove_runs(output_dir: Path) -> None:

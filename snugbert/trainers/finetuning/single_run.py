@@ -1,9 +1,11 @@
-"""One fine-tuning run of a command: train, score, predict, and write the results into the output folder."""
+"""One fine-tuning run of a command: train, score, predict, write the results into the output folder. Or a dry run."""
 
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,25 +13,42 @@ import numpy as np
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
+from snugbert.data.packed_batches import count_tokens
+from snugbert.errors import format_count, shorten
+from snugbert.progress import format_duration
 from snugbert.reports.finetuned_card import write_finetuning_card
 from snugbert.reports.intervals import Interval
 from snugbert.reports.label_tables import LabelScores
 from snugbert.reports.plots import draw_learning_curve, draw_reliability, list_plots
 from snugbert.reports.results import RESULTS, RunResults, contains_model, read_results, write_results
-from snugbert.reports.score_tables import format_metric, is_perfect, set_title
+from snugbert.reports.score_tables import format_metric, set_title
 from snugbert.storage.uploads import find_output
 from snugbert.tasks.evaluation_set import EvaluationSet
+from snugbert.trainers.dry_run import (
+    EVALUATED_BATCHES,
+    as_dry_run,
+    as_steps,
+    describe_peak,
+    describe_seconds,
+    describe_steps,
+    print_plan,
+    seconds_since_start,
+    time_steps,
+)
 from snugbert.trainers.finetuning.distillation_trainer import DistillationTrainer
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
-from snugbert.trainers.finetuning.model_selection import LOWER_IS_BETTER
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.finetuning.run_records import collect_results, compared_settings, digest_features
+from snugbert.trainers.finetuning.run_records import compared_settings
+from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
 from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
-from snugbert.trainers.run.folder import check_output_dir
+from snugbert.trainers.run.folder import check_disk_space, check_output_dir
 from snugbert.trainers.run.processes import raise_together
 from snugbert.trainers.run.stopping import raise_if_interrupted
+
+ADVICE = "Try longer training, another learning rate, more examples, or a larger pretrained checkpoint."
+ADVICE_WITHOUT_TRAINING = "Check that the checkpoint was fine-tuned for this task and for the same labels."
 
 logger = logging.getLogger(__name__)
 
@@ -82,20 +101,22 @@ def fine_tune(
     the folder at the end. Then removes the checkpoints, unless the user asked for them in this command or in the
     command that it resumes. If the run is already finished, returns its results. Exceptions of callbacks end the run.
     """
-    trains = prepared.train_features is not None
+    begin, trains = time.monotonic(), prepared.train_features is not None
     start = (start or find_start(args)) if trains else Start(None, None)
-    if start.finished is not None:
-        _check_finished_run(prepared, args)
-        return start.finished
     trainer = make_trainer(prepared, args, callbacks)
+    if start.finished is not None:
+        _check_finished_run(trainer)
+        return start.finished
     trainer.checks_output_dir = False
-    training = train(trainer, start.checkpoint, _finished_settings(prepared, args)) if trains else {}
+    if trains:
+        train(trainer, start.checkpoint)
     scores = {each.name: evaluate(trainer, each) for each in prepared.evaluation_sets}
-    results = _collect(prepared, args, trainer, training, scores)
+    results = _collect(trainer, scores)
+    results["seconds"] = round(time.monotonic() - begin, 1)
     output_dir = Path(str(args.output_dir))
-    if trainer.is_world_process_zero() and (training or not contains_model(output_dir)):
-        if training:
-            _draw_learning_curve(prepared, trainer, scores)
+    if trainer.is_world_process_zero() and (trains or not contains_model(output_dir)):
+        if trains:
+            _draw_learning_curve(trainer, scores)
             base_model = prepared.model_args.model_name_or_path
             trainer.write_card = functools.partial(
                 write_finetuning_card, output_dir, prepared.facts, results, base_model, trainer.hub_name
@@ -107,9 +128,9 @@ def fine_tune(
     reported = {f"{name}_{metric}": value for name, values in sets.items() for metric, value in values.items()}
     trainer.reports.send(list_plots(output_dir), reported, trainer.model_step)
     if args.push_to_hub:
-        trainer.write_card = trainer.write_card if training else None
+        trainer.write_card = trainer.write_card if trains else None
         trainer.push_to_hub()
-    if training and args.should_save and not trainer.run_settings.keeps_checkpoints:
+    if trains and args.should_save and not trainer.run_settings.keeps_checkpoints:
         # This comes last, so that a run that is stopped earlier can be resumed. As in training, checkpoints of later
         # steps stay, and so does a checkpoint that the user names.
         reached = [folder for folder in list_checkpoints(output_dir) if step_of(folder) <= trainer.state.global_step]
@@ -121,32 +142,24 @@ def fine_tune(
     return results
 
 
-def _check_finished_run(prepared: PreparedTask, args: FineTuningArguments) -> None:
+def _check_finished_run(trainer: FineTuningTrainer) -> None:
     """Checks that the settings have not changed since the run finished. `push_to_hub` uploads its folder again."""
-    trainer = make_trainer(prepared, args)
-    trainer.run_settings.command_settings = _finished_settings(prepared, args)
-    raise_together(lambda: trainer.compare_settings(str(args.output_dir)) if args.process_index == 0 else None)
-    logger.info("%s contains this run, which is finished. Nothing was computed.", args.output_dir)
-    if args.push_to_hub:  # an earlier upload may have failed
+    output_dir = str(trainer.args.output_dir)
+    trainer.run_settings.command_settings = compared_settings(trainer.prepared, trainer.args, finished=True)
+    raise_together(lambda: trainer.compare_settings(output_dir) if trainer.is_world_process_zero() else None)
+    logger.info("%s contains this run, which is finished. Nothing was computed.", output_dir)
+    if trainer.args.push_to_hub:  # an earlier upload may have failed
         trainer.uploads.upload_output_dir()
 
 
-def _collect(
-    prepared: PreparedTask,
-    args: FineTuningArguments,
-    trainer: FineTuningTrainer,
-    training: dict[str, float],
-    scores: Mapping[str, SetScores],
-) -> RunResults:
+def _collect(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> RunResults:
     """Returns the content of `results.json`."""
     metrics = {name: each.metrics for name, each in scores.items()}
-    results = collect_results(prepared, args, training, metrics, trainer.run_settings.changes)
+    results = trainer.collect_results(metrics)
     results["intervals"] = {name: each.intervals for name, each in scores.items()}
     if uneven := {name: each.labels for name, each in scores.items() if each.labels is not None}:
         results["labels"] = uneven
-    if (decisions := trainer.describe_decisions()) is not None:
-        results["decisions"] = decisions
-    results["shortfalls"] = describe_shortfalls(prepared, metrics, args, trained=bool(training))
+    results["shortfalls"] = describe_shortfalls(trainer.prepared, metrics)
     return results
 
 
@@ -158,18 +171,19 @@ def make_trainer(
     return trainer_class(task=prepared, args=args, callbacks=callbacks)
 
 
-def train(trainer: FineTuningTrainer, checkpoint: str | None, finished: dict[str, Any]) -> dict[str, float]:
-    """Trains from `checkpoint` or from the start, saves model, tokenizer and metrics, and returns the metrics.
+def make_dry_trainer(prepared: PreparedTask, args: FineTuningArguments, folder: str) -> FineTuningTrainer:
+    """Returns a trainer that writes into a temporary `folder` and reports nowhere."""
+    return make_trainer(prepared, as_dry_run(args, folder))
 
-    Also stores the settings `finished`, for [`find_start`].
-    """
+
+def train(trainer: FineTuningTrainer, checkpoint: str | None) -> None:
+    """Trains from `checkpoint` or from the start. Saves model, tokenizer, metrics, and settings for [`find_start`]."""
     metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
     raise_if_interrupted(trainer)
     trainer.save_model(_internal_call=True)  # an external call would push before the card is written
     trainer.save_metrics("train", metrics)
-    trainer.run_settings.command_settings |= finished
+    trainer.run_settings.command_settings |= compared_settings(trainer.prepared, trainer.args, finished=True)
     trainer.save_state()
-    return metrics
 
 
 def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> SetScores:
@@ -203,72 +217,141 @@ def evaluate(trainer: FineTuningTrainer, evaluation_set: EvaluationSet[Any]) -> 
     return SetScores(metrics, intervals, loss, evaluation_set.score_labels(scored))
 
 
-def _draw_learning_curve(prepared: PreparedTask, trainer: FineTuningTrainer, scores: Mapping[str, SetScores]) -> None:
+def _draw_learning_curve(trainer: FineTuningTrainer, scores: dict[str, SetScores]) -> None:
     """Draws `learning_curve.png`, with the loss and the main metric of the final model on the validation examples."""
-    args, state, chosen = trainer.args, trainer.state, str(trainer.args.metric_for_best_model)
-    metric = prepared.task.main_metric if chosen == "loss" else chosen
+    task, examples, chosen = trainer.prepared.task, trainer.prepared.validation_set, trainer.args.metric_for_best_model
+    metric = task.main_metric if chosen == "loss" else str(chosen)
     final: dict[str, float] = {}
     baseline = None
-    if prepared.validation_set is not None:
-        validation = scores[prepared.validation_set.name]
+    if examples is not None:
+        validation = scores[examples.name]
         values = {"loss": validation.loss, metric: validation.metrics.get(metric)}
         final = {key: value for key, value in values.items() if value is not None}
         final["step"] = trainer.model_step
-        if prepared.validation_set.baseline is not None:
-            baseline = prepared.validation_set.baseline.metrics.get(metric)
-    file = Path(str(args.output_dir)) / "learning_curve.png"
-    draw_learning_curve(state.log_history, metric, prepared.task.perfect_score, final, baseline, file)
+        if examples.baseline is not None:
+            baseline = examples.baseline.metrics.get(metric)
+    file = Path(str(trainer.args.output_dir)) / "learning_curve.png"
+    draw_learning_curve(trainer.state.log_history, metric, task.perfect_score, final, baseline, file)
 
 
-def _finished_settings(prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
-    """Returns the settings that must not change once a run is finished. They also determine its results."""
-    settings = compared_settings(prepared, args)
-    for each in prepared.evaluation_sets:
-        settings["data"][f"the {set_title(each.name)} data"] = digest_features(each.features.inputs)
-    steps = {"--num_train_epochs": args.num_train_epochs, "--max_steps": args.max_steps}
-    return {**settings, **steps, **prepared.settings}
-
-
-def describe_shortfalls(
-    prepared: PreparedTask, metrics: Mapping[str, Mapping[str, float]], args: FineTuningArguments, trained: bool
-) -> list[str]:
+def describe_shortfalls(prepared: PreparedTask, metrics: dict[str, dict[str, float]]) -> list[str]:
     """Returns a sentence for each set whose main metric does not beat its baseline, and what to try.
 
     Sets without labels or without a baseline are skipped. `metrics`: evaluation set -> metric -> value.
     """
-    task = prepared.task
-    metric, sentences, same = task.main_metric, [], []
-    for evaluation_set in prepared.evaluation_sets:
-        score, baseline = metrics[evaluation_set.name].get(metric), evaluation_set.baseline
+    task, metric, sentences = prepared.task, prepared.task.main_metric, []
+    for examples in prepared.evaluation_sets:
+        score, baseline = metrics[examples.name].get(metric), examples.baseline
         if score is None or baseline is None:
             continue
-        title = f"{set_title(evaluation_set.name).capitalize()}: {metric.replace('_', ' ')}"
         to_beat, answer = baseline.metrics[metric], baseline.answer
         if math.isnan(to_beat):  # the correlation of a constant
             to_beat, answer = 0.0, "the correlation of unrelated numbers"
+        title = f"{set_title(examples.name).capitalize()}: {metric.replace('_', ' ')}"
+        ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
         if math.isnan(score):
             sentences.append(f"{title} is undefined, because all predictions or all correct values are the same.")
-        elif (score >= to_beat) if metric in LOWER_IS_BETTER else (score <= to_beat):
-            ours, theirs = (format_metric(metric, value, task.perfect_score) for value in (score, to_beat))
-            if ours != theirs:
-                side = "above" if metric in LOWER_IS_BETTER else "below"
-                sentences.append(f"{title} {ours} is {side} the baseline, {theirs} ({answer}).")
-            elif is_perfect(metric, to_beat, task.perfect_score):
-                same.append(f"{title} {ours} equals the baseline ({answer}). All examples have the same answer.")
-            else:
-                sentences.append(f"{title} {ours} equals the baseline ({answer}).")
-    advice = [_suggest(args, trained)] if sentences else []
-    if same:
-        advice.append("To compare models, evaluate on examples with different answers.")
-    return [*sentences, *same, *advice]
+        elif ours == theirs:
+            sentences.append(f"{title} {ours} equals the baseline ({answer}).")
+        elif (score > to_beat) if metric in LOWER_IS_BETTER else (score < to_beat):
+            side = "above" if metric in LOWER_IS_BETTER else "below"
+            sentences.append(f"{title} {ours} is {side} the baseline, {theirs} ({answer}).")
+    if sentences:
+        sentences.append(ADVICE_WITHOUT_TRAINING if prepared.train_features is None else ADVICE)
+    return sentences
 
 
-def _suggest(args: FineTuningArguments, trained: bool) -> str:
-    if not trained:
-        return "Check that the checkpoint was fine-tuned for this task and for the same labels."
-    steps, epochs, rate = args.max_steps, args.num_train_epochs, args.learning_rate
-    longer = f"--max_steps {3 * steps}" if steps > 0 else f"--num_train_epochs {3 * epochs:g}"
-    return (
-        f"Try longer training ({longer}), another learning rate (--learning_rate {rate / 3:.0e} or {3 * rate:.0e}), "
-        "more examples, or a larger pretrained checkpoint."
-    )
+# --- a dry run -----------------------------------------------------------------------------------------------------
+
+
+def run_dry_fine_tuning(
+    prepared: PreparedTask,
+    args: FineTuningArguments,
+    checkpoint: str | None = None,
+    number: int | None = 1,
+    seconds: float | None = None,
+) -> float:
+    """Checks a run, takes a few of its steps in memory, prints a plan, and returns the expected seconds of all runs.
+
+    Every process must call this. In a sweep, `args` are the first run's. `number` of runs and `seconds` are what is
+    left. None: no limit. The first run may take longer than `seconds`.
+    """
+    total, rows = 0.0, {"training": "nothing to do, the run is finished"}
+    if number != 0:
+        rows, one = _measure(prepared, args, checkpoint)
+        total = math.inf if number is None else number * one
+        total = total if seconds is None else min(total, max(one, seconds))
+        if number != 1 or seconds is not None:
+            rows["runs"] = (
+                f"{number or 'as many as fit'}, about {format_duration(total)} if all are as long as this one"
+            )
+    print_plan(str(args.output_dir), rows)
+    return total
+
+
+def _measure(
+    prepared: PreparedTask, args: FineTuningArguments, checkpoint: str | None
+) -> tuple[dict[str, str], float]:
+    """Takes a few steps of a run. Returns the rows of its plan, and its expected seconds."""
+    begin, training, watches = seconds_since_start(), 0.0, []
+    evaluations = {each.name: 1 for each in prepared.evaluation_sets}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_dry_trainer(prepared, args, folder)
+        rows = _describe_data(trainer)
+        if prepared.train_features is None:
+            rows["memory"] = describe_peak(trainer.args.device)
+        else:
+            check_disk_space(trainer.args, trainer.model.parameters(), Path(str(args.output_dir)))
+            trainer.run_settings.command_settings = compared_settings(prepared, trainer.args)
+            trainer.compare_settings(checkpoint)
+            steps = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())[-1]
+            left = steps if checkpoint is None else steps - step_of(Path(checkpoint))
+            if prepared.validation_set is not None:
+                evaluations[prepared.validation_set.name] = _count_evaluations(trainer.args, steps)
+            resumed = "" if checkpoint is None else f", {left:,} left after {checkpoint}"
+            batch = trainer.get_total_train_batch_size(trainer.args)
+            epochs = steps * batch / len(prepared.train_features) if args.max_steps > 0 else args.num_train_epochs
+            rows["training"] = f"{format_count(steps, 'step')} of {batch} inputs, {epochs:.3g} epochs{resumed}"
+            watches = [time_steps(trainer)]
+            training = left * float(np.mean(watches[0].seconds))
+            rows |= describe_steps(trainer.args, steps)
+        times = [f"{number} x {set_title(name)}" for name, number in evaluations.items()]
+        rows["evaluation"] = ", ".join(times) or "none"
+        evaluation = sum(
+            evaluations[s.name] * _time_evaluation(trainer, s.features.inputs) for s in prepared.evaluation_sets
+        )
+    rows["time"] = describe_seconds(begin, training, evaluation, watches)
+    return rows, training + evaluation
+
+
+def _describe_data(trainer: FineTuningTrainer) -> dict[str, str]:
+    prepared = trainer.prepared
+    sets = {set_title(each.name): each.features.inputs for each in prepared.evaluation_sets}
+    sets = ({} if prepared.train_features is None else {"training": prepared.train_features}) | sets
+    rows = {}
+    for name, features in sets.items():
+        lengths = count_tokens(features)
+        rows[f"{name} data"] = (
+            f"{format_count(len(lengths), 'input')} of at most {lengths.max()} tokens, {lengths.sum():,} tokens in all"
+        )
+    if prepared.task.labels is not None:
+        rows["labels"] = shorten(list(prepared.task.labels))
+    parameters = trainer.model.num_parameters()  # type: ignore[union-attr,operator]
+    rows["model"] = f"{parameters:,} parameters, from {prepared.model_args.model_name_or_path or 'random weights'}"
+    return rows
+
+
+def _count_evaluations(args: Any, steps: int) -> int:
+    """Returns the number of evaluations. After the last step, the scores are often known."""
+    if args.eval_strategy == "steps":
+        return math.ceil(steps / as_steps(args.eval_steps, steps))
+    return math.ceil(args.num_train_epochs) if args.eval_strategy == "epoch" else 1
+
+
+def _time_evaluation(trainer: FineTuningTrainer, features: Any) -> float:
+    """Returns the seconds of the predictions for all `features`, estimated from a sample."""
+    number = min(len(features), EVALUATED_BATCHES * trainer.args.eval_batch_size * trainer.args.world_size)
+    sample = features.select(np.linspace(0, len(features) - 1, number).round().astype(int))
+    begin = time.perf_counter()
+    trainer.predict(sample)
+    return (time.perf_counter() - begin) * len(features) / number

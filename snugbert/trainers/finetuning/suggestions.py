@@ -7,14 +7,14 @@ cannot resume.
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
 from snugbert.trainers.finetuning.sweep_file import SAMPLERS, Choices, Span, SweepFile
 
 if TYPE_CHECKING:
@@ -45,9 +45,11 @@ class Suggestions:
     earlier scores, so they suggest the same settings.
     """
 
-    def __init__(self, search: SweepFile, args: FineTuningArguments):
-        self._search, self._seed, self._is_main = search, args.seed, args.process_index == 0
-        self._study = _make_study(search, args) if search.uses_optuna and self._is_main else None
+    def __init__(self, search: SweepFile, seed: int, higher_is_better: bool):
+        self._search, self._seed, self._is_main = search, seed, PartialState().is_main_process
+        self._study: Any = None  # in the main process, if Optuna is used
+        if search.uses_optuna and self._is_main:
+            self._study = _make_study(search, seed, higher_is_better)
         self._trial: Any = None  # of the last setting
         self._reported = 0  # number of the trial's evaluations that were reported to Optuna
 
@@ -61,7 +63,7 @@ class Suggestions:
                 self._trial = self._study.ask({flag: _make_distribution(values) for flag, values in sampled.items()})
                 self._reported = 0
             if sampled:
-                setting = _read_parameters(settings, self._trial.params)
+                setting = {flag: values.read(self._trial.params[flag]) for flag, values in settings.items()}
             else:
                 setting = draw_setting(self._search, self._seed, index)
         (setting,) = broadcast_object_list([setting])
@@ -104,27 +106,22 @@ class StopBadRuns(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by Trainer after each evaluation. The log contains evaluations before a resumed checkpoint, too."""
         if state.global_step < state.max_steps:
-            self.evaluations = list_evaluations(state.log_history, self._metric)
+            self.evaluations = [line[self._metric] for line in state.log_history if self._metric in line]
             if self._suggestions.is_bad(self.evaluations):
                 raise PrunedError
 
 
-def list_evaluations(log_history: Sequence[Mapping[str, float]], metric: str) -> list[float]:
-    """Returns the scores in the log of a run, in order."""
-    return [line[metric] for line in log_history if metric in line]
-
-
-def _make_study(search: SweepFile, args: FineTuningArguments) -> Any:
+def _make_study(search: SweepFile, seed: int, higher_is_better: bool) -> Any:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep logs its runs
     with warnings.catch_warnings():  # the user chose the sampler in the sweep file
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=args.seed)
+        sampler = getattr(optuna.samplers, SAMPLERS.get(search.method, "RandomSampler"))(seed=seed)
     # By default, MedianPruner never stops the first five runs.
     pruner = optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner()
     return optuna.create_study(
-        sampler=sampler, pruner=pruner, direction="maximize" if args.greater_is_better else "minimize"
+        sampler=sampler, pruner=pruner, direction="maximize" if higher_is_better else "minimize"
     )
 
 
@@ -136,10 +133,3 @@ def _make_distribution(values: Choices | Span) -> "BaseDistribution":
         return FloatDistribution(values.low, values.high, log=values.log)
     last = len(values.values) - 1
     return IntDistribution(0, last) if values.ordered else CategoricalDistribution(range(last + 1))
-
-
-def _read_parameters(settings: Mapping[str, Choices | Span], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        flag: values.read(parameters[flag]) if isinstance(values, Span) else values.values[parameters[flag]]
-        for flag, values in settings.items()
-    }

@@ -71,9 +71,18 @@ class Choices(NamedTuple):
     values: tuple[Any, ...]
     ordered: bool = False  # whether close values are similar: a range with steps
 
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        """The values to check before a sweep: both ends of a range, or all values of a list."""
+        return (self.values[0], self.values[-1]) if self.ordered else self.values
+
     def draw(self, generator: np.random.Generator) -> Any:
         """Returns a random value."""
-        return self.values[generator.integers(len(self.values))]
+        return self.read(int(generator.integers(len(self.values))))
+
+    def read(self, number: int) -> Any:
+        """Returns the value with this number. Optuna chooses numbers."""
+        return self.values[number]
 
 
 class Span(NamedTuple):
@@ -83,6 +92,11 @@ class Span(NamedTuple):
     high: float
     log: bool
     is_integer: bool
+
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """Both ends of the range."""
+        return self.low, self.high
 
     def draw(self, generator: np.random.Generator) -> float:
         """Returns a random value."""
@@ -132,26 +146,14 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
             raise InputError(f"--sweep: the file {name} does not exist.{suggest_path(name)}")
         raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or pass a YAML file.")
     try:
-        text = file.read_text(encoding="utf-8")
-        content = yaml.load(text, PlainLoader)  # a subclass of the safe loader
+        content = yaml.load(file.read_text(encoding="utf-8"), PlainLoader)  # a subclass of the safe loader
         json.dumps(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"--sweep: {name} cannot be read: {join_lines(error)}") from error
     try:
-        _refuse_repeated_keys(yaml.compose(text, PlainLoader))
         return _check(content, name, args_class)
     except InputError as error:
         raise InputError(f"--sweep: {name}: {error}") from error
-
-
-def _refuse_repeated_keys(node: yaml.Node | None) -> None:
-    """Refuses a key that is given more than once. YAML itself would take the last value."""
-    if isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"{repeated[0]} is given more than once. Keep one value.")
-        for _, value in node.value:
-            _refuse_repeated_keys(value)
 
 
 def _check(content: Any, name: str, args_class: type) -> SweepFile:
@@ -220,8 +222,8 @@ def _read_values(flag: str, given: Any, method: str, args_class: type) -> Choice
             "log: true, low must be above 0, and step cannot be set."
         )
     if step is None:
-        if method == "grid":
-            raise InputError(f"{flag}: a grid needs a list or a range with a step.")
+        if method == "grid" or flag == BATCH_SIZE:
+            raise InputError(f"{flag}: {BATCH_SIZE} and a grid need a list or a range with a step.")
         return Span(low, high, log, is_integer)
     if high - low > MOST_VALUES * step:
         raise InputError(f"{flag}: the range has more than {MOST_VALUES:,} values. Set a larger step, or log: true.")

@@ -1,5 +1,7 @@
-"""The results of a sweep: its finished runs, the best of them, and the summary of all settings."""
+"""The finished runs of a sweep: their files, the best of them, and the summary of all settings."""
 
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from filecmp import cmp
 from pathlib import Path
@@ -8,13 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers.trainer import TRAINER_STATE_NAME
 
+from snugbert.errors import InputError
+from snugbert.files import LOCK_NAME
 from snugbert.reports.intervals import Interval, estimate_mean_interval
 from snugbert.reports.results import RESULTS, read_results
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.prepare_task import PreparedTask
-from snugbert.trainers.finetuning.run_records import list_run_folders
-from snugbert.trainers.finetuning.suggestions import list_evaluations
+from snugbert.trainers.run.checkpoints import list_checkpoints
 from snugbert.trainers.run.run_settings import read_state
+
+RUN_FOLDER = re.compile(r"batch-\d+_rate-[\d.e+-]+_epochs-[\d.e+-]+(_[\w.+-]+)?_seed-\d+", re.ASCII)  # see `plan_run`
+WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
+
+
+class Objective(NamedTuple):
+    """The score that selects the best run."""
+
+    set_name: str  # of the validation examples
+    metric: str
+    higher_is_better: bool
 
 
 class FinishedRun(NamedTuple):
@@ -41,20 +53,26 @@ class FinishedRun(NamedTuple):
         own, moved = (folder / TRAINER_STATE_NAME for folder in (self.folder, output_dir))
         return any(output_dir.glob(weights)) and own.exists() and moved.exists() and cmp(own, moved, shallow=False)
 
-    def score(self, metric: str, set_name: str) -> float:
+    def score(self, set_name: str, metric: str) -> float:
         """Returns a metric. NaN if it is undefined (the correlation of a constant) or the run is not complete."""
         value = self.results.get("metrics", {}).get(set_name, {}).get(metric)
         return np.nan if value is None else value
 
-    def interval(self, metric: str, set_name: str) -> Interval | None:
+    def interval(self, set_name: str, metric: str) -> Interval | None:
         """Returns the interval of a metric. None if the metric has no interval."""
         return self.results.get("intervals", {}).get(set_name, {}).get(metric)
 
-    def evaluations(self, metric: str, set_name: str) -> list[float]:
+    def evaluations(self, set_name: str, metric: str) -> list[float]:
         """Returns the metric after each evaluation in training."""
         if self.is_complete:
-            return list_evaluations(read_state(self.folder).log_history, f"{set_name}_{metric}")
+            name, log = f"{set_name}_{metric}", read_state(self.folder).log_history
+            return [line[name] for line in log if name in line]
         return self.results["evaluations"]
+
+
+def list_run_folders(output_dir: Path) -> list[Path]:
+    """Returns the folders of a sweep's runs in `output_dir`."""
+    return [path for path in (output_dir / "runs").glob("*") if RUN_FOLDER.fullmatch(path.name)]
 
 
 def read_runs(output_dir: Path) -> list[FinishedRun]:
@@ -64,25 +82,52 @@ def read_runs(output_dir: Path) -> list[FinishedRun]:
     return [FinishedRun({}, 0, folder, read_results(folder / RESULTS)) for folder in folders]
 
 
-def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
+def keep_best_weights(output_dir: Path, best: FinishedRun) -> None:
+    """Removes the weights of all other finished runs, and all checkpoints of finished runs."""
+    for folder in list_run_folders(output_dir):
+        if (folder / RESULTS).exists():
+            weights = [file for file in folder.iterdir() if WEIGHTS.fullmatch(file.name)]
+            for file in weights if folder.name != best.folder.name else []:
+                file.unlink()
+            for checkpoint in list_checkpoints(folder):
+                shutil.rmtree(checkpoint)
+
+
+def move_best_run(output_dir: Path, best: FinishedRun) -> None:
+    """Copies the best run's small files to the output folder, then moves its weights there."""
+    if not best.has_weights:
+        raise InputError(
+            f"--output_dir: the weights of the best run, {best.folder.name}, are missing. Choose another folder, or "
+            "repeat the sweep (--overwrite_output_dir)."
+        )
+    for path in sorted(best.folder.iterdir(), key=lambda path: path.suffix == ".safetensors"):
+        if path.suffix == ".safetensors":
+            path.replace(output_dir / path.name)
+        elif path.is_file() and path.name not in (RESULTS, "results.md", LOCK_NAME):
+            shutil.copy2(path, output_dir / path.name)
+
+
+# --- the best run --------------------------------------------------------------------------------------------------
+
+
+def summarize_sweep(runs: list[FinishedRun], objective: Objective, seeds: range) -> dict[str, Any]:
     """Returns means and standard deviations over seeds, of each setting's score and the best setting's metrics.
 
     `metrics` is evaluation set -> metric -> `mean`, `std` and `interval`. With one seed, `interval` is the interval of
     that run's score, or None. `failures` are messages. `stopped` are the settings that were stopped early, and their
-    `scores` in training.
+    `scores` in training. `seeds`: see [`choose_setting`].
     """
-    set_name, metric = selection_metric(prepared, args)
+    set_name, metric, _ = objective
     settings = []
     for setting in _list_settings(runs):
-        setting_runs = [run for run in runs if run.is_complete and run.setting == setting]
-        if setting_runs:
-            scores = [run.score(metric, set_name) for run in setting_runs]
-            spread = _summarize_seeds(setting_runs, metric, set_name)
+        if complete := [run for run in runs if run.is_complete and run.setting == setting]:
+            scores = [run.score(set_name, metric) for run in complete]
+            spread = _summarize_seeds(complete, set_name, metric)
             settings.append({**setting, "seeds": len(scores), "scores": scores, **spread})
-    best = choose_setting(runs, prepared, args)
+    best = choose_setting(runs, objective, seeds)
     best_runs = [run for run in runs if run.is_complete and run.setting == best]
     metrics = {
-        name: {m: _summarize_seeds(best_runs, m, name) for m in values}
+        name: {m: _summarize_seeds(best_runs, name, m) for m in values}
         for name, values in best_runs[0].results["metrics"].items()
     }
     stopped = [run for run in runs if "stopped_early" in run.results]
@@ -96,43 +141,35 @@ def summarize_sweep(runs: list[FinishedRun], prepared: PreparedTask, args: FineT
     }
 
 
-def choose_setting(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> dict[str, Any]:
-    """Returns the setting with the best mean over the seeds that every setting has. Empty: no run is complete.
+def choose_setting(runs: Sequence[FinishedRun], objective: Objective, seeds: range) -> dict[str, Any]:
+    """Returns the setting with the best mean over `seeds`, which every setting has. Empty: no run is complete.
 
     A setting with an incomplete run ranks below settings whose runs are all complete. A setting with an undefined
     score ranks last.
     """
-    set_name, metric = selection_metric(prepared, args)
-    compared = [run for run in runs if run.seed < args.seed + args.seeds]
-    sign = 1 if args.greater_is_better else -1
+    compared = [run for run in runs if run.seed in seeds]
 
     def rank(setting: Mapping[str, Any]) -> tuple[bool, bool, float]:
-        seeds = [run for run in compared if run.setting == setting]
-        score = sign * float(np.mean([run.score(metric, set_name) for run in seeds if run.is_complete]))
-        return bool(np.isfinite(score)), all(run.is_complete for run in seeds), float(np.nan_to_num(score))
+        ours = [run for run in compared if run.setting == setting]
+        scores = [run.score(objective.set_name, objective.metric) for run in ours if run.is_complete]
+        score = float(np.mean(scores)) if objective.higher_is_better else -float(np.mean(scores))
+        return bool(np.isfinite(score)), all(run.is_complete for run in ours), float(np.nan_to_num(score))
 
     return max(_list_settings([run for run in compared if run.is_complete]), key=rank, default={})
 
 
-def best_run(runs: Sequence[FinishedRun], prepared: PreparedTask, args: FineTuningArguments) -> FinishedRun:
+def best_run(runs: Sequence[FinishedRun], objective: Objective) -> FinishedRun:
     """Returns the best run. If several runs are equal, returns the first run with weights.
 
     If no run is complete, returns any run.
     """
-    set_name, metric = selection_metric(prepared, args)
-    sign = 1 if args.greater_is_better else -1
 
     def rank(run: FinishedRun) -> tuple[bool, float, bool]:
-        score = float(np.nan_to_num(sign * run.score(metric, set_name), nan=-np.inf))
-        return run.is_complete, score, run.has_weights
+        score = run.score(objective.set_name, objective.metric)
+        score = score if objective.higher_is_better else -score
+        return run.is_complete, float(np.nan_to_num(score, nan=-np.inf)), run.has_weights
 
     return max(runs, key=rank)
-
-
-def selection_metric(prepared: PreparedTask, args: FineTuningArguments) -> tuple[str, str]:
-    """Returns the evaluation set and the metric that select the best run."""
-    assert prepared.validation_set is not None  # see `choose_metric`
-    return prepared.validation_set.name, str(args.metric_for_best_model)
 
 
 def _list_settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
@@ -140,11 +177,11 @@ def _list_settings(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     return [run.setting for index, run in enumerate(runs) if run.setting not in [r.setting for r in runs[:index]]]
 
 
-def _summarize_seeds(runs: list[FinishedRun], metric: str, set_name: str) -> dict[str, Any]:
-    values = [run.score(metric, set_name) for run in runs]
+def _summarize_seeds(runs: list[FinishedRun], set_name: str, metric: str) -> dict[str, Any]:
+    values = [run.score(set_name, metric) for run in runs]
     return {
         "mean": float(np.mean(values)),
         # The standard deviation of a sample, undefined for one seed.
         "std": float(np.std(values, ddof=1)) if len(values) > 1 else np.nan,
-        "interval": estimate_mean_interval(values) if len(values) > 1 else runs[0].interval(metric, set_name),
+        "interval": estimate_mean_interval(values) if len(values) > 1 else runs[0].interval(set_name, metric),
     }

@@ -456,4 +456,4 @@ def _run_dry(
             trainer.evaluate(Subset(dataset, range(number)))
             evaluation = evaluations * (time.perf_counter() - begin) * len(dataset) / number
     rows["time"] = describe_seconds(start, training, evaluation, watches)
-    print_plan(args, rows)
+    print_plan(str(args.output_dir), rows)

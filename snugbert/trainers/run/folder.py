@@ -288,16 +288,18 @@ def list_run_files(output_dir: Path) -> list[Path]:
     return sorted(path for path in output_dir.iterdir() if WRITTEN_BY_A_RUN.fullmatch(path.name))
 
 
-def check_disk_space(args: TrainingArguments, parameters: Iterable[nn.Parameter]) -> None:
+def check_disk_space(
+    args: TrainingArguments, parameters: Iterable[nn.Parameter], output_dir: Path | None = None
+) -> None:
     """Checks that the disk of the output folder has space for a checkpoint. Every process must call this.
 
-    Files that the run replaces count as free.
+    Files that the run replaces count as free. A dry run passes the `output_dir` that it leaves unchanged.
     """
-    raise_together(lambda: _compare_with_free_space(args, list(parameters)))
+    folder = output_dir or Path(args.output_dir or "")
+    raise_together(lambda: _compare_with_free_space(args, list(parameters), folder.absolute()))
 
 
-def _compare_with_free_space(args: TrainingArguments, parameters: list[nn.Parameter]) -> None:
-    output_dir = Path(args.output_dir or "").absolute()
+def _compare_with_free_space(args: TrainingArguments, parameters: list[nn.Parameter], output_dir: Path) -> None:
     folder = next(parent for parent in (output_dir, *output_dir.parents) if parent.is_dir())
     disk = shutil.disk_usage(folder)
     if not args.should_save or not disk.total:  # some network file systems report no sizes

@@ -31,8 +31,6 @@ from snugbert import (
     TextClassification,
 )
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning.prepare_task import name_model, name_sources, prepare_task
-from snugbert.trainers.finetuning.sweep import run_task
 from snugbert_cli import main
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -141,7 +139,7 @@ def test_the_card_has_the_score_of_the_last_model_if_the_best_has_no_checkpoint(
     assert max(scores.values()) > scores[20] == trainer.evaluate()["eval_accuracy"]
 
 
-def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, tmp_path, caplog, capsys):
+def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, tmp_path, caplog):
     mixed = Dataset.from_list([*train, *dev.select([0, 0, 1, 2, 3])])
     seen = {row["sentence"] for row in mixed}
     copies = [f"Training examples that are copies of earlier ones: {165 - len(seen)} of 165."]
@@ -161,17 +159,6 @@ def test_copies_are_reported_and_a_metric_of_a_label_selects(bert, train, dev, t
     assert trainer.prepared.copies.sentences == [*copies, *test]
     card = (tmp_path / "one/README.md").read_text()
     assert f"\n{copies[0]}\n\n{copies[1]}\n" in card and "gloomy recall" in card
-
-    args = arguments(tmp_path / "sweep", **settings, seeds=2)
-    sources = name_sources(train_dataset=mixed, eval_dataset=dev)
-    prepared = prepare_task(TextClassification(), name_model("tiny", bert), args, sources)
-    run_task(prepared, args)
-    assert "gloomy_recall" in (printed := capsys.readouterr().out) and copies[1] in printed
-    results = json.loads((tmp_path / "sweep/results.json").read_text())
-    assert results["copies"] == copies and results["sweep"]["chosen_by"] == "eval_gloomy_recall"
-    scores = results["sweep"]["settings"][0]["scores"]
-    assert results["metrics"]["eval"]["gloomy_recall"] == max(scores)
-    assert copies[1] in (tmp_path / "sweep/results.md").read_text()
 
 
 def test_features_have_a_loss_without_metrics(bert, train, tmp_path):
@@ -280,12 +267,6 @@ def test_a_run_resumes_and_is_not_overwritten(bert, train, dev, trained, tmp_pat
     resumed.train(resume_from_checkpoint=True)
     for name, weight in trained.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
-    with pytest.raises(InputError, match="--weight_decay"):
-        make(weight_decay=0.5).train(resume_from_checkpoint=True)
-    other = Dataset.from_list(sentences(160, seed=5))
-    args = arguments(tmp_path, **SETTINGS, save_steps=10)
-    with pytest.raises(InputError, match="the training data"):
-        FineTuningTrainer("tiny", args, TextClassification(), other, dev, bert).train(resume_from_checkpoint=True)
 
 
 def test_a_model_in_memory_is_trained_in_place(bert, train, dev, tmp_path):

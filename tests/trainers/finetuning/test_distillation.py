@@ -93,7 +93,7 @@ def test_a_sweep_of_students(folder, tmp_path):
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert [row["distillation_weight"] for row in results["sweep"]["settings"]] == [0.1, 0.9]
     change_weights(teacher)
-    with pytest.raises(InputError, match="teacher weights"):
+    with pytest.raises(InputError, match="the teacher"):
         run_command("glue", command)
     search.write_text("settings: {label_smoothing_factor: [0.0, 0.2]}")
     with pytest.raises(InputError, match="cannot be combined with --class_weights or --label_smoothing_factor"):
@@ -124,23 +124,13 @@ def test_a_student_starts_from_layers_of_a_checkpoint(folder, tmp_path):
             assert torch.equal(weights[name], expected[name]), name
 
 
-def distill_on_one_gpu(argv: list[str]) -> None:
-    """As on a machine with one GPU: torch's barrier fails for the second process, even with --use_cpu."""
-
-    def barrier(*args: object, device_ids: list[int] | None = None, **kwargs: object) -> None:
-        if device_ids and device_ids[0] > 0:
-            raise RuntimeError("invalid device ordinal")
-
-    with patch("torch.distributed.barrier", barrier):
-        run_command("glue", argv)
-
-
 def test_two_processes_equal_one(folder, tmp_path):
     """Also in a sweep, where only the first process writes the results."""
     settings = {"seeds": 2, "learning_rate": 1e-3}
     run_command("glue", student(folder, tmp_path / "one", cache_dir=tmp_path / "cache-1", **settings))
     changes = {"per_device_train_batch_size": 8, "cache_dir": tmp_path / "cache-2"}
-    process = forked.run(distill_on_one_gpu, student(folder, tmp_path / "two", **settings | changes), processes=2)
+    command = student(folder, tmp_path / "two", **settings | changes)
+    process = forked.run(run_command, "glue", command, processes=2)
     assert process.returncode == 0, process.stderr
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for name in one:
@@ -169,11 +159,6 @@ def test_logits_are_computed_once(folder, tmp_path, predicted):
     assert predicted == [160]
     write_csv(tmp_path / "other.csv", [*sentences(159, seed=1), *sentences(1, seed=9)])
     run("other-text", train_file=tmp_path / "other.csv")
-    assert predicted == [160]
-    # A file that was cut off is computed again.
-    for file in (tmp_path / "cache/snugbert/teachers").iterdir():
-        file.write_bytes(file.read_bytes()[:-7])
-    run("damaged")
     assert predicted == [160]
 
 
@@ -227,9 +212,10 @@ def test_a_stopped_and_killed_run_ends_with_identical_bits(folder, tmp_path, mon
 
 
 def test_unlabeled_text_alone(folder, tmp_path):
-    changes = {"train_file": None, "unlabeled_file": folder / "train.csv", "distillation_weight": 1.0}
-    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, **changes))
-    assert json.loads((tmp_path / "run/results.json").read_text())["metrics"]["eval"]["accuracy"] > 0.9
+    changes = {"train_file": None, "unlabeled_file": folder / "train.csv", "do_train": True, "do_eval": True}
+    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, distillation_weight=1.0, **changes))
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["metrics"]["eval"]["accuracy"] > 0.9 and results["training"]["train_samples"] == 160
 
 
 def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
@@ -244,35 +230,12 @@ def test_the_teacher_stays_as_it_is(folder, tmp_path, monkeypatch):
     assert len(digests) == 3 and len(set(digests)) == 1
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"do_train": True, "do_eval": True},
-        {"config_name": "tiny", **LARGER, "num_student_layers": None, "tokenizer_name": "tokenizer"},
-    ],
-)
-def test_only_unlabeled_text_in_other_ways(changes, folder, tmp_path):
-    changes = {**changes, "train_file": None, "unlabeled_file": folder / "unlabeled.csv"}
-    if "tokenizer_name" in changes:
-        changes["tokenizer_name"] = folder / "tokenizer"
-    run_command("glue", student(folder, tmp_path / "run", **changes))
-    assert json.loads((tmp_path / "run/results.json").read_text())["training"]["train_samples"] == 80
-
-
 def test_labels_of_unlabeled_text_are_not_read(folder, tmp_path):
     rows = [json.dumps({"sentence": row["sentence"], "label": ["x", "y"]}) for row in sentences(20, seed=5)]
     (tmp_path / "unlabeled.jsonl").write_text("\n".join(rows))
     changes = {"unlabeled_file": tmp_path / "unlabeled.jsonl"}
     run_command("glue", student(folder, tmp_path / "run", **changes))
     assert json.loads((tmp_path / "run/results.json").read_text())["training"]["train_samples"] == 180
-
-
-@pytest.mark.parametrize("settings", [{}, {"seeds": 2}])
-def test_the_output_folder_is_checked_first(folder, tmp_path, settings):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/results.json").write_text("{}")
-    with pytest.raises(InputError, match="already contains a run"):
-        run_command("glue", student(folder, tmp_path / "run", **settings))
 
 
 def test_a_teacher_with_more_labels(folder, tmp_path):
@@ -294,14 +257,6 @@ def test_a_teacher_with_more_labels(folder, tmp_path):
         )
         labels = json.loads((tmp_path / "run/config.json").read_text())["id2label"]
         assert labels == {"0": "Cheerful", "1": "Gloomy", "2": "neutral"}
-
-
-def test_teacher_and_student_with_different_tokenizers(folder, tmp_path):
-    reordered = [*VOCABULARY[:5], *reversed(VOCABULARY[5:])]
-    SnugBertTokenizer(vocab={token: i for i, token in enumerate(reordered)}).save_pretrained(tmp_path / "tokenizer")
-    changes = {"config_name": "tiny", **LARGER, "tokenizer_name": tmp_path / "tokenizer", "num_student_layers": None}
-    run_command("glue", student(folder, tmp_path / "run", num_train_epochs=4, **changes))
-    assert json.loads((tmp_path / "run/results.json").read_text())["metrics"]["eval"]["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize(

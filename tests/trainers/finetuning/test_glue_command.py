@@ -24,7 +24,6 @@ from glue_examples import (
     read_predictions,
     sentences,
 )
-from hostile import Malicious
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from sklearn.metrics import accuracy_score, mean_squared_error
@@ -49,7 +48,6 @@ from snugbert import (
 from snugbert.cli.main import run_command
 from snugbert.errors import InputError
 from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.run.checkpoints import write_manifest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FINE_TUNE = Path(__file__).parents[3] / "docs/how-to/fine-tune.md"
@@ -86,21 +84,6 @@ def test_a_run_learns_and_writes_everything(run, workshop):
     assert [answer["label"] for answer in classify(["the film was great", "a dull plot"])] == ["cheerful", "gloomy"]
 
 
-def test_the_summary_shows_the_baseline(run, workshop, tmp_path, capsys):
-    run_command("glue", arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, max_eval_samples=31))
-    title, *lines = capsys.readouterr().out.strip().splitlines()
-    assert title == "Text classification: scored"
-    assert lines == [
-        "  validation   31 examples: accuracy 100.00 (100.0 to 100.0; baseline 51.61)",
-        "  baseline     always 'cheerful'",
-        "  intervals    95 % intervals from a bootstrap over the examples.",
-        f"  folder       {tmp_path}",
-        "  predictions  eval_predictions.jsonl",
-        "  plots        confusion_matrix.png",
-        "  all results  results.md",
-    ]
-
-
 def test_predictions_are_read_back(run, tmp_path):
     """Texts with tabs, quotes and line breaks stay as they are. The file gives the same accuracy as the report."""
     hard = ["a\tfilm", 'the "old" plot, was', "a\r\ngood\nscene", "None", "2012", "", "Zürich \u2028 it", "{}"]
@@ -124,7 +107,7 @@ def test_predictions_are_read_back(run, tmp_path):
     assert len(names["examples"]) == 31 and len(names["wrong"]) == round(31 * (1 - results["eval_accuracy"])) > 0
 
 
-def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
+def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path):
     """A file to score or to predict may have more columns of text, in another order."""
     rows = [
         {"id": f"id {i}", "title": row["sentence"][::-1], "body": row["sentence"], "mood": row["label"]}
@@ -146,12 +129,6 @@ def test_a_checkpoint_stores_its_text_columns(workshop, tmp_path, capsys):
         assert {name: predicted[name] for name in row} == row
         assert predicted["predicted_label"] == expected["predicted_label"]
         assert predicted["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
-    other = write_csv(tmp_path / "other.csv", [{"title": "a", "sentence1": "b", "sentence2": "c"}])
-    assert snugbert_cli.main([*command, "--input_file", str(other), "--overwrite_output_file"]) == 2
-    error = capsys.readouterr().err
-    assert (
-        "several text columns: 'sentence1', 'sentence2'. The model was trained on the column 'body'. Set --" in error
-    )
     with pytest.raises(InputError, match=r"the text column 'label' is named like a column of predictions"):
         names = {**data, "text_column_names": "label", "label_column_name": "body"}
         run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(tmp_path / "model"), **names))
@@ -186,11 +163,9 @@ def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_pat
         ("yelp_dev.csv", "validation", 14): {"accuracy": pytest.approx(metrics["eval_accuracy"], rel=1e-5)},
         ("imdb.csv", "test", 10): {"accuracy": pytest.approx(metrics["predict_accuracy"], rel=1e-5)},
     }
-    card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert card.data.datasets is None and "fine-tuned on amazon_train.csv (18 examples) with" in card.text
-    assert "measured on yelp_dev.csv and imdb.csv. " in card.text
+    assert ModelCard.load(tmp_path / "out" / "README.md").data.datasets is None
     for row in ("training | amazon_train.csv | 18", "validation | yelp_dev.csv | 14", "test | imdb.csv | 10"):
-        assert f"| {row} |" in card.text and f"| {row} |" in (tmp_path / "out" / "results.md").read_text()
+        assert all(f"| {row} |" in (tmp_path / "out" / name).read_text() for name in ("README.md", "results.md"))
 
     # The same examples from a dataset on the Hub.
     local = {split: str(tmp_path / file) for split, file in files.items()}
@@ -212,34 +187,6 @@ def test_resumed_run_equals_straight_run(run, workshop, tmp_path):
     run_command("glue", arguments(workshop, output_dir, save_steps=15, resume_from_checkpoint="true"))
     straight, resumed = (load_file(folder / "model.safetensors") for folder in (run, output_dir))
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-
-
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_malicious_checkpoint_is_refused(name, run, workshop, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(run / "checkpoint-15", tmp_path / "out" / "checkpoint-15")
-    again = arguments(workshop, tmp_path / "out", resume_from_checkpoint="true")
-    wrong = "contains no random states" if name == "rng_state.pth" else "does not fit this run"
-    for content, message in ((Malicious(), "could run code. The file was not loaded"), ({}, wrong)):
-        torch.save(content, tmp_path / "out" / "checkpoint-15" / name)
-        write_manifest(tmp_path / "out" / "checkpoint-15")
-        with pytest.raises(InputError, match=f"checkpoint-15.*{name}.* {message}"):
-            run_command("glue", again)
-    assert not Path("owned").exists()
-
-
-@pytest.mark.parametrize("content", [Malicious(), b"torn"])
-def test_a_model_that_is_a_malicious_or_torn_pickle_is_refused(content, run, workshop, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = shutil.copytree(run, tmp_path / "model")
-    (folder / "model.safetensors").unlink()
-    if isinstance(content, bytes):
-        (folder / "pytorch_model.bin").write_bytes(content)
-    else:
-        torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"pytorch_model.bin: damaged"):
-        run_command("glue", arguments(workshop, tmp_path / "out", **checkpoint_of(folder)))
-    assert not Path("owned").exists()
 
 
 def test_a_run_is_not_overwritten_by_accident(run, workshop, tmp_path, monkeypatch):
@@ -285,14 +232,19 @@ def test_similarity_task(workshop, tmp_path):
     lines = ["index\tsentence1\tsentence2\tscore"]
     lines += [f"{i}\t{row['sentence']}\tit was\t{i % 6:.3f}" for i, row in enumerate(sentences(24, seed=6))]
     (tmp_path / "STS-B").mkdir()
-    for name in ("train", "dev"):
+    for name in ("train", "dev", "test"):
         (tmp_path / "STS-B" / f"{name}.tsv").write_text("\n".join(lines))
-    changes = {"task_name": "sts-b", "data_dir": tmp_path, "train_file": None, "validation_file": None}
-    run_command("glue", arguments(workshop, tmp_path / "out", **changes, num_train_epochs=1))
+    changes = {"task_name": "sts-b", "data_dir": tmp_path, **NO_FILES, "num_train_epochs": 1}
+    asked = {"do_train": True, "do_eval": True, "do_predict": True}
+    run_command("glue", arguments(workshop, tmp_path / "out", **changes, **asked))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     mean = (results["eval_pearson"] + results["eval_spearmanr"]) / 2
     assert results["eval_combined_score"] == pytest.approx(mean)
     assert "eval_baseline_pearson" not in results
+    header, *table = (tmp_path / "out" / "STS-B.tsv").read_text().splitlines()
+    scores = [row["predicted_label"] for row in read_predictions(tmp_path / "out" / "predictions.jsonl")]
+    assert header == "index\tprediction"
+    assert table == [f"{i}\t{min(max(score, 0.0), 5.0)}" for i, score in enumerate(scores)]
 
 
 def test_several_labels(workshop, tmp_path, capsys):
@@ -319,39 +271,6 @@ def test_several_labels(workshop, tmp_path, capsys):
     run_command("glue", arguments(workshop, tmp_path / "again", **changes, **NO_FILES))
     predictions = (tmp_path / "again" / "predict_results.txt").read_text().splitlines()[1:]
     assert predictions == [f"{i}\t{','.join(row['label'])}" for i, row in enumerate(rows[:20])]
-    # Vectors of 0 and 1 are the same labels, but have no names. Without training, the checkpoint's names apply.
-    vectors = {name: tmp_path / f"{name}-vectors.json" for name in ("train", "dev")}
-    for name, part in (("train", rows[60:]), ("dev", rows[:60])):
-        changed = [{**row, "label": [int(label in row["label"]) for label in WORDS]} for row in part]
-        vectors[name].write_text(json.dumps(changed))
-    same = {"train_file": vectors["train"], "validation_file": vectors["dev"]}
-    run_command("glue", arguments(workshop, tmp_path / "vectors", **same, **LARGER, num_train_epochs=1, max_steps=3))
-    run_command("glue", arguments(workshop, tmp_path / "names", **files, **LARGER, num_train_epochs=1, max_steps=3))
-    weights = [load_file(tmp_path / folder / "model.safetensors") for folder in ("vectors", "names")]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-    config = SnugBertConfig.from_pretrained(tmp_path / "vectors")
-    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"} and config.problem_type == "multi_label_classification"
-    scored = {**checkpoint_of(tmp_path / "out"), "train_file": None, "validation_file": vectors["dev"]}
-    run_command("glue", arguments(workshop, tmp_path / "scored", **scored))
-    assert read_predictions(tmp_path / "scored" / "eval_predictions.jsonl") == read_predictions(
-        tmp_path / "out" / "eval_predictions.jsonl"
-    )
-    with pytest.raises(InputError, match="needs training examples with exactly one class each"):
-        run_command("glue", arguments(workshop, tmp_path / "weighed", **files, class_weights="balanced"))
-
-
-def test_class_weights(workshop, tmp_path):
-    """The text does not reveal the rare label. It is predicted only if its weight is large enough."""
-    rows = [{"sentence": generated["sentence"], "label": "rare"} for generated in sentences(16, seed=9)]
-    rows += [{"sentence": generated["sentence"], "label": "usual"} for generated in sentences(80, seed=10)]
-    file = write_csv(tmp_path / "train.csv", rows)
-    predicted = {}
-    for weights in (None, "rare=50"):
-        asked = {"do_train": True, "do_predict": True, "num_train_epochs": 1, "class_weights": weights}
-        run_command("glue", arguments(workshop, tmp_path / f"{weights}", train_file=file, test_file=file, **asked))
-        lines = (tmp_path / f"{weights}" / "predict_results.txt").read_text().splitlines()[1:]
-        predicted[weights] = {line.split("\t")[1] for line in lines}
-    assert predicted == {None: {"usual"}, "rare=50": {"rare"}}
 
 
 def test_defaults_are_the_papers(tmp_path):
@@ -432,34 +351,15 @@ def test_a_16_bit_configuration_trains_float32_weights(workshop, tmp_path):
     ("changes", "message"),
     [
         ({"train_file": "missing.csv"}, "--train_file: missing.csv: no such file"),
-        ({"train_file": None, "validation_file": None}, "no data. Pass --train_file"),
         ({"train_file": None, "do_train": True}, "no train examples. Pass --train_file"),
         ({"data_dir": "{workshop}"}, "--task_name is missing. Name the GLUE task"),
-        (
-            {"data_dir": "{workshop}", "task_name": "rte"},
-            r"--data_dir: no RTE files in .*\. Expected train\.tsv, dev\.tsv, test\.tsv",
-        ),
-        (
-            {"data_dir": "{workshop}", "task_name": "all", **NO_FILES},
-            r"contains no GLUE files. Expected files such as .*/CoLA/train\.tsv",
-        ),
-        (
-            {"task_name": "all"},
-            "--train_file is for a single task. The data of all tasks come from --data_dir or the Hub",
-        ),
-        ({"text_column_names": "text"}, "no column 'text'. Columns: 'sentence', 'label'. Set --text_column_names"),
-        (
-            {"metric_for_best_model": "matthews"},
-            r"Text classification has no metric 'matthews'\. Choose one of accuracy",
-        ),
+        ({"data_dir": "{workshop}", "task_name": "all", **NO_FILES}, "contains no GLUE files. Expected files such as"),
+        ({"task_name": "all"}, "--train_file is for a single task. The data of all tasks come from --data_dir or"),
+        ({"metric_for_best_model": "matthews"}, r"has no metric 'matthews'\. Choose one of accuracy"),
         ({"task_name": "sst2"}, r"train\.csv, row 2: unknown label 'cheerful'\. Expected one of negative, positive"),
         ({"config_name": None}, "--model_name_or_path is missing"),
         ({"tokenizer_name": None}, "--tokenizer_name is missing. A model with random weights"),
-        (
-            {"config_overrides": SMALL + ",vocab_size=9"},
-            f"the tokenizer has {len(VOCABULARY)} tokens, but the model's vocabulary has only 9",
-        ),
-        ({"model_name_or_path": "./missing"}, r"--model_name_or_path: the folder \./missing does not exist"),
+        ({"config_overrides": SMALL + ",vocab_size=9"}, "tokens, but the model's vocabulary has only 9"),
         ({"model_name_or_path": "{workshop}"}, "invalid configuration .*: there is no config.json"),
     ],
 )
@@ -471,18 +371,6 @@ def test_bad_arguments(changes, message, tmp_path, workshop, monkeypatch):
     with pytest.raises(InputError, match=message):
         run_command("glue", arguments(workshop, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
-
-
-def test_unknown_labels(run, workshop, tmp_path):
-    rows = [{"sentence": "a", "label": "cheerful"}, {"sentence": "the", "label": "pensive"}]
-    file = write_csv(tmp_path / "dev.csv", rows)
-    known = r"dev\.csv, row 3: unknown label 'pensive'\. Expected one of cheerful, gloomy"
-    with pytest.raises(InputError, match=rf"{known}\. Fix or remove the row"):  # labels of the training file
-        run_command("glue", arguments(workshop, tmp_path / "out", validation_file=file))
-    with pytest.raises(InputError, match=f"{known}, the labels of the model"):  # labels of the checkpoint
-        run_command(
-            "glue", arguments(workshop, tmp_path / "out", **checkpoint_of(run), train_file=None, validation_file=file)
-        )
 
 
 def test_a_classifier_for_other_labels(run, workshop, tmp_path):
@@ -518,7 +406,7 @@ def test_only_a_model_with_trained_weights_is_scored(run, workshop, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
+def test_long_examples_are_truncated(run, workshop, tmp_path, caplog, capsys):
     rows = [{"sentence": "film " * 600, "label": "gloomy"}, {"sentence": "good", "label": "cheerful"}]
     changes = {**checkpoint_of(run), "train_file": None, "validation_file": write_csv(tmp_path / "dev.csv", rows)}
     with caplog.at_level(logging.WARNING, logger="snugbert"):
@@ -526,3 +414,4 @@ def test_long_examples_are_truncated(run, workshop, tmp_path, caplog):
             "glue", arguments(workshop, tmp_path / "out", **changes, max_seq_length=4096, pad_to_max_length=True)
         )
     assert "--max_seq_length 4096 exceeds the model's limit. Using 512" in caplog.text
+    assert "  validation   2 examples: accuracy 100.00 (100.0 to 100.0; baseline 50.00)\n" in capsys.readouterr().out

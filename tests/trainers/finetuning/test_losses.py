@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from finetuning_examples import HEADS, examples, new_distillation_trainer, new_model, new_trainer
+from finetuning_examples import HEADS, examples, new_distillation_trainer, new_model, new_trainer, train_one_step
 from parity import assert_same_gradients
-from transformers import TrainerCallback
 
 from snugbert.tasks.outputs import UNLABELED
 from snugbert.trainers.finetuning import distillation_trainer
@@ -57,19 +56,16 @@ def test_the_loss_equals_a_reference(kind, columns):
 
 def distill(head, tokenizer, folder, teacher, weight=0.5, temperature=2.0, data=None, **settings):
     """Returns the student and its gradients in one step with the soft targets of `teacher`."""
-    gradients = {}
-
-    class Keeper(TrainerCallback):
-        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-            gradients.update({p: p.grad.clone() for p in model.parameters() if p.grad is not None})
-
     settings |= {"distillation_temperature": temperature, "distillation_weight": weight}
-    settings |= {"max_steps": 1, "max_grad_norm": 0.0}
-    trainer = new_distillation_trainer(head, tokenizer, folder, data, teacher, [Keeper()], **settings)
-    trainer.train()
-    for parameter in trainer.model.parameters():
-        parameter.grad = gradients.get(parameter)
-    return trainer.model
+    return train_one_step(new_distillation_trainer(head, tokenizer, folder, data, teacher, **settings))
+
+
+def perturbed_model(head):
+    model = new_model(head)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 def plain_student(head, teacher, data, temperature, weight):
@@ -106,20 +102,13 @@ def test_a_student_that_equals_its_teacher_has_no_gradients(head, padded, tokeni
     settings = {"pad_to_max_length": padded, "per_device_train_batch_size": 45}
     same = distill(head, tokenizer, tmp_path, new_model(head), 1.0, 1.0, **settings)
     assert largest_gradient(same) < 1e-6
-    other = new_model(head)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    assert largest_gradient(distill(head, tokenizer, tmp_path, other, 1.0, 1.0, **settings)) > 1e-3
+    other = distill(head, tokenizer, tmp_path, perturbed_model(head), 1.0, 1.0, **settings)
+    assert largest_gradient(other) > 1e-3
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_one_batch_equals_accumulated_padded_and_filled_batches_and_a_reference(head, tokenizer, tmp_path):
-    teacher = new_model(head)
-    with torch.no_grad():
-        for parameter in teacher.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    data = examples(head, 45)
+    teacher, data = perturbed_model(head), examples(head, 45)
     columns = {HEADS[0]: ["label"], HEADS[1]: ["labels"], HEADS[2]: ["start_positions", "end_positions"]}[head]
     for column in columns:  # the first third has no gold labels
         unlabeled = [
@@ -165,13 +154,3 @@ def test_a_killed_teacher_computes_only_the_missing_parts(head, tokenizer, tmp_p
         compute("parts")
     np.testing.assert_allclose(compute("parts"), whole, rtol=0, atol=1e-5)
     assert sizes == [16, 16, 16, 13]  # the first part was in the cache
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_without_soft_targets_the_loss_is_that_of_fine_tuning(head, tokenizer, tmp_path):
-    data = examples(head, 45)
-    student = distill(head, tokenizer, tmp_path, new_model(head), weight=0.0, per_device_train_batch_size=45)
-    model = new_model(head).train()
-    batch = new_trainer(head, tokenizer, tmp_path, data=data).data_collator(list(data))
-    model(**batch).loss.backward()
-    assert_same_gradients(student, model)

@@ -23,14 +23,13 @@ from snugbert.tasks.base import Baseline, Features
 from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments, FineTuningArguments
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.losses import class_weights
-from snugbert.trainers.finetuning.single_run import describe_shortfalls, fine_tune, make_trainer
-from snugbert.trainers.finetuning.sweep import run_task
+from snugbert.trainers.finetuning.single_run import ADVICE, describe_shortfalls, fine_tune, make_trainer
 from snugbert.trainers.run.checkpoints import write_manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkeypatch):
+def test_a_run_writes_everything(tokenizer, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     pushed = []
 
@@ -40,8 +39,7 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
     monkeypatch.setattr(HfApi, "upload_folder", upload)
     settings = {"num_train_epochs": 2, "save_strategy": "no", "push_to_hub": True}
-    run_task(prepare_counting(tokenizer), arguments(folder, **settings))
-    summary = capsys.readouterr().out
+    fine_tune(prepare_counting(tokenizer), arguments(folder, **settings))
     assert pushed.count("README.md") == 1  # once, and with the card
     assert "predictions.txt" not in pushed and "results.json" in pushed
     results = json.loads((folder / "results.json").read_text())
@@ -51,18 +49,6 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     assert accuracy == results["metrics"]["eval"]["accuracy"]
     predicted = np.loadtxt(folder / "predictions.txt")
     assert (predicted == np.array(examples(HEADS[0], 30, seed=1)["label"])).mean() == accuracy
-    assert "counting: trained 2 epochs (4 steps) in " in summary
-    for line in (
-        f"validation   30 examples: accuracy {100 * accuracy:.2f} (baseline 25.00)",
-        "baseline     always 'few'",
-        f"folder       {folder}",
-        "model        model.safetensors",
-        "predictions  predictions.txt",
-        "plots        learning_curve.png",
-        "model card   README.md",
-        "all results  results.md",
-    ):
-        assert f"  {line}\n" in summary
     assert {"README.md", "results.md", "learning_curve.png", "model.safetensors"} <= {f.name for f in folder.iterdir()}
 
     # A run that only scores keeps the results of the training.
@@ -82,14 +68,14 @@ def test_a_run_writes_everything(tokenizer, model_args, tmp_path, capsys, monkey
     [
         ({"num_train_epochs": 3}, [2, 4, 6]),
         ({"max_steps": 3}, [2, 3]),  # the last epoch is incomplete
-        ({"max_steps": 84}, [*range(6, 84, 6), 84]),  # 42 epochs: after every third
+        ({"max_steps": 84}, [*range(5, 84, 5), 84]),  # 42 epochs: about 20 times
         ({"num_train_epochs": 3, "eval_strategy": "no"}, [6]),
         ({"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}, [1, 2, 3]),
         ({"num_train_epochs": 2, "load_best_model_at_end": True}, [2, 4]),
     ],
 )
 def test_validation_examples_are_scored_after_each_epoch_and_only_once(
-    settings, steps, tokenizer, model_args, tmp_path, monkeypatch
+    settings, steps, tokenizer, tmp_path, monkeypatch
 ):
     """The last evaluation also gives the final score. Test examples are predicted once, after the training."""
     task, evaluated, decoded = prepare_counting(tokenizer), [], []
@@ -120,7 +106,7 @@ def test_validation_examples_are_scored_after_each_epoch_and_only_once(
     assert predicted.shape == (7,)  # of the test examples, which are written last
 
 
-def test_evaluation_does_not_change_the_training(tokenizer, model_args, tmp_path):
+def test_evaluation_does_not_change_the_training(tokenizer, tmp_path):
     weights = []
     for strategy in ({}, {"eval_strategy": "no"}):
         folder = tmp_path / str(len(strategy))
@@ -148,20 +134,7 @@ def test_only_training_starts_from_random_layers(tokenizer, tmp_path):
     assert all(torch.equal(before[name], scored[name]) for name in before)
 
 
-def test_saving_a_model_pushes_as_trainer_does(tokenizer, tmp_path, monkeypatch):
-    uploads = []
-    monkeypatch.setattr(FineTuningTrainer, "init_hf_repo", lambda self, token=None: None)
-    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **upload: uploads.append(upload))
-    args = arguments(tmp_path, push_to_hub=True, metric_for_best_model="accuracy")
-    trainer = make_trainer(prepare_counting(tokenizer), args)
-    trainer.write_card = lambda: None
-    trainer.save_model()
-    trainer.push_to_hub("second", blocking=False, revision="trial", tags=["mine"])
-    sent = [(upload["commit_message"], upload["revision"], upload["run_as_future"]) for upload in uploads]
-    assert sent == [("Model save", None, False), ("second", "trial", True)]
-
-
-def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monkeypatch, caplog):
+def test_checkpoints_only_serve_to_resume(tokenizer, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "snugbert")
     folder, task = tmp_path / "run", prepare_counting(tokenizer)
 
@@ -199,27 +172,24 @@ def test_checkpoints_only_serve_to_resume(tokenizer, model_args, tmp_path, monke
     assert all(torch.equal(straight[name], finished[name]) for name in straight)
 
     # What a checkpoint compares, and what determines the results.
-    def relabeled(features):
-        return features.map(lambda row, index: {"label": 2 - row["label"] if index == 0 else row["label"]}, True)
-
-    other_train, other_eval = prepare_counting(tokenizer), prepare_counting(tokenizer)
-    other_train.train_features = relabeled(task.train_features)
-    other_eval.evaluation_sets[0].features = Features(relabeled(task.evaluation_sets[0].features.inputs))
+    labels = task.evaluation_sets[0].features.inputs["label"][:]
+    relabeled = task.evaluation_sets[0].features.inputs.remove_columns("label").add_column("label", labels[::-1])
+    other = prepare_counting(tokenizer)
+    other.evaluation_sets[0].features = Features(relabeled)
     for changed, settings, message in (
-        (task, {"weight_decay": 0.0, "max_grad_norm": 2}, "--max_grad_norm"),
+        (task, {"max_grad_norm": 2}, "--max_grad_norm"),
         (task, {"num_train_epochs": 2}, "--num_train_epochs"),
-        (other_train, {}, "the training data"),
-        (other_eval, {}, "the validation data"),
+        (prepare_counting(tokenizer, 59), {}, "the training data"),
+        (other, {}, "the validation data"),
     ):
-        with pytest.raises(InputError) as error:
-            settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
+        settings = {"num_train_epochs": 1, "resume_from_checkpoint": "true", **settings}
+        with pytest.raises(InputError, match=message):
             fine_tune(changed, arguments(folder, **settings))
-        assert message in str(error.value)
     with pytest.raises(InputError, match="already contains a run"):
         run()
 
 
-def test_checkpoints_that_the_user_wants_stay_on_resume(tokenizer, model_args, tmp_path):
+def test_checkpoints_that_the_user_wants_stay_on_resume(tokenizer, tmp_path):
     folder, task = tmp_path / "run", prepare_counting(tokenizer)
     fine_tune(task, arguments(folder, num_train_epochs=2, save_steps=2))
     named = tmp_path / "named" / "checkpoint-2"
@@ -253,7 +223,7 @@ def test_named_class_weights():
         class_weights("balanced", task)
 
 
-def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
+def test_early_stopping_keeps_the_best_model(tokenizer, tmp_path):
     settings = {"num_train_epochs": 9, "early_stopping_patience": 2, "save_total_limit": 3}
     task, accuracies = prepare_counting(tokenizer), iter([0.5, 0.7, 0.6, 0.65, 0.9])
     task.evaluation_sets[0].score = lambda predictions: {"accuracy": next(accuracies)}
@@ -270,15 +240,9 @@ def test_early_stopping_keeps_the_best_model(tokenizer, model_args, tmp_path):
     assert json.loads((tmp_path / "threshold" / "trainer_state.json").read_text())["epoch"] == 3
 
 
-def test_unknown_metric(tokenizer, model_args, tmp_path):
-    with pytest.raises(InputError, match=r"counting has no metric 'acuracy'\. Choose one of accuracy"):
-        fine_tune(prepare_counting(tokenizer), arguments(tmp_path, metric_for_best_model="acuracy"))
-
-
-def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, model_args, tmp_path):
+def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, tmp_path):
     folder, resume = tmp_path / "run", {"resume_from_checkpoint": "true"}
-    settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}
-    settings |= {"num_train_epochs": 2}
+    settings = {"load_best_model_at_end": True, "save_strategy": "epoch", "num_train_epochs": 2}
     task = prepare_counting(tokenizer)
     fine_tune(task, arguments(folder, **settings))
     for changes, message in (
@@ -290,11 +254,8 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
         ({"eval_strategy": "steps", "save_strategy": "steps"}, "--eval_strategy"),
         ({"per_device_train_batch_size": 16}, "batch"),
     ):
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=message):
             fine_tune(task, arguments(folder, **settings | resume | changes))
-        assert message in str(error.value)
-    with pytest.raises(InputError, match="the training data"):
-        fine_tune(prepare_counting(tokenizer, 50), arguments(folder, **settings | resume))
     other = FineTunedModelArguments(model_name_or_path="other")
     with pytest.raises(InputError, match="--model_name_or_path"):
         fine_tune(dataclasses.replace(task, model_args=other), arguments(folder, **settings | resume))
@@ -310,11 +271,6 @@ def test_a_run_resumes_with_its_settings_and_may_get_more_epochs(tokenizer, mode
 
 # --- scores below the baseline --------------------------------------------------------------------------------------
 
-ADVICE = (
-    "Try longer training (--num_train_epochs 9), another learning rate (--learning_rate 3e-04 or 3e-03), "
-    "more examples, or a larger pretrained checkpoint."
-)
-
 
 @pytest.mark.parametrize(
     ("metric", "score", "baseline", "told"),
@@ -323,8 +279,6 @@ ADVICE = (
         ("accuracy", 0.25, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
         ("accuracy", 0.2, 0.25, "Validation: accuracy 20.00 is below the baseline, 25.00 (always 'few')."),
         ("accuracy", 0.24999, 0.25, "Validation: accuracy 25.00 equals the baseline (always 'few')."),
-        ("accuracy", 0.9, 1.0, "Validation: accuracy 90.00 is below the baseline, 100.00 (always 'few')."),
-        ("f1", 0.0, 0.0, "Validation: f1 0.00 equals the baseline (always 'few')."),
         ("mse", 2.0, 2.5, None),
         ("mse", 3.0, 2.5, "Validation: mse 3.0000 is above the baseline, 2.5000 (always 'few')."),
         ("pearson", 0.1, math.nan, None),
@@ -339,33 +293,18 @@ def test_shortfalls(metric, score, baseline, told, tmp_path):
     task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: baseline})
     task.evaluation_sets.append(counting_set(task.task, "test", labeled=False))
     metrics = {"eval": {metric: score}, "predict": {}}
-    sentences = describe_shortfalls(task, metrics, arguments(tmp_path), trained=True)
+    sentences = describe_shortfalls(task, metrics)
     if told is None:
         assert sentences == []
     else:
         assert sentences[0].startswith(told) and sentences[1:] == [ADVICE]
-    (check,) = describe_shortfalls(task, metrics, arguments(tmp_path), trained=False)[1:] or [None]
-    assert check is None or check.startswith("Check that the checkpoint was fine-tuned for this task")
 
 
-@pytest.mark.parametrize(("metric", "perfect"), [("accuracy", 1.0), ("mse", 0.0)])
-def test_a_baseline_that_cannot_be_beaten(metric, perfect, tmp_path):
-    """Longer training would not help."""
-    task = prepare_counting(make_tokenizer(), 3)
-    task.task.main_metric = metric
-    task.evaluation_sets[0].baseline = Baseline("always 'few'", {metric: perfect})
-    shown = "100.00" if perfect else "0.0000"
-    assert describe_shortfalls(task, {"eval": {metric: perfect}}, arguments(tmp_path), trained=True) == [
-        f"Validation: {metric} {shown} equals the baseline (always 'few'). All examples have the same answer.",
-        "To compare models, evaluate on examples with different answers.",
-    ]
-
-
-def test_a_run_reports_its_shortfall(model_args, tmp_path):
+def test_a_run_reports_its_shortfall(tmp_path):
     task = prepare_counting(make_tokenizer())
     task.evaluation_sets[0].baseline = Baseline("always right", {"accuracy": 1.0})
     settings = {"max_steps": 1, "save_strategy": "no"}
     results = fine_tune(task, arguments(tmp_path / "run", **settings))
     written = (tmp_path / "run/results.md").read_text()
-    assert "is below the baseline, 100.00 (always right). Try longer training (--max_steps 3)" in written
+    assert "is below the baseline, 100.00 (always right). Try longer training" in written
     assert written.count("Try ") == 1 and len(results["shortfalls"]) == 2

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from card_metadata import read_metadata
-from huggingface_hub import ModelCard
+from glue_examples import arguments as command_line
+from glue_examples import checkpoint_of
 from squad_definition import definition_2
 from squad_forms import flat, load_questions, nested
 
@@ -28,10 +28,6 @@ FIRST = "anna ben carl dora emil fred gina hugo".split()
 LAST = "reed stone wood".split()
 FILLER = "the old man said that it was very cold and then a dog ran over the hill".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(FILLER), *FIRST, *LAST, "who"]
-SMALL = (
-    "num_hidden_layers=1,hidden_size=32,intermediate_size=64,num_attention_heads=2,"
-    "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-)
 
 
 def stories(number: int, seed: int, negative: bool = False) -> list[dict]:
@@ -68,34 +64,9 @@ def workshop(tmp_path_factory) -> Path:
 
 def arguments(workshop: Path, output_dir: Path, **changes: object) -> list[str]:
     """A command line that trains a small model from random weights. None removes an argument."""
-    values = {
-        "config_name": "tiny",
-        "config_overrides": SMALL,
-        "tokenizer_name": workshop / "tokenizer",
-        "train_file": workshop / "train.jsonl",
-        "validation_file": workshop / "dev.json",
-        "max_seq_length": 20,
-        "doc_stride": 6,
-        "output_dir": output_dir,
-        "per_device_train_batch_size": 16,
-        "num_train_epochs": 4,
-        "learning_rate": 1e-2,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        **changes,
-    }
-    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
-
-
-def checkpoint_of(run: Path) -> dict[str, object]:
-    """Changes to `arguments` that load the checkpoint in `run`."""
-    return {
-        "model_name_or_path": run,
-        "config_name": None,
-        "config_overrides": None,
-        "tokenizer_name": None,
-        "train_file": None,
-    }
+    files = {"train_file": workshop / "train.jsonl", "validation_file": workshop / "dev.json"}
+    settings = {"max_seq_length": 20, "doc_stride": 6, "learning_rate": 1e-2}
+    return command_line(workshop, output_dir, **files | settings | changes)
 
 
 @pytest.fixture(scope="module")
@@ -142,34 +113,7 @@ def test_a_student_learns_from_unlabeled_questions(run, workshop, tmp_path):
         run_command("squad", arguments(workshop, tmp_path / "other-out", **changes))
 
 
-def test_the_card_names_the_data_of_training_and_of_each_score(workshop, tmp_path):
-    rows = stories(60, seed=4)
-    numbers = {"amazon_train": 30, "news_train": 10, "unused_train": 5, "xquad_dev": 9, "tydiqa": 6}
-    files = {}
-    for name, number in numbers.items():
-        files[name], rows = write_stories(tmp_path / f"{name}.jsonl", rows[:number]), rows[number:]
-    given = {"validation_file": files["xquad_dev"], "test_file": files["tydiqa"], "max_train_samples": 38}
-    asked = {"do_train": True, "do_eval": True, "do_predict": True, "max_steps": 1}
-    argv = arguments(workshop, tmp_path / "out", train_file=None, **given, **asked)
-    run_command(
-        "squad", [*argv, "--train_file", *(str(files[f"{name}_train"]) for name in ("amazon", "news", "unused"))]
-    )
-    trained_on, scores = read_metadata(tmp_path / "out")
-    metrics = json.loads((tmp_path / "out" / "all_results.json").read_text())
-    assert trained_on == [("amazon_train.jsonl", "train", 30), ("news_train.jsonl", "train", 8)]
-    assert scores == {
-        (file, split, number): {m: pytest.approx(metrics[f"{name}_{m}"], rel=1e-5) for m in ("exact_match", "f1")}
-        for file, split, number, name in (
-            ("xquad_dev.jsonl", "validation", 9, "eval"),
-            ("tydiqa.jsonl", "test", 6, "predict"),
-        )
-    }
-    card = ModelCard.load(tmp_path / "out" / "README.md")
-    assert card.data.datasets is None
-    assert (
-        "fine-tuned on amazon_train.jsonl (30 examples) and news_train.jsonl (8 examples) with SnugBERT" in card.text
-    )
-    assert "measured on xquad_dev.jsonl and tydiqa.jsonl. " in card.text
+def test_scores_name_the_data_on_the_hub():
     hub = SquadDataArguments(dataset_name="google/xquad", dataset_config_name="xquad.en")
     split = QuestionSplit("validation", [Question("a", "Who?", "Anna.")] * 9)
     (source,) = QuestionAnswering(hub).describe_sources(split)
@@ -187,20 +131,12 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
     results = json.loads((first / "eval_results.json").read_text())
     assert results["eval_f1"] + 20 < results["eval_best_f1"]
     assert results["eval_baseline_exact"] == results["eval_baseline_f1"] == 50.0
-    summary = capsys.readouterr().out
-    score = r"\S+ \(\S+ to \S+; baseline 50\.00\)"
-    assert re.search(
-        rf"validation   60 examples: exact {score}, f1 {score}, HasAns_exact \S+ \(\S+ to \S+\), ", summary
-    )
+    assert "always no answer" in capsys.readouterr().out
     intervals = json.loads((first / "results.json").read_text())["intervals"]["eval"]
-    assert intervals.keys() == {name.removeprefix("eval_") for name in results if re.search("_(exact|f1)$", name)} - {
-        "baseline_exact",
-        "baseline_f1",
-    }
+    assert {"exact", "f1", "HasAns_exact", "NoAns_f1", "best_f1"} <= intervals.keys()
     assert all(low <= results[f"eval_{name}"] <= high for name, (low, high) in intervals.items())
-    assert "  baseline     always no answer\n" in summary
     threshold = results["eval_best_f1_thresh"]
-    changes = {**files, **checkpoint_of(first), "null_score_diff_threshold": threshold}
+    changes = {**files, **checkpoint_of(first), "train_file": None, "null_score_diff_threshold": threshold}
     run_command("squad", arguments(workshop, second, **changes))
     again = json.loads((second / "eval_results.json").read_text())
     assert again["eval_f1"] == pytest.approx(results["eval_best_f1"], abs=1e-9)
@@ -223,7 +159,7 @@ def test_the_best_threshold_gives_the_best_score(workshop, tmp_path, capsys):
 
 def test_limits_of_answers(run, workshop, tmp_path):
     limits = {"n_best_size": 3, "max_answer_length": 1, "doc_stride": None}
-    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), **limits))
+    run_command("squad", arguments(workshop, tmp_path, **checkpoint_of(run), train_file=None, **limits))
     assert json.loads((tmp_path / "results.json").read_text())["settings"]["doc_stride"] == 6  # 20 // 3
     n_best = json.loads((tmp_path / "nbest_predictions.json").read_text())
     assert max(map(len, n_best.values())) == 3
@@ -251,7 +187,7 @@ def test_answers_in_the_wrong_place(run, workshop, tmp_path, caplog):
     warning = f"{file}: Answers that are not at their position in the context: 2. Such answers are skipped. "
     assert f"{warning}Skipped questions: 1. The first: {misplaced}." in caplog.text
     # Scoring compares texts, not positions.
-    changes = {**checkpoint_of(run), "validation_file": file, "on_bad_answer": "skip"}
+    changes = {**checkpoint_of(run), "train_file": None, "validation_file": file, "on_bad_answer": "skip"}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     results = json.loads((tmp_path / "out" / "eval_results.json").read_text())
     assert results["eval_samples"] == 6 and results["eval_exact_match"] == pytest.approx(100 * 5 / 6)
@@ -264,7 +200,8 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
         {"id": "c", "context": "then anna reed ran", "question": "who " * 99},
     ]
     (tmp_path / "test.json").write_text(json.dumps(rows))
-    changes = {**checkpoint_of(run), "validation_file": tmp_path / "test.json", "max_query_length": 3}
+    files = {"train_file": None, "validation_file": tmp_path / "test.json"}
+    changes = {**checkpoint_of(run), **files, "max_query_length": 3}
     run_command("squad", arguments(workshop, tmp_path / "out", **changes))
     assert "questions without text or context: 2. The first: " in caplog.text
     assert "Questions truncated to 3 tokens (max_query_length): 1" in caplog.text
@@ -282,17 +219,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
     [
         ({"train_file": "missing.json"}, "--train_file: missing.json: no such file"),
         ({"validation_file": "broken/train.json"}, r"broken/train\.json: not JSON"),
-        ({"train_file": None, "validation_file": None}, "no data. Pass --train_file"),
-        (
-            {"train_file": None, "do_train": True},
-            "no train questions. Pass --train_file",
-        ),
         ({"train_file": None}, "--model_name_or_path is missing. This command needs trained weights"),
-        ({"dataset_name": "squad"}, "--dataset_name cannot be combined with files"),
-        (
-            {"dataset_name": "./no", "train_file": None, "validation_file": None},
-            r"--dataset_name: there is no folder \./no\.",
-        ),
         (
             {"dataset_name": "./broken", "train_file": None, "validation_file": None},
             "the dataset ./broken cannot be loaded",
@@ -302,13 +229,7 @@ def test_empty_questions_and_contexts_are_answered(run, workshop, tmp_path, capl
             {"validation_file": "{workshop}/test.jsonl", "early_stopping_patience": 1},
             "--validation_file: no reference answers to select the best model by",
         ),
-        ({"on_bad_answer": "ignore"}, "--on_bad_answer: unknown value 'ignore'"),
-        ({"max_answer_length": 0}, "--max_answer_length 0 must be at least 1"),
         ({"max_seq_length": 10}, "max_seq_length 10: a question of 1 tokens leaves 6 for the context"),
-        (
-            {"metric_for_best_model": "accuracy"},
-            r"Question answering has no metric 'accuracy'\. Choose one of exact_match, f1",
-        ),
         (
             {"class_weights": "balanced"},
             r"--class_weights: Question answering needs training examples with exactly one class",

@@ -19,10 +19,10 @@ from forked import run as run_forked
 from scipy.stats import kstest, loguniform
 
 from snugbert.errors import InputError
-from snugbert.trainers.finetuning import sweep
+from snugbert.trainers.finetuning import single_run, sweep
 from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.suggestions import StopBadRuns, Suggestions, draw_setting
-from snugbert.trainers.finetuning.sweep_results import FinishedRun, choose_setting, read_runs
+from snugbert.trainers.finetuning.sweep_results import FinishedRun, Objective, choose_setting, read_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -76,8 +76,7 @@ def own_loop(method: str, prune: bool, runs: int) -> list[tuple]:
 @pytest.mark.parametrize(("method", "prune"), [("tpe", True), ("qmc", False)])
 def test_suggestions_equal_optunas_own_loop(method, prune, tmp_path):
     args = search_arguments(tmp_path / "run", method=method, prune=prune, runs=30, flags={"seed": 7})
-    args.greater_is_better = True
-    suggestions, found = Suggestions(args.search, args), []
+    suggestions, found = Suggestions(args.search, 7, higher_is_better=True), []
     for index in itertools.count():
         setting = suggestions.ask(index)
         if setting is None:
@@ -91,18 +90,18 @@ def test_suggestions_equal_optunas_own_loop(method, prune, tmp_path):
     assert any(ended < epochs for _, epochs, _, ended in found) == prune
 
 
-def test_more_seeds_do_not_change_the_settings(tokenizer, model_args, tmp_path, monkeypatch):
+def test_more_seeds_do_not_change_the_settings(tokenizer, tmp_path, monkeypatch):
     """Otherwise, earlier runs would not be part of the continued sweep. The first ten settings are random."""
     found = []
     for name, seeds in (("one", 1), ("two", 2)):
         args = search_arguments(tmp_path / name, method="tpe", runs=14, seeds=seeds, flags={"greater_is_better": True})
 
-        def run(prepared, args, run, *_):
+        def run(self, run, *_):
             score = run.args.learning_rate * (-1 if run.args.seed > 42 else 1)
             return FinishedRun(run.setting, run.args.seed, run.folder, {"metrics": {"eval": {"accuracy": score}}})
 
-        monkeypatch.setattr(sweep, "_run", run)
-        runs = sweep._run_all(prepare_counting(tokenizer), args)
+        monkeypatch.setattr(sweep.Sweep, "_run", run)
+        runs = sweep.Sweep(prepare_counting(tokenizer), args).run_all()
         found.append([run.setting for run in runs if run.seed == 42])
     assert found[0] == found[1] and len(found[0]) == 14
 
@@ -139,14 +138,16 @@ def run_search(folder: Path, settings=None, **content) -> None:
     task: Any = prepared.task
     task.decode = lambda logits, split, features: logits
     task.measure = lambda split, logits: np.take_along_axis(logits, np.array(split.inputs["label"])[:, None], 1)
-    sweep.run_task(prepared, search_arguments(folder, settings or RATES, **content))
+    sweep.run_sweep(prepared, search_arguments(folder, settings or RATES, **content))
 
 
 @pytest.fixture
 def count_left(monkeypatch):
     """A function that returns the number of runs that a dry run of a search counts."""
     counted = []
-    monkeypatch.setattr(sweep, "run_dry_sweep", lambda prepared, first, number, seconds: counted.append(number))
+    monkeypatch.setattr(
+        sweep, "run_dry_fine_tuning", lambda prepared, first, checkpoint, number, seconds: counted.append(number)
+    )
 
     def call(folder, **content) -> int | None:
         run_search(folder, **content | {"flags": {**content.get("flags", {}), "dry_run": True}})
@@ -210,7 +211,7 @@ def test_processes_get_the_same_settings_and_stop_together(tmp_path):
 def test_a_budget_of_time(tmp_path, monkeypatch, count_left):
     """Runs take an hour. The seeds of the best setting have to fit, too. Finished runs always count."""
     clock = itertools.count(step=3600)  # read before and after each run
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(single_run, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     content = {"method": "random", "winner_seeds": 3, "flags": {"max_steps": 1}}
     for hours, settings in ((6.5, 4), (7.0, 5), (1.0, 5)):
         run_search(tmp_path / "run", hours=hours, **content)
@@ -224,17 +225,17 @@ def test_a_budget_of_time(tmp_path, monkeypatch, count_left):
     assert len(read_sweep(tmp_path / "few")["settings"]) == 2
 
 
-def test_settings_with_a_failed_seed_come_last(tokenizer, model_args, tmp_path):
+def test_settings_with_a_failed_seed_come_last(tokenizer, tmp_path):
     scores = {"one of two": [0.9, None], "undefined": [math.nan, math.nan], "worse": [0.5, 0.5], "best": [0.5, 0.6]}
     runs = [
         FinishedRun({"name": name}, 42 + i, tmp_path, {"metrics": {"eval": {"accuracy": score}}} if score else {})
         for name, each in scores.items()
         for i, score in enumerate(each)
     ]
-    args = arguments(tmp_path, seeds=2, metric_for_best_model="accuracy", greater_is_better=True)
+    objective = Objective("eval", "accuracy", higher_is_better=True)
     order = []
     while runs:
-        order.append(choose_setting(runs, prepare_counting(tokenizer), args)["name"])
+        order.append(choose_setting(runs, objective, range(42, 44))["name"])
         runs = [run for run in runs if run.setting["name"] != order[-1]]
     assert order == ["best", "worse", "one of two", "undefined"]
 

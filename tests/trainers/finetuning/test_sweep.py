@@ -1,5 +1,6 @@
 """Sweeps: the grid, the best run, interrupted sweeps."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,11 +14,15 @@ from huggingface_hub.utils import filter_repo_objects
 
 import snugbert
 from snugbert.errors import InputError
+from snugbert.tasks.task_arguments import GlueDataArguments
 from snugbert.trainers.finetuning import sweep
-from snugbert.trainers.finetuning.finetuning_trainer import DivergedError, FineTuningTrainer
-from snugbert.trainers.finetuning.run_records import RUN_FOLDER
+from snugbert.trainers.finetuning.finetuning_arguments import FineTunedModelArguments
+from snugbert.trainers.finetuning.finetuning_trainer import DivergedError
+from snugbert.trainers.finetuning.prepare_task import collect_data_settings
+from snugbert.trainers.finetuning.run_records import prepare_folders
 from snugbert.trainers.finetuning.single_run import fine_tune
 from snugbert.trainers.finetuning.suggestions import draw_setting
+from snugbert.trainers.finetuning.sweep_results import RUN_FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -50,42 +55,25 @@ def test_names_of_many_flags(tmp_path):
     assert runs[0].folder != runs[1].folder
 
 
-def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args, tmp_path, monkeypatch):
+def read_results(folder: Path) -> dict:
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_a_sweep_over_a_grid_and_seeds(tokenizer, tmp_path, monkeypatch):
     grid = "settings: {batch_size: [16, 32], learning_rate: [1e-3, 1e-4], num_train_epochs: [1]}"
     (tmp_path / "grid.yaml").write_text(grid)
     settings = {"sweep": str(tmp_path / "grid.yaml"), "seeds": 2, "learning_rate": None}
-    calls = []
-
-    def counted(task, args, callbacks):
-        calls.append(args.output_dir)
-        return fine_tune(task, args, callbacks)
-
-    training_step = FineTuningTrainer.training_step
-
-    def interrupted(self, *args):
-        if len(calls) == 3 and self.state.global_step == 1:
-            raise KeyboardInterrupt
-        return training_step(self, *args)
-
-    monkeypatch.setattr(sweep, "fine_tune", counted)
-    monkeypatch.setattr(FineTuningTrainer, "training_step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
-    assert len(calls) == 3 + 6  # two were finished, one was started
-    monkeypatch.setattr(sweep, "fine_tune", fine_tune)
-    sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "b", **settings))
-    a, b = (json.loads((tmp_path / name / "results.json").read_text()) for name in "ab")
-    assert a["sweep"] == b["sweep"] and a["metrics"] == b["metrics"]
-    assert len(a["sweep"]["settings"]) == 4 and all(len(row["scores"]) == 2 for row in a["sweep"]["settings"])
-    for row in a["sweep"]["settings"]:
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings))
+    results = read_results(tmp_path / "a")
+    rows = results["sweep"]["settings"]
+    assert len(rows) == 4 and all(len(row["scores"]) == 2 for row in rows)
+    for row in rows:
         assert row["mean"] == pytest.approx(np.mean(row["scores"]))
         assert row["std"] == pytest.approx(np.std(row["scores"], ddof=1))
         half = 12.7062 * row["std"] / np.sqrt(2)  # Student's t with one degree of freedom
         assert row["interval"] == pytest.approx([row["mean"] - half, row["mean"] + half], rel=1e-5)
-    scores = [score for row in a["sweep"]["settings"] for score in row["scores"]]
-    assert a["metrics"]["eval"]["accuracy"] == max(scores)
-    assert a["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in a["sweep"]["settings"])
+    assert results["metrics"]["eval"]["accuracy"] == max(max(row["scores"]) for row in rows)
+    assert results["sweep"]["best_setting"]["mean"] == max(row["mean"] for row in rows)
 
     # Only the best weights are left, and they reproduce the predictions.
     assert [file.parent.name for file in (tmp_path / "a").rglob("*.safetensors")] == ["a"]
@@ -95,16 +83,14 @@ def test_an_interrupted_sweep_equals_an_uninterrupted_one(tokenizer, model_args,
     np.testing.assert_array_equal(predictions, np.loadtxt(tmp_path / "a" / "predictions.txt"))
 
     # It does not continue with other settings or other data.
-    calls.clear()
-    monkeypatch.setattr(sweep, "fine_tune", counted)
+    monkeypatch.setattr(sweep, "fine_tune", None)
     with pytest.raises(InputError, match=r"has other settings\.\n.*\n  --weight_decay .*\nChoose another folder"):
-        sweep.run_task(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings, weight_decay=0.1))
-    with pytest.raises(InputError, match="\n  train examples "):
-        sweep.run_task(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
-    assert not calls
+        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "a", **settings, weight_decay=0.1))
+    with pytest.raises(InputError, match="\n  the training data "):
+        sweep.run_sweep(prepare_counting(tokenizer, 61), arguments(tmp_path / "a", **settings))
 
 
-def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_path, monkeypatch, capsys):
+def test_a_continued_sweep_keeps_the_best_weights(tokenizer, tmp_path, monkeypatch, capsys):
     output_dir = tmp_path / "run"
     scores = {42: 0.5, 43: 0.9, 44: 0.6, 46: 0.9}  # of each seed; 45 diverges. Of equal runs, the earlier one stays
     failures: list[type[Exception]] = [Interrupted, DivergedError]
@@ -118,7 +104,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     def sweep_over(seeds: int) -> None:
         task = prepare_counting(tokenizer)
         task.task.metrics = ("accuracy", "pearson")
-        sweep.run_task(task, arguments(output_dir, seeds=seeds, max_steps=1))
+        sweep.run_sweep(task, arguments(output_dir, seeds=seeds, max_steps=1))
 
     monkeypatch.setattr(sweep, "fine_tune", run_of_a_seed)
     with pytest.raises(Interrupted):
@@ -129,7 +115,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
     for seeds in (4, 5, 5):  # one more seed is allowed
         sweep_over(seeds)
         assert [file.read_bytes() for file in output_dir.rglob("*.safetensors")] == [best]
-        results = json.loads((output_dir / "results.json").read_text())
+        results = read_results(output_dir)
         assert results["metrics"]["eval"] == {"accuracy": 0.9, "pearson": None} and results["settings"]["seed"] == 43
         assert "accuracy 90.00 (baseline 25.00), pearson -\n" in capsys.readouterr().out  # NaN is null in the file
         assert [failure.partition("seed-")[2] for failure in results["sweep"]["failures"]] == ["45: the loss is nan"]
@@ -140,7 +126,7 @@ def test_a_continued_sweep_keeps_the_best_weights(tokenizer, model_args, tmp_pat
         sweep_over(2)
 
 
-def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypatch):
+def test_seeds_without_a_sweep(tokenizer, tmp_path, capsys, monkeypatch):
     pushed = {}
 
     class Hub:
@@ -156,27 +142,27 @@ def test_seeds_without_a_sweep(tokenizer, model_args, tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(sweep, "HfApi", Hub)
     given = arguments(tmp_path / "run", seeds=3, num_train_epochs=1, per_device_train_batch_size=20, push_to_hub=True)
-    sweep.run_task(prepare_counting(tokenizer), given)
+    sweep.run_sweep(prepare_counting(tokenizer), given)
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= pushed["me/run"]
     assert not {"_lock", "predictions.txt"} & pushed["me/run"]
     runs = sorted(folder.name for folder in (tmp_path / "run" / "runs").iterdir())
     assert runs == [f"batch-20_rate-0.001_epochs-1_seed-{seed}" for seed in (42, 43, 44)]
     assert "eval_accuracy" in capsys.readouterr().out
-    best = max(json.loads((tmp_path / "run" / "results.json").read_text())["sweep"]["settings"][0]["scores"])
+    best = max(read_results(tmp_path / "run")["sweep"]["settings"][0]["scores"])
     scores = {("dev.csv", "validation", 30): {"accuracy": pytest.approx(best, rel=1e-5)}}
     assert read_metadata(tmp_path / "run") == ([("train.csv", "train", 60)], scores)
     # The folder of a single run is not continued as a sweep.
     shutil.rmtree(tmp_path / "run" / "runs")
     (tmp_path / "run" / "plan.json").unlink()
     with pytest.raises(InputError, match=r"already contains a run\. Choose another folder"):
-        sweep.run_task(prepare_counting(tokenizer), given)
+        sweep.run_sweep(prepare_counting(tokenizer), given)
 
 
-def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys):
+def test_a_stable_sweep(tokenizer, tmp_path, capsys):
     """It is one setting with 5 seeds and at least 100 steps, whose top layers are new in every run."""
     settings = {"sweep": "stable", "reinit_layers": 1, "learning_rate": 1e-4, "logging_steps": 1000}
-    sweep.run_task(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
-    results = json.loads((tmp_path / "results.json").read_text())
+    sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings))
+    results = read_results(tmp_path)
     (setting,) = results["sweep"]["settings"]
     assert (setting["epochs"], setting["seeds"], len(setting["scores"])) == (100, 5, 5)
     assert results["training"]["train_steps"] == 100 and results["settings"]["reinit_layers"] == 1
@@ -184,7 +170,7 @@ def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys):
     text = f"{100 * setting['mean']:.2f} ± {100 * setting['std']:.2f} ({100 * low:.1f} to {100 * high:.1f})"
     assert text in capsys.readouterr().out and text in (tmp_path / "README.md").read_text()
     with pytest.raises(InputError, match=r"\n  --reinit_layers +1 +2\n"):
-        sweep.run_task(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
+        sweep.run_sweep(prepare_counting(tokenizer, 8), arguments(tmp_path, **settings | {"reinit_layers": 2}))
 
 
 @pytest.mark.parametrize(
@@ -194,25 +180,98 @@ def test_a_stable_sweep(tokenizer, model_args, tmp_path, capsys):
 def test_the_length_of_a_stable_sweep(settings, examples, epochs, tmp_path):
     """20 epochs of batches of 32, or as many as 100 steps need."""
     args = arguments(tmp_path, sweep="stable", **settings)
-    assert sweep.lengthen(args, examples).num_train_epochs == epochs
+    sweep.lengthen(args, examples)
+    assert args.num_train_epochs == epochs
 
 
-def test_one_seed_has_the_interval_of_its_run(tokenizer, model_args, tmp_path):
+def test_one_seed_has_the_interval_of_its_run(tokenizer, tmp_path):
     task = prepare_counting(tokenizer)
     task.evaluation_sets[0].estimate_intervals = lambda predictions: {"accuracy": (0.25, 0.375)}
-    sweep.run_task(task, arguments(tmp_path, sweep="fixed", max_steps=1))
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["intervals"] == {"eval": {"accuracy": [0.25, 0.375]}}
-    assert results["sweep"]["settings"][0]["interval"] == results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
-    assert results["sweep"]["settings"][0]["interval"] == [0.25, 0.375]
-    assert results["sweep"]["settings"][0]["epochs"] == 0.5  # one of two steps
-    assert "(25.0 to 37.5)" in (tmp_path / "README.md").read_text()
+    sweep.run_sweep(task, arguments(tmp_path, sweep="fixed", max_steps=1))
+    results = read_results(tmp_path)
+    (setting,) = results["sweep"]["settings"]
+    intervals = results["intervals"]["eval"]["accuracy"], results["sweep"]["metrics"]["eval"]["accuracy"]["interval"]
+    assert setting["interval"] == intervals[0] == intervals[1] == [0.25, 0.375]
+    assert setting["epochs"] == 0.5  # one of two steps
 
 
-def test_requirements_of_a_sweep(tokenizer, model_args, tmp_path):
+def test_requirements_of_a_sweep(tokenizer, tmp_path):
     task = prepare_counting(tokenizer)
     with pytest.raises(InputError, match="16 is not divisible by"):
-        sweep.run_task(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
+        sweep.run_sweep(task, arguments(tmp_path, sweep="paper", learning_rate=None, gradient_accumulation_steps=3))
     task.evaluation_sets = []
     with pytest.raises(InputError, match=r"no validation examples\. Evaluation during training and sweeps need them"):
-        sweep.run_task(task, arguments(tmp_path, seeds=2))
+        sweep.run_sweep(task, arguments(tmp_path, seeds=2))
+
+
+# --- the plan in the output folder --------------------------------------------------------------------------------
+
+
+def test_replacing_a_sweep_removes_only_what_sweeps_write(tokenizer, tmp_path):
+    settings = {"sweep": "fixed", "max_steps": 1}
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings))
+    (run,) = (tmp_path / "runs").iterdir()
+    for name in ("my_adapter.safetensors", "checkpoint-notes.txt"):
+        (run / name).write_text("mine")
+    (run / "checkpoint-notes").mkdir()
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path, **settings, seeds=2))  # continues
+    assert {"my_adapter.safetensors", "checkpoint-notes.txt", "checkpoint-notes"} <= {f.name for f in run.iterdir()}
+    assert not list(run.glob("model*.safetensors"))
+
+    theirs = tmp_path / "runs" / "batch-32_rate-3e-05_epochs-2_seed-1" / "results.json"
+    mine = ("checkpoint-notes/a", "my_results.json", "eval_my_learning_curve.png", "cola/checkpoint-notes/a", "cola/a")
+    mine += ("runs/mine/results.json", "runs/mine/model.safetensors", "runs/mine/checkpoint-1/a", "runs/batch-mine/a")
+    for file in (*(tmp_path / name for name in mine), theirs):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    args = arguments(tmp_path, **settings, overwrite_output_dir=True)
+    sweep.run_sweep(prepare_counting(tokenizer), args)
+    prepare_folders("suite", {}, [tmp_path, tmp_path / "cola"], continues=False)  # as a suite does
+    assert all((tmp_path / name).read_text() == "mine" for name in mine) and not theirs.exists()
+    assert not (tmp_path / "results.json").exists() and not list((tmp_path / "runs").glob("batch-*_seed-*"))
+
+
+def test_a_sweep_that_was_refused_may_be_corrected(tokenizer, tmp_path):
+    with pytest.raises(InputError, match=r"--freeze_layers 99 is too large\. The model has \d+ layers?"):
+        sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", freeze_layers=99))
+    sweep.run_sweep(prepare_counting(tokenizer), arguments(tmp_path / "run", sweep="fixed", max_steps=1))
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ("reinit_layers: [0, 99, 1]", "--reinit_layers 99 is too large"),
+        ("freeze_layers: {low: 0, high: 99}, weight_decay: [0.1, 0.2]", "--freeze_layers 99 is too large"),
+        ("freeze_layers: [0, 2], reinit_layers: [0, 2]", "--freeze_layers 2 and --reinit_layers 2 overlap"),
+        ("lr_scheduler_type: [linear, cosine_with_min_lr]", "One of min_lr or min_lr_rate should be set"),
+    ],
+)
+def test_a_value_that_does_not_fit_stops_a_sweep_at_once(settings, error, tokenizer, tmp_path):
+    (tmp_path / "search.yaml").write_text(f"settings: {{{settings}}}")
+    for dry_run in (False, True):
+        args = arguments(tmp_path / "run", sweep=str(tmp_path / "search.yaml"), max_steps=1, dry_run=dry_run)
+        with pytest.raises(InputError, match=error):
+            sweep.run_sweep(prepare_counting(tokenizer), args)
+    assert not (tmp_path / "run").exists()
+
+
+def test_results_contain_no_local_paths(tokenizer, tmp_path):
+    checkpoint = tmp_path / "secret" / "pretrained"
+    checkpoint.mkdir(parents=True)
+    model_args = FineTunedModelArguments(model_name_or_path=str(checkpoint))
+    task = dataclasses.replace(prepare_counting(tokenizer), model_args=model_args)
+    task.settings = collect_data_settings(GlueDataArguments(dataset_name=str(tmp_path / "secret")))
+    folder = tmp_path / "run"
+    given = {"seeds": 2, "max_steps": 1, "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+    sweep.run_sweep(task, arguments(folder, **given, save_strategy="steps", save_steps=1))
+    files = [file for file in folder.rglob("*") if file.suffix in (".json", ".md", ".jsonl")]
+    assert {"plan.json", "results.json", "README.md", "trainer_state.json"} <= {file.name for file in files}
+    assert [file.name for file in files if str(tmp_path) in file.read_text(encoding="utf-8")] == []
+    assert read_results(folder)["model"] == "pretrained"
+    other = FineTunedModelArguments(model_name_or_path=str(tmp_path / "secret"))
+    with pytest.raises(InputError, match="\n  --model_name_or_path "):
+        sweep.run_sweep(
+            dataclasses.replace(task, model_args=other),
+            arguments(folder, **given, save_strategy="steps", save_steps=1),
+        )

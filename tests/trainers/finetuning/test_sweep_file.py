@@ -85,7 +85,7 @@ def test_flags_replace_single_values_only(tmp_path):
         ("settings: {lr_scheduler_type: [lineer]}", "lr_scheduler_type: unknown value 'lineer'. Did you mean linear"),
         ("settings: {learning_rate: []}", "learning_rate: the list is empty."),
         ("settings: {weight_decay: {low: 0, high: 1, log: true}}", "With log: true, low must be above 0"),
-        ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: a grid needs a list or a range with a step."),
+        ("settings: {weight_decay: {low: 0, high: 1}}", "weight_decay: batch_size and a grid need a list or a range"),
         ("settings: {lr_scheduler_type: {low: linear, high: cosine}}", "lr_scheduler_type: low and high must be numb"),
         ("settings: {batch_size: [8], per_device_train_batch_size: 8}", "cannot be combined"),
         ("setting: {}", "`settings` is missing. List the flags to vary"),
