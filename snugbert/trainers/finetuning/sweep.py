@@ -54,8 +54,8 @@ from snugbert.trainers.finetuning.sweep_results import (
     summarize_sweep,
 )
 from snugbert.trainers.run.checkpoints import list_checkpoints
-from snugbert.trainers.run.hub_uploads import NOT_UPLOADED
 from snugbert.trainers.run.processes import wait_for_all
+from snugbert.trainers.run.run_uploads import NOT_UPLOADED
 from snugbert.trainers.run.stopping import DivergedError
 
 logger = logging.getLogger(__name__)

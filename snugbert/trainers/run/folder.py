@@ -23,10 +23,9 @@ from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.files import LOCK_NAME, MANIFEST_NAME, LockTaken, holds_lock, lock_file
 from snugbert.progress import format_bytes
-from snugbert.storage.uploads import RemoteOutput, find_output
-from snugbert.trainers.run.checkpoint_copies import download_checkpoint, upload_checkpoints, upload_run
+from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
 from snugbert.trainers.run.checkpoints import (
-    UNFINISHED,
+    UNFINISHED_CHECKPOINT,
     OnlyWeightsError,
     check_checkpoint,
     find_newest_checkpoint,
@@ -118,7 +117,7 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     with output.lock():
         _fetch(output)
         yield
-        upload_run(output)
+        output.upload_run()
     output.clear()
 
 
@@ -180,7 +179,7 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
             return None
         output = find_output(checkpoint)
         if output is not None and has_other_machines:  # its upload may have failed before
-            upload_checkpoints(checkpoint.parent, output)
+            output.upload_checkpoints()
         return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
 
     (found,) = broadcast_object_list([raise_together(find)])
@@ -241,7 +240,7 @@ def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | No
                 f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no complete "
                 "checkpoint. Choose another folder, or replace these files (--overwrite_output_dir)."
             )
-        if run_files or (output_dir / UNFINISHED).exists():
+        if run_files or (output_dir / UNFINISHED_CHECKPOINT).exists():
             logger.warning("%s contains no complete checkpoint. Training starts at step 0.", output_dir)
 
 
@@ -272,7 +271,7 @@ def remove_run(output_dir: Path) -> None:
 
     ELECTRA's generator is removed, too, because a model of another kind would not replace it.
     """
-    shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
+    shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)
     remove_generator(output_dir)
     for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():

@@ -18,7 +18,7 @@ from transformers import TrainerState, TrainingArguments
 from snugbert.errors import InputError
 from snugbert.progress import format_bytes
 from snugbert.trainers.run.checkpoints import (
-    UNFINISHED,
+    UNFINISHED_CHECKPOINT,
     find_newest_checkpoint,
     list_checkpoints,
     publish,
@@ -34,7 +34,7 @@ from snugbert.trainers.run.folder import (
 
 def write_checkpoint(folder: Path, step: int) -> str:
     """A checkpoint with its manifest."""
-    unfinished, checkpoint = folder / UNFINISHED / f"checkpoint-{step}", folder / f"checkpoint-{step}"
+    unfinished, checkpoint = folder / UNFINISHED_CHECKPOINT / f"checkpoint-{step}", folder / f"checkpoint-{step}"
     unfinished.mkdir(parents=True)
     (unfinished / "optimizer.pt").write_text("moments")
     TrainerState(global_step=step).save_to_json(str(unfinished / "trainer_state.json"))
@@ -61,7 +61,7 @@ def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path):
     write_checkpoint(tmp_path, 10)
-    (tmp_path / UNFINISHED).mkdir()
+    (tmp_path / UNFINISHED_CHECKPOINT).mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "generator").mkdir()
     (tmp_path / "generator/config.json").touch()
@@ -197,22 +197,23 @@ def killed_at_the_first_checkpoint(folder: Path) -> None:
 
 def test_a_kill_during_the_first_checkpoint_does_not_block_a_restart(run, tmp_path, caplog):
     assert forked.run(killed_at_the_first_checkpoint, tmp_path).returncode == -signal.SIGKILL
-    assert (tmp_path / UNFINISHED / "checkpoint-1/model.safetensors").exists() and list_run_files(tmp_path) == []
+    assert (tmp_path / UNFINISHED_CHECKPOINT / "checkpoint-1/model.safetensors").exists()
+    assert list_run_files(tmp_path) == []
     assert check_output_dir(arguments(tmp_path), overwrite=False) is None
     assert caplog.text == ""
     assert check_output_dir(arguments(tmp_path, "true"), overwrite=False) is None
     assert f"{tmp_path} contains no complete checkpoint. Training starts at step 0." in caplog.text
     make_trainer(tmp_path, max_steps=1, save_steps=1, dropout=0.1).train()
     weights = [(folder / "checkpoint-1/model.safetensors").read_bytes() for folder in (tmp_path, run)]
-    assert weights[0] == weights[1] and not (tmp_path / UNFINISHED).exists()
+    assert weights[0] == weights[1] and not (tmp_path / UNFINISHED_CHECKPOINT).exists()
 
 
 def test_a_kill_while_a_checkpoint_is_replaced_loses_nothing(run, tmp_path):
     """The old checkpoint was moved away, and the new one has not got its name."""
     shutil.copytree(run, tmp_path, dirs_exist_ok=True)
     newest = list_checkpoints(tmp_path)[-1]
-    shutil.copytree(newest, tmp_path / UNFINISHED / newest.name)
-    newest.rename(tmp_path / UNFINISHED / f"replaced-{newest.name}")
+    shutil.copytree(newest, tmp_path / UNFINISHED_CHECKPOINT / newest.name)
+    newest.rename(tmp_path / UNFINISHED_CHECKPOINT / f"replaced-{newest.name}")
     assert find_newest_checkpoint(tmp_path) == newest
 
 
