@@ -109,21 +109,23 @@ class RemoteOutput:
             except InputError as error:  # it must not hide the error that ended the run
                 logger.warning("%s stays locked for other machines. %s", self, error)
 
-    def was_last_writer(self) -> bool:
-        """Whether the last run that wrote to the store used this local folder. The folder may then be newer."""
-        try:
-            return read_bytes(join(self.url, WRITER)).decode() == self.owner
-        except FileNotFoundError:
-            return False
-
     def claim(self) -> None:
-        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed."""
+        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed.
+
+        From then on, the local folder may be newer than the store.
+        """
         write_bytes(join(self.url, WRITER), self.owner.encode())
 
     # --- copies -------------------------------------------------------------------------------------------------
 
-    def download(self) -> None:
-        """Makes the local folder like the folder in the store. Only the manifest of a checkpoint is downloaded."""
+    def download(self) -> bool:
+        """Makes the local folder like the folder in the store, unless it may be newer. Returns whether it did.
+
+        Only the manifest of a checkpoint is downloaded.
+        """
+        with suppress(FileNotFoundError):
+            if read_bytes(join(self.url, WRITER)).decode() == self.owner:
+                return False
         entries = list_files(self.url)
         check_names(entries, self.url)
         manifests = [name for name in entries if split_checkpoint(name)[1] == MANIFEST_NAME]
@@ -131,10 +133,15 @@ class RemoteOutput:
         manifests.sort(key=lambda name: _read_step(split_checkpoint(name)[0]))
         names = [*filter(_is_uploaded, entries), *manifests]
         announce_copy(self.url, {name: entries[name] for name in names})
-        self._remove_files()
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (LOCK_NAME, OWNER):
+                path.unlink()
         for name in names:
             download(join(self.url, name), self.folder / name, entries[name])
         self._write_stored(self._list_files())
+        return True
 
     def upload_run(self) -> None:
         """Uploads everything that a run wrote."""
@@ -172,22 +179,23 @@ class RemoteOutput:
             upload(checkpoint / name, self.url_of(checkpoint / name))
 
     def upload(self) -> None:
-        """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints.
+        """Uploads new and changed files, and removes what was deleted or changed first. Skips checkpoints.
 
         After an error, the next call uploads the rest.
         """
         stored, now = self._read_stored(), self._list_files()
-        changed = sorted((name for name in now if now[name] != stored.get(name)), key=_rank)
-        for name in [*(stored.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
-            remove(join(self.url, name))
-            stored.pop(name, None)
-            self._write_stored(stored)
-        for name in changed:
+        for name in sorted(stored, key=_rank, reverse=True):
+            if stored[name] != now.get(name):
+                remove(join(self.url, name))
+                del stored[name]
+                self._write_stored(stored)
+        new = sorted(now.keys() - stored.keys(), key=_rank)
+        for name in new:
             upload(self.folder / name, join(self.url, name))
             stored[name] = now[name]
             self._write_stored(stored)
-        if changed:
-            print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
+        if new:
+            print(f"uploaded {format_count(len(new), 'file')} to {self}", file=sys.stderr)
 
     def _list_files(self) -> dict[str, list[int]]:
         """Returns size and time of each file that is uploaded, except for checkpoints."""
@@ -202,16 +210,9 @@ class RemoteOutput:
         write_atomically(self.folder / STORED, json.dumps(versions))
 
     def clear(self) -> None:
-        """Removes the local files. First removes the file that marks the folder as newer than the store."""
+        """Removes the local folder. First removes the file that marks the folder as newer than the store."""
         (self.folder / OWNER).unlink(missing_ok=True)
-        self._remove_files()
-
-    def _remove_files(self) -> None:
-        for path in self.folder.glob("*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name not in (LOCK_NAME, OWNER):
-                path.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _is_uploaded(name: str) -> bool:
@@ -220,7 +221,7 @@ def _is_uploaded(name: str) -> bool:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Returns the place of a file in the order of uploads. It begins with -1 if the file is not in `MARKS`."""
+    """Returns the place of a file in the order of uploads."""
     last = name.rpartition("/")[2]
     return (MARKS.index(last) if last in MARKS else -1, name)
 
@@ -277,12 +278,11 @@ def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
     """Runs a command that writes a local folder, and uploads the folder."""
     try:
         with lock_file(output.folder / LOCK_NAME, seconds=0), output.lock():
-            if output.was_last_writer():
+            if not output.download():
                 raise InputError(
                     f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another "
                     "folder."
                 )
-            output.download()
             run()
             try:
                 output.upload()

@@ -47,8 +47,8 @@ def test_a_command_sees_the_folder_and_what_it_changes_is_uploaded(bucket, outpu
         **dict.fromkeys(("config.json", "weights.bin", "results.json"), "after"),
     }
     # The old folder is marked as incomplete first, and the new one as complete last.
-    assert set(order[:3]) == {"remove old.bin", "remove config.json", "remove results.json"}
-    assert order[3:] == ["upload weights.bin", "upload config.json", "upload results.json", "remove _lock"]
+    assert order[:2] == ["remove config.json", "remove old.bin"]
+    assert order[2:] == ["upload weights.bin", "upload config.json", "upload results.json", "remove _lock"]
     assert not output.folder.exists()
     assert capsys.readouterr().err == f"uploaded 3 files to {bucket.url}/model\n"
 

@@ -6,7 +6,6 @@ is complete unless it is damaged later. The manifest is verified on resume.
 """
 
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -127,13 +126,6 @@ def _compare(file: Path, entry: Any) -> None:
 
 
 def _digest(file: Path) -> str:
-    """Returns the checksum. Reads an unchanged file once, although both the command and the trainer check it."""
-    stat = file.stat()
-    return _read_digest(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-
-
-@functools.lru_cache(maxsize=1000)
-def _read_digest(file: Path, version: tuple[int, ...]) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

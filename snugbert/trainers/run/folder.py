@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,28 +55,24 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
 
     With `dry_run`, only checks that the folder can be written. A dry run in a store uploads nothing, and removes what
     it downloaded. Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside
-    the block. A new folder that stays empty is removed.
+    the block.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
     output = find_output(output_dir)
-    is_local = output is None or output.folder != output_dir
-    takes_lock = training_args.should_save and not (is_dry_run and is_local) and not holds_lock(output_dir / LOCK_NAME)
+    if output is not None and output.folder != output_dir:  # one of several runs, whose command has locked the store
+        output = None
     with ExitStack() as stack:
-        if takes_lock and not output_dir.exists():
-            stack.callback(_remove_if_empty, output_dir.resolve())
 
         def begin() -> None:
-            if takes_lock:
-                _lock(output_dir, stack)
-                if output is None or is_local:
-                    return
-                if not is_dry_run:
-                    stack.enter_context(run_in_store(output))
-                elif _fetch(output):
-                    stack.callback(output.clear)
-            elif training_args.should_save and is_dry_run:
+            if not training_args.should_save:
+                return
+            if is_dry_run and output is None:
                 _check_folder(output_dir)
+            elif not holds_lock(output_dir / LOCK_NAME):
+                _lock(output_dir, stack)
+                if output is not None:
+                    stack.enter_context(_look_into_store(output) if is_dry_run else run_in_store(output))
 
         raise_together(begin)
         yield
@@ -102,11 +98,6 @@ def _check_folder(output_dir: Path) -> None:
         raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
-
-
 @contextmanager
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, downloads its files, and uploads everything after the block.
@@ -115,18 +106,18 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     the next start.
     """
     with output.lock():
-        _fetch(output)
+        output.download()
         yield
         output.upload_run()
     output.clear()
 
 
-def _fetch(output: RemoteOutput) -> bool:
-    """Replaces the local folder by the folder in the store, unless it may be newer. Returns whether it did."""
-    if output.was_last_writer():
-        return False
-    output.download()
-    return True
+@contextmanager
+def _look_into_store(output: RemoteOutput) -> Iterator[None]:
+    is_new = output.download()
+    yield
+    if is_new:
+        output.clear()
 
 
 # --- the files -----------------------------------------------------------------------------------------------------

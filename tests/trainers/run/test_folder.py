@@ -1,7 +1,5 @@
 """The output folder of a run: what may be overwritten, and which checkpoint is resumed."""
 
-import hashlib
-import json
 import os
 import shutil
 import signal
@@ -26,7 +24,6 @@ from snugbert.trainers.run.checkpoints import (
 from snugbert.trainers.run.folder import (
     check_disk_space,
     check_output_dir,
-    find_checkpoint,
     list_run_files,
     remove_run,
 )
@@ -138,21 +135,6 @@ def test_a_damaged_checkpoint_is_skipped(name, how, problem, run, tmp_path, capl
     with pytest.raises(InputError, match=f"--resume_from_checkpoint: .*{damaged / name}.* {problem}") as error:
         check_output_dir(arguments(tmp_path, str(damaged)), overwrite=False)
     assert "\n" not in str(error.value) and str(error.value).split(": ", 1)[1].split(" Resume")[0] in caplog.text
-
-
-def test_a_checkpoint_is_read_once(run, tmp_path, monkeypatch):
-    """By the command and the trainer together. A file that changes in between is read again."""
-    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
-    read, digest = [], hashlib.file_digest
-    monkeypatch.setattr("hashlib.file_digest", lambda stream, name: read.append(stream.name) or digest(stream, name))
-    args = arguments(tmp_path, "true")
-    checkpoint = check_output_dir(args, overwrite=False)
-    assert find_checkpoint(args, checkpoint) == checkpoint == str(tmp_path / "checkpoint-2")
-    entries = json.loads((tmp_path / "checkpoint-2/manifest.json").read_text())
-    assert sorted(read) == sorted(str(tmp_path / "checkpoint-2" / name) for name in entries)
-    damage(tmp_path / "checkpoint-2/optimizer.pt", "six bytes")
-    with pytest.raises(InputError, match="its checksum does not match"):
-        find_checkpoint(args, checkpoint)
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_ends_with_the_same_weights(run, tmp_path):
