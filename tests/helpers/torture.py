@@ -1,22 +1,15 @@
 """Kills a pretraining run again and again, damages its checkpoints, and compares its end with an unkilled run.
 
-    python tests/helpers/torture.py --kills 50 --seed 1
-
-Every start uses the same command. Nothing is repaired in between. The script prints one line per kill and a count per
-phase, and stops at the first start that does not resume.
+Every start uses the same command. Nothing is repaired in between.
 """
 
-import argparse
 import json
 import os
 import random
 import re
-import shutil
 import signal
 import sys
-import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -41,21 +34,13 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class Kill:
-    """When and how a process ends.
+    """When and how a process ends."""
 
-    Args:
-        operation: pattern of a file operation, see [`_describe`]. Empty: the start of the process.
-        nth: which of the operations that match.
-        delay: seconds between the operation and the signal. 0: right before the operation.
-        signal: the signal.
-        group: whether data workers and other child processes receive the signal, too.
-    """
-
-    operation: str = ""
-    nth: int = 1
-    delay: float = 0
+    operation: str = ""  # pattern of a file operation, see [`_describe`]. Empty: the start of the process
+    nth: int = 1  # which of the operations that match
+    delay: float = 0  # seconds between the operation and the signal. 0: right before the operation
     signal: int = signal.SIGKILL
-    group: bool = True
+    group: bool = True  # whether data workers and other child processes receive the signal, too
 
 
 # --- a run that kills itself ------------------------------------------------------------------------------------
@@ -168,8 +153,7 @@ def make_arguments(material: Path, folder: Path, steps: int) -> list[str]:
 def start(arguments: Sequence[str], kill: Kill | None) -> tuple[str | None, str]:
     """Starts the run, waits until it ends, and checks its exit status.
 
-    Returns:
-        The operation that the signal followed, None if the run ended before the moment of the kill; and the messages.
+    Returns the operation that the signal followed, and the messages. None: the run ended before the kill.
     """
     process = forked.start(pretrain, arguments, kill)
     status = process.wait()
@@ -286,27 +270,18 @@ def plan_kills(number: int, rng: random.Random) -> list[tuple[str, Kill]]:
 
 
 def torture(folder: Path, number: int, seed: int, steps: int = 160) -> None:
-    """Kills runs until `number` kills happened, and compares the end of each run with an unkilled run.
-
-    Raises:
-        AssertionError: a run did not resume, or ended differently.
-    """
+    """Kills runs until `number` kills happened, and compares the end of each run with an unkilled run."""
     rng = random.Random(seed)
     make_material(folder, documents=40)
     start(make_arguments(folder, folder / "straight", steps), None)
     kills, damages = plan_kills(number, rng), cycle(rng.sample(DAMAGES, len(DAMAGES)))
-    counts, runs = Counter(), 0
+    runs = 0
     while kills:
         runs += 1
         assert runs <= 10, f"cannot reach {kills[0]}"
         run_folder = folder / f"killed-{runs}"
-        counts += start_until_the_end(
-            make_arguments(folder, run_folder, steps), run_folder / "run", kills, damages, rng
-        )
+        start_until_the_end(make_arguments(folder, run_folder, steps), run_folder / "run", kills, damages, rng)
         assert_same_end(run_folder, folder / "straight")
-    for what, count in counts.items():
-        print(f"{count:3} {what}")
-    print(f"{number} kills of {runs} runs. Weights, checkpoint and log are identical to the unkilled run.")
 
 
 def start_until_the_end(
@@ -315,15 +290,11 @@ def start_until_the_end(
     kills: list[tuple[str, Kill]],
     damages: Iterator[tuple[str, str]],
     rng: random.Random,
-) -> Counter:
-    """Starts a run until it ends. Removes the kills that happened from `kills`, and damages checkpoints in between.
-
-    Returns:
-        How often each phase was killed, and how often each file was damaged.
-    """
-    counts: Counter = Counter()
+) -> None:
+    """Starts a run until it ends. Removes the kills that happened from `kills`, and damages checkpoints in between."""
     damaged: set[tuple[str, int]] = set()
-    while True:
+    reached: str | None = ""
+    while reached is not None:
         phase, kill = kills[0] if kills else ("the end", None)
         checkpoints = list_checkpoints(output_dir)
         whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
@@ -333,16 +304,11 @@ def start_until_the_end(
             broken = whole.pop() / name
             damage(broken, how)
             damaged.add((broken.parent.name, _age(broken.parent)))
-            counts[f"damaged: {name}, {how}"] += 1
-            print(f"    damaged: {broken.parent.name}/{name}, {how}", flush=True)
         reached, messages = start([*arguments, "--dataloader_num_workers", rng.choice("02")], kill)
         _check_messages(messages, broken, whole, checkpoints)
-        if reached is None:
-            return counts
-        kills.pop(0)
-        hit = phase if re.search(PHASES[phase][0] or "^start$", reached) else f"after {phase}"
-        counts[f"killed: {hit}"] += 1
-        print(f"{signal.Signals(kill.signal).name} {hit}: {reached}", flush=True)
+        print(f"{phase}: {kill}, after {reached}. Damaged: {broken}", flush=True)
+        if reached is not None:
+            kills.pop(0)
 
 
 def _age(checkpoint: Path) -> int:
@@ -360,20 +326,3 @@ def _check_messages(messages: str, damaged: Path | None, whole: list[Path], chec
         assert int(first[1].replace(",", "")) > step, f"resumed before step {step}:\n{messages}"
     elif first and checkpoints:
         assert "starts at step 0" in messages, messages
-
-
-def main() -> None:
-    """Parses the arguments and runs [`torture`] in a temporary folder, which stays if it fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    forked.start_server()
-    folder = Path(tempfile.mkdtemp(prefix="torture-"))
-    print(f"{arguments.kills} kills, seed {arguments.seed}, in {folder}")
-    torture(folder, arguments.kills, arguments.seed)
-    shutil.rmtree(folder)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-"""A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run.
-
-`python tests/helpers/torture.py --seed 2` kills at other random moments.
-"""
+"""A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run."""
 
 import signal
 
