@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from snugbert.data.squad import check_answers, read_questions
+from snugbert.data.squad import read_questions
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError
 from snugbert.files import (
@@ -21,8 +21,6 @@ from snugbert.files import (
     replacing,
     write_atomically,
 )
-from snugbert.tasks.labeled_texts import TextSplit
-from snugbert.tasks.labels import choose_labels, encode_labels
 
 NO_SPACE = os.strerror(errno.ENOSPC)
 HOSTILE_JSON = {
@@ -43,21 +41,6 @@ def test_hostile_json_gives_an_error_of_one_sentence(text, tmp_path):
             list(read_rows(tmp_path / name))
     with pytest.raises(InputError, match=f"list.json: not JSON \\({message}"):
         read_questions(tmp_path / "list.json", "list.json")
-
-
-def test_long_numbers_are_read_or_give_an_error_of_one_sentence(tmp_path):
-    """Numbers in JSON may have up to 4,300 digits, and numbers in tables any number of digits."""
-    number = "9" * 4000
-    integers = TextSplit("train", "train.csv", labels=["1", "9" * 5000, "20"])
-    assert choose_labels(None, {"train": integers}, []) == ["1", "20", "9" * 5000]
-    floats = TextSplit("train", "train.csv", labels=["1.5", "9" * 5000], rows=[2, 3])
-    with pytest.raises(InputError, match=r"train\.csv, row 3: '9{50}' is not a finite number"):
-        encode_labels(floats, None)
-    row = f'{{"id": 1, "context": "a b", "question": "q", "answers": {{"text": ["a"], "answer_start": [{number}]}}}}'
-    (tmp_path / "train.json").write_text(row)
-    questions = read_questions(tmp_path / "train.json", "train.json")
-    with pytest.raises(InputError, match="Answers that are not at their position in the context: 1"):
-        check_answers(questions, "train.json", training=True, version_2=False, skip=False)
 
 
 def test_the_order_of_keys_does_not_matter():

@@ -3,6 +3,7 @@
 Every start uses the same command. Nothing is repaired in between.
 """
 
+import itertools
 import json
 import os
 import random
@@ -10,9 +11,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -166,21 +167,6 @@ def start(arguments: Sequence[str], kill: Kill | None) -> tuple[str | None, str]
     return sent[1] if sent else None, messages
 
 
-# --- damage -----------------------------------------------------------------------------------------------------
-
-
-DAMAGES = [
-    *((name, how) for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth") for how in ("empty", "half")),
-    ("rng_state.pth", "missing"),
-    ("trainer_state.json", "{}"),
-    ("model.safetensors", "missing"),
-    ("model.safetensors", "half"),
-    ("manifest.json", "missing"),
-    ("manifest.json", "half"),
-    *((name, "six bytes") for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")),
-]
-
-
 # --- comparison -------------------------------------------------------------------------------------------------
 
 
@@ -230,85 +216,50 @@ def _read_log(run: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if not times.search(name)} for line in lines]
 
 
-# --- fifty kills ------------------------------------------------------------------------------------------------
+# --- random kills -----------------------------------------------------------------------------------------------
 
-# Operations that begin each phase, the highest `nth`, and the longest delay in seconds. Ordered as in a run.
-BEFORE_TRAINING = {
-    "start-up": ("", 1, 0.05),
-    "preparing text": (r"open .*\.arrow$", 1, 0.05),
-    "finishing text": (r"os.rename .*\.index$", 1, 0.002),
-    "making the first table": (r"open .*/epochs/.*(?<!\.lock)$", 1, 0.1),
-    "first checkpoint": (r"(open|os.mkdir|os.remove) .*checkpoint", 25, 0.05),
-    "renaming the first checkpoint": (r"os.rename .*/run/checkpoint-\d+$", 1, 0.001),
-}
-DURING_TRAINING = {
-    "training": (r"open .*/metrics.jsonl$", 3, 0.1),
-    "making a table": (r"open .*/epochs/.*-[1-9]\d*\..*(?<!\.lock)$", 1, 0.1),
-    "writing a checkpoint": (r"(open|os.mkdir|os.remove) .*checkpoint", 60, 0.05),
-    "renaming a checkpoint": (r"os.rename .*/run/checkpoint-\d+$", 2, 0.001),
-    "removing a checkpoint": (r"os.rename .*_unfinished_checkpoint/checkpoint-\d+$", 2, 0.003),
-}
-AT_THE_END = {"final model, metrics and card": (r"open .*/run/[^/]+\.(json|py|md|png)$", 12, 0.1)}
-PHASES = BEFORE_TRAINING | DURING_TRAINING | AT_THE_END
-
-
-def plan_kills(number: int, rng: random.Random) -> list[tuple[str, Kill]]:
-    """Chooses kills of all phases: a third before training, half during training, the others at the end."""
-    names = []
-    for phases, share in ((BEFORE_TRAINING, 0.34), (DURING_TRAINING, 0.5), (AT_THE_END, 0.16)):
-        chosen = sorted(islice(cycle(phases), round(number * share)), key=list(phases).index)
-        if phases is DURING_TRAINING:
-            rng.shuffle(chosen)
-        names += chosen
-    kills = []
-    for name in names:
-        operation, nth, longest = PHASES[name]
-        delay = rng.choice((0, rng.uniform(0, longest))) if operation else rng.uniform(0, longest)
-        signal_sent = rng.choices(SIGNALS, (4, 1, 1))[0]
-        kills.append((name, Kill(operation, rng.randint(1, nth), delay, signal_sent, rng.random() < 0.5)))
-    return kills
+DAMAGES = [
+    ("optimizer.pt", "half"),
+    ("scheduler.pt", "empty"),
+    ("rng_state.pth", "six bytes"),
+    ("trainer_state.json", "{}"),
+    ("model.safetensors", "missing"),
+    ("manifest.json", "half"),
+]
 
 
 def torture(folder: Path, number: int, seed: int, steps: int = 160) -> None:
-    """Kills runs until `number` kills happened, and compares the end of each run with an unkilled run."""
-    rng = random.Random(seed)
+    """Kills runs at random moments, and damages checkpoints in between, until `number` kills happened.
+
+    Compares the end of each run with an unkilled run.
+    """
+    rng, kills = random.Random(seed), 0
     make_material(folder, documents=40)
+    begin = time.monotonic()
     start(make_arguments(folder, folder / "straight", steps), None)
-    kills, damages = plan_kills(number, rng), cycle(rng.sample(DAMAGES, len(DAMAGES)))
-    runs = 0
-    while kills:
-        runs += 1
-        assert runs <= 10, f"cannot reach {kills[0]}"
-        run_folder = folder / f"killed-{runs}"
-        start_until_the_end(make_arguments(folder, run_folder, steps), run_folder / "run", kills, damages, rng)
-        assert_same_end(run_folder, folder / "straight")
-
-
-def start_until_the_end(
-    arguments: Sequence[str],
-    output_dir: Path,
-    kills: list[tuple[str, Kill]],
-    damages: Iterator[tuple[str, str]],
-    rng: random.Random,
-) -> None:
-    """Starts a run until it ends. Removes the kills that happened from `kills`, and damages checkpoints in between."""
-    damaged: set[tuple[str, int]] = set()
-    reached: str | None = ""
-    while reached is not None:
-        phase, kill = kills[0] if kills else ("the end", None)
-        checkpoints = list_checkpoints(output_dir)
-        whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
-        broken = None
-        if whole and kill and phase not in BEFORE_TRAINING:
-            name, how = next(damages)
-            broken = whole.pop() / name
-            damage(broken, how)
-            damaged.add((broken.parent.name, _age(broken.parent)))
-        reached, messages = start([*arguments, "--dataloader_num_workers", rng.choice("02")], kill)
-        _check_messages(messages, broken, whole, checkpoints)
-        print(f"{phase}: {kill}, after {reached}. Damaged: {broken}", flush=True)
-        if reached is not None:
-            kills.pop(0)
+    seconds = time.monotonic() - begin
+    for run in itertools.count(1):
+        reached: str | None = ""
+        damaged: set[tuple[str, int]] = set()
+        arguments = make_arguments(folder, folder / f"run-{run}", steps)
+        while reached is not None:
+            checkpoints = list_checkpoints(folder / f"run-{run}/run")
+            whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
+            broken = None
+            if whole and rng.random() < 0.5:
+                name, how = rng.choice(DAMAGES)
+                broken = whole.pop() / name
+                damage(broken, how)
+                damaged.add((broken.parent.name, _age(broken.parent)))
+            kill = Kill("", 1, rng.uniform(0, seconds / 2), rng.choice(SIGNALS), rng.random() < 0.5)
+            command = [*arguments, "--dataloader_num_workers", rng.choice("02")]
+            reached, messages = start(command, kill if kills < number else None)
+            _check_messages(messages, broken, whole, checkpoints)
+            print(f"run {run}: {signal.Signals(kill.signal).name} after {reached}. Damaged: {broken}", flush=True)
+            kills += reached is not None
+        assert_same_end(folder / f"run-{run}", folder / "straight")
+        if kills == number:
+            return
 
 
 def _age(checkpoint: Path) -> int:
