@@ -167,16 +167,14 @@ class RemoteOutput:
 
     def _upload_checkpoint(self, checkpoint: Path) -> None:
         """Uploads a checkpoint, unless the store has it. The manifest is uploaded last, and removed first."""
-        names, manifest = _list_files_of(checkpoint), join(self.url_of(checkpoint), MANIFEST_NAME)
+        manifest = checkpoint / MANIFEST_NAME
         with suppress(FileNotFoundError):
-            if read_bytes(manifest) == (checkpoint / MANIFEST_NAME).read_bytes():
+            if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
                 return
-        if not (names and all((checkpoint / name).exists() for name in names)):
-            logger.warning("%s is damaged, and is not uploaded.", checkpoint)
-            return
-        remove(manifest)
-        for name in (*names, MANIFEST_NAME):
-            upload(checkpoint / name, self.url_of(checkpoint / name))
+        remove(self.url_of(manifest))
+        files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
+        for file in (*files, manifest):
+            upload(file, self.url_of(file))
 
     def upload(self) -> None:
         """Uploads new and changed files, and removes what was deleted or changed first. Skips checkpoints.
@@ -230,34 +228,25 @@ def _read_step(checkpoint: str) -> int:
     return int(checkpoint.rpartition("-")[2])
 
 
-def _list_files_of(checkpoint: Path) -> list[str]:
-    """Returns the names of a checkpoint's files from its manifest. Empty if the manifest is damaged."""
-    try:
-        names = list(read_json(checkpoint / MANIFEST_NAME))
-        check_names(names, str(checkpoint))
-    except InputError:
-        return []
-    return names
-
-
 def download_checkpoint(checkpoint: Path) -> None:
     """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
 
-    The content is not checked, and files that are missing in the store stay missing, see [`check_checkpoint`].
+    The content is not checked, see [`check_checkpoint`].
     """
-    output = find_output(checkpoint)
+    output, manifest = find_output(checkpoint), checkpoint / MANIFEST_NAME
     if output is None:
         return
-    url, manifest = output.url_of(checkpoint), checkpoint / MANIFEST_NAME
-    with suppress(FileNotFoundError):
-        if not manifest.exists():
-            download(join(url, MANIFEST_NAME), manifest)
-        elif manifest.read_bytes() != read_bytes(join(url, MANIFEST_NAME)):  # the local copy may be newer
-            return
-    for name in _list_files_of(checkpoint):
+    entries = list_files(output.url_of(checkpoint))
+    check_names(entries, str(output))
+    if MANIFEST_NAME not in entries:
+        return
+    if manifest.exists() and manifest.read_bytes() != read_bytes(
+        output.url_of(manifest)
+    ):  # the local copy may be newer
+        return
+    for name, entry in entries.items():
         if not (checkpoint / name).exists():
-            with suppress(FileNotFoundError):
-                download(join(url, name), checkpoint / name)
+            download(output.url_of(checkpoint / name), checkpoint / name, entry)
 
 
 def choose_output(url: str) -> Path:

@@ -6,7 +6,6 @@ import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import forked
 import fsspec
@@ -20,7 +19,6 @@ from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
 from snugbert.trainers.run.checkpoints import find_newest_checkpoint, remove_checkpoints, write_manifest
 from snugbert.trainers.run.folder import run_in_store
-from snugbert.trainers.run.run_uploads import CheckpointUploads
 from snugbert_cli import main as snugbert_command
 
 
@@ -143,22 +141,6 @@ def write_checkpoint(folder: Path, text: str = "weights") -> Path:
     (folder / "model.safetensors").write_text(text)
     write_manifest(folder)
     return folder
-
-
-def test_a_damaged_local_checkpoint_blocks_nothing(bucket, tmp_path, caplog):
-    folder = choose_output(f"{bucket.url}/run")
-    args = SimpleNamespace(output_dir=str(folder), should_save=True)
-    with run_in_store(find_output(folder)):
-        for step in (4, 8, 12):
-            write_checkpoint(folder / f"checkpoint-{step}")
-        (folder / "checkpoint-8/model.safetensors").unlink()  # resuming has skipped it
-        (folder / "config.json").write_text("{}")
-        uploads = CheckpointUploads()
-        with uploads.watch(args):
-            uploads.on_train_begin(args, None, None)
-    assert f"{folder}/checkpoint-8 is damaged, and is not uploaded." in caplog.text
-    stored = {name for name in list_files(bucket.folder / "run") if not name.endswith(".safetensors")}
-    assert stored == {"checkpoint-4/manifest.json", "checkpoint-12/manifest.json", "config.json"}
 
 
 def test_a_refused_run_elsewhere_does_not_replace_newer_local_checkpoints(bucket, tmp_path):
