@@ -155,8 +155,8 @@ def bucket(_bucket_server: tuple[str, Path]) -> Iterator[Bucket]:
     address, root = _bucket_server
     folder = root / f"bucket-{len(list(root.iterdir()))}"
     folder.mkdir()
-    with use_address(address) as env:
-        yield Bucket(f"s3://{folder.name}", folder, env)
+    with use_address(address):
+        yield Bucket(f"s3://{folder.name}", folder)
 
 
 @pytest.fixture(scope="session")

@@ -266,17 +266,18 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
 def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
     """Runs a command that writes a local folder, and uploads the folder."""
     try:
-        with lock_file(output.folder / LOCK_NAME, seconds=0), output.lock():
-            if not output.download():
-                raise InputError(
-                    f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose another "
-                    "folder."
-                )
-            run()
-            try:
-                output.upload()
-            except InputError as error:
-                raise InputError(f"{error} The whole output is in {output.folder}.") from error
+        with lock_file(output.folder / LOCK_NAME, seconds=0):
+            with output.lock():
+                if not output.download():
+                    raise InputError(
+                        f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose "
+                        "another folder."
+                    )
+                run()
+                try:
+                    output.upload()
+                except InputError as error:
+                    raise InputError(f"{error} The whole output is in {output.folder}.") from error
             output.clear()
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:

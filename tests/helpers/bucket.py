@@ -26,17 +26,10 @@ _connections: dict[str, dict] = {}  # of each address
 
 
 class Bucket(NamedTuple):
-    """A bucket of a running server.
+    """A bucket of a running server."""
 
-    Attributes:
-        url: such as `s3://bucket`.
-        folder: its files. Files that are written here are in the bucket, and the other way around.
-        env: the variables that a process needs to open the URL. This process has them already.
-    """
-
-    url: str
-    folder: Path
-    env: dict[str, str]
+    url: str  # such as `s3://bucket`
+    folder: Path  # its files. Files that are written here are in the bucket, and the other way around
 
 
 @contextmanager
@@ -68,8 +61,8 @@ def _read_address(server: subprocess.Popen) -> str:
 
 
 @contextmanager
-def use_address(address: str) -> Iterator[dict[str, str]]:
-    """Points s3fs in this process to a server, and yields the variables that do it."""
+def use_address(address: str) -> Iterator[None]:
+    """Points s3fs in this process to a server."""
     env = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -83,7 +76,7 @@ def use_address(address: str) -> Iterator[dict[str, str]]:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
     with mock.patch.dict(os.environ, env), _connections_of(address):
-        yield env
+        yield
 
 
 @contextmanager

@@ -30,22 +30,17 @@ class Fault:
 
 
 class FaultProxy:
-    """A running proxy.
-
-    Attributes:
-        address: for AWS_ENDPOINT_URL_S3.
-        requests: method, path and range of each request.
-    """
+    """A running proxy."""
 
     def __init__(self, upstream: str):
         self.upstream = upstream.removeprefix("http://")
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, str, str]] = []  # method, path and range of each request
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self.healed = threading.Event()
         self._port = 0
         self._listen()
-        self.address = f"http://127.0.0.1:{self._port}"
+        self.address = f"http://127.0.0.1:{self._port}"  # for AWS_ENDPOINT_URL_S3
 
     def fail(self, kind: str, value: Any = None, **which: Any) -> Fault:
         """Injects a fault from now on, see [`Fault`]."""

@@ -149,14 +149,6 @@ def test_the_best_model_may_be_found_in_the_stop(step, settings, tmp_path, monke
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
-def test_settings_are_restored(tmp_path, monkeypatch):
-    """The checkpoint of a stop contains the optimizer even with `save_only_model`."""
-    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3, save_only_model=True)
-    raise_in_step(monkeypatch, 1, signal.SIGTERM)
-    trainer.train()
-    assert (tmp_path / "checkpoint-1/optimizer.pt").exists() and trainer.args.save_only_model
-
-
 def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
     """A straight run, and one that stops at an evaluation and continues."""
     settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
