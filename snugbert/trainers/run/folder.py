@@ -115,9 +115,11 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
 @contextmanager
 def _look_into_store(output: RemoteOutput) -> Iterator[None]:
     is_new = output.download()
-    yield
-    if is_new:
-        output.clear()
+    try:
+        yield
+    finally:
+        if is_new:
+            output.clear()
 
 
 # --- the files -----------------------------------------------------------------------------------------------------
