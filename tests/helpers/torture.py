@@ -185,24 +185,13 @@ def assert_same_end(folder: Path, expected: Path) -> None:
     binary += [str(path.relative_to(expected)) for path in (expected / "cache").rglob("*.arrow")]
     for name in binary:
         assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
-    optimizers = [_read_optimizer(root / "run" / last / "optimizer.pt") for root in (folder, expected)]
-    assert optimizers[0] == optimizers[1]
+    # The bytes of this file differ after a resume: loading turns tuples into lists.
+    files = [root / "run" / last / "optimizer.pt" for root in (folder, expected)]
+    states = [torch.load(file, weights_only=True)["state"] for file in files]
+    torch.testing.assert_close(*states, atol=0, rtol=0)
     for root in (folder, expected):
         assert list_checkpoints(root / "run")[-1].name == last
     assert _read_log(folder / "run") == _read_log(expected / "run")
-
-
-def _read_optimizer(file: Path) -> dict:
-    """The state, with bytes for tensors. Its bytes differ after a resume: loading turns tuples into lists."""
-
-    def comparable(value):
-        if isinstance(value, dict):
-            return {name: comparable(item) for name, item in value.items()}
-        if isinstance(value, torch.Tensor):
-            return value.dtype, value.shape, value.numpy().tobytes()
-        return [comparable(item) for item in value] if isinstance(value, list | tuple) else value
-
-    return comparable(torch.load(file, weights_only=True))
 
 
 def _read_log(run: Path) -> list[dict]:
@@ -218,14 +207,7 @@ def _read_log(run: Path) -> list[dict]:
 
 # --- random kills -----------------------------------------------------------------------------------------------
 
-DAMAGES = [
-    ("optimizer.pt", "half"),
-    ("scheduler.pt", "empty"),
-    ("rng_state.pth", "six bytes"),
-    ("trainer_state.json", "{}"),
-    ("model.safetensors", "missing"),
-    ("manifest.json", "half"),
-]
+DAMAGED = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "model.safetensors", "manifest.json")
 
 
 def torture(folder: Path, number: int, seed: int, steps: int = 160) -> None:
@@ -247,9 +229,8 @@ def torture(folder: Path, number: int, seed: int, steps: int = 160) -> None:
             whole = [path for path in checkpoints if (path.name, _age(path)) not in damaged]
             broken = None
             if whole and rng.random() < 0.5:
-                name, how = rng.choice(DAMAGES)
-                broken = whole.pop() / name
-                damage(broken, how)
+                broken = whole.pop() / rng.choice(DAMAGED)
+                damage(broken, rng.choice(("missing", "empty", "half", "six bytes")))
                 damaged.add((broken.parent.name, _age(broken.parent)))
             kill = Kill("", 1, rng.uniform(0, seconds / 2), rng.choice(SIGNALS), rng.random() < 0.5)
             command = [*arguments, "--dataloader_num_workers", rng.choice("02")]
