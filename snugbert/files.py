@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -57,26 +56,6 @@ def check_unicode(text: str, name: str) -> str:
         half = ascii(text[error.start]).strip("'")
         raise InputError(f"{name} is not valid Unicode: {half} is half of a character. Remove {half}.") from error
     return text
-
-
-def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
-    """Yields key, start and end of each value of the JSON object or list at `start`. The key is None in a list."""
-    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
-
-    def skip_space(position: int) -> int:
-        return space.match(text, position).end()  # type: ignore[union-attr]
-
-    is_object = text[start] == "{"
-    key, position = None, skip_space(start + 1)
-    while text[position] not in "]}":
-        if is_object:
-            key, position = decoder.raw_decode(text, position)
-            position = skip_space(text.index(":", position) + 1)
-        _, end = decoder.raw_decode(text, position)
-        yield key, position, end
-        position = skip_space(end)
-        if text[position] == ",":
-            position = skip_space(position + 1)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -132,7 +111,7 @@ def write_atomically(file: Path, text: str) -> None:
 
 
 @contextmanager
-def writing(folder: Path, then: str) -> Iterator[None]:
+def explaining_failed_writes(folder: Path, then: str) -> Iterator[None]:
     """Turns an error while files are written into an [`InputError`]. `then`: what to do after fixing the cause."""
     try:
         yield
@@ -190,18 +169,16 @@ class LockTaken(Exception):
 def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     """Locks a file during the block, so that only one process at a time runs a block with the same file.
 
-    The operating system releases the lock when the process ends, even if it is killed while its forked workers run.
-    The file is removed at the end of the block. If the process is killed, the file stays, and the next process locks
-    it. If the file system has no locks, the block runs with a warning.
-
-    After waiting `seconds` for another process, the error is a [`LockTaken`]. filelock's lock stays while a forked
-    worker runs.
+    The operating system releases the lock when the process ends, even if it is killed while its forked workers run,
+    which is why filelock is not used. The file is removed at the end of the block. A killed process leaves it, and the
+    next process locks it. After waiting `seconds` for another process, the error is a [`LockTaken`].
     """
     file = file.parent.resolve() / file.name
     deadline = time.monotonic() + seconds
     while (descriptor := _try_lock(file)) is None:
         if time.monotonic() >= deadline:
-            raise LockTaken(_read_holder(file))
+            with suppress(FileNotFoundError):  # that process has just ended
+                raise LockTaken(file.read_text() or "another process")
         time.sleep(0.05)
     with suppress(OSError):  # only for the message
         os.truncate(descriptor, 0)
@@ -212,8 +189,7 @@ def lock_file(file: Path, seconds: float = float("inf")) -> Iterator[None]:
     finally:
         del _held[file]
         with suppress(OSError):
-            if _is_at(file, descriptor):
-                file.unlink()  # before the lock is released: afterwards, the file may be the lock of another process
+            file.unlink()  # before the lock is released: afterwards, the file may be the lock of another process
         os.close(descriptor)
 
 
@@ -236,12 +212,6 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _read_holder(file: Path) -> str:
-    with suppress(FileNotFoundError):  # that process has just ended
-        return file.read_text() or "another process"
-    return "another process"
-
-
 def _try_lock(file: Path) -> int | None:
     """Opens and locks the file. None: another process holds the lock, or has just removed the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -256,27 +226,15 @@ def _try_lock(file: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in NO_LOCKS:
-            _warn_of_no_locks(file.parent)
+            logger.warning("%s: this file system has no locks. Make sure that no other run uses it.", file.parent)
             return descriptor
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
             return None
         raise
     # A process that ends removes its file. A lock on that file would not stop a third process, which makes a new file.
-    if _is_at(file, descriptor):
-        return descriptor
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), file.lstat()):
+            return descriptor
     os.close(descriptor)
     return None
-
-
-@cache  # one warning per folder
-def _warn_of_no_locks(folder: Path) -> None:
-    logger.warning("%s: this file system has no locks. Make sure that no other run uses the folder.", folder)
-
-
-def _is_at(file: Path, descriptor: int) -> bool:
-    """Whether an open file is still the file at this path."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), file.lstat())
-    except FileNotFoundError:
-        return False

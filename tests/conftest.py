@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 SAVEFIG = Figure.savefig
 # `make test` starts the test files in this order. While a long file at the end runs, other processes would be idle.
 LONG_FILES = (
-    "trainers/run/test_checkpoint_copies.py",
+    "trainers/run/test_buckets.py",
     "export/test_export.py",
     "invariants/test_compilation.py",
     "invariants/test_training.py",
@@ -155,8 +155,8 @@ def bucket(_bucket_server: tuple[str, Path]) -> Iterator[Bucket]:
     address, root = _bucket_server
     folder = root / f"bucket-{len(list(root.iterdir()))}"
     folder.mkdir()
-    with use_address(address) as env:
-        yield Bucket(f"s3://{folder.name}", folder, env)
+    with use_address(address):
+        yield Bucket(f"s3://{folder.name}", folder)
 
 
 @pytest.fixture(scope="session")

@@ -18,16 +18,10 @@ def test_the_same_settings_continue():
     check(make_record("run", SETTINGS | {"text": {"renamed.txt": "12", "b.txt": "34"}}))
 
 
-def test_the_options_of_a_flag_have_names():
+def test_options_of_a_flag_may_not_have_new_names():
     before, now = ({"--sweep": {"settings": {name: [0, 1]}}} for name in ("weight_decay", "reinit_layers"))
     names = [name for name, _, _ in list_changes(before, now)]
     assert names == ["--sweep settings weight_decay", "--sweep settings reinit_layers"]
-
-
-def test_options_of_a_flag_may_not_have_new_names():
-    record = make_record("run", SETTINGS | {"--lr_scheduler_kwargs": {"min_lr": 0.1}})
-    with pytest.raises(InputError, match=r"--lr_scheduler_kwargs min_lr_rate +- +0.1"):
-        check(record, **{"--lr_scheduler_kwargs": {"min_lr_rate": 0.1}})
 
 
 def test_a_difference_is_shown_in_two_columns():

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from huggingface_hub.utils import httpx
 from safetensors import SafetensorError
 
-from snugbert.cli.parser import list_inputs, parse_arguments
+from snugbert.cli.parser import parse_arguments
 from snugbert.errors import COMMAND, InputError, RunStopped, join_lines
 from snugbert.storage.uploads import find_output, write_output
 from snugbert_cli import COMMANDS
@@ -48,7 +48,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     run = functools.partial(_import(command.function), *instances, **command.options)
     values = {name: value for each in instances for name, value in vars(each).items()}
     output = find_output(values.get(command.uploads))  # None: the folder is local
-    run() if output is None else write_output(output, [*instances, list_inputs(instances)], run)
+    run() if output is None else write_output(output, run)
 
 
 def run_and_report(name: str, arguments: list[str]) -> int:

@@ -10,7 +10,6 @@ import shlex
 from argparse import SUPPRESS, Action, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from snugbert.cli.command_help import format_help
 from snugbert.errors import InputError, did_you_mean, explain_choice, explain_files, explain_folder, join_lines
 from snugbert.storage.inputs import stage
 from snugbert.storage.uploads import choose_output, find_output
-from snugbert.storage.urls import find_entries, hide_credentials, is_url, name_parts
+from snugbert.storage.urls import hide_credentials, is_url, name_parts
 
 # Flags of transformers 4 that transformers 5 renamed. Command lines written for transformers 4 keep working.
 RENAMED_FLAGS = {
@@ -249,18 +248,6 @@ def _stage_one(name: str, url: str) -> str:
 
 def _flag(name: str) -> str:
     return name if name in ("input", "output") else f"--{name}"  # these two are positional arguments
-
-
-def list_inputs(arguments: Sequence[Any]) -> dict[str, list[Any]]:
-    """Returns the version of each file that arguments name: size and time, or size and version in a store."""
-    given = [(name, value) for each in arguments for name, value in vars(each).items() if name not in OUTPUTS]
-    values = [value for name, value in given if name in INPUTS or name.endswith("_file")]
-    lists = [value if isinstance(value, list) else [value] for value in values]
-    patterns = [text for texts in lists for text in texts if isinstance(text, str)]
-    stored = {url: [*entry] for text in patterns if is_url(text) for url, entry in find_entries(text).items()}
-    paths = [Path(path) for text in patterns if not is_url(text) for path in glob(text)]
-    files = [file for path in paths for file in (path, *path.rglob("*")) if file.is_file()]
-    return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files} | stored
 
 
 def _renamed(argument: str) -> str:

@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
-from snugbert.files import check_unicode, locate_values
+from snugbert.files import check_unicode
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +272,7 @@ def tag_records(
     """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object."""
     text = "".join(lines)
     if text.lstrip().startswith("["):
-        rows = [(start, end) for _, start, end in locate_values(text, text.index("["))]
+        rows = [(start, end) for _, start, end in _locate_values(text, text.index("["))]
     else:
         ends = [*accumulate(map(len, lines))]
         rows = [*zip([0, *ends], ends, strict=False)]
@@ -290,7 +290,7 @@ def tag_records(
 
 def _change_record(text: str, row: int, tags: list[str], tag_columns: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     """Yields start, end and new text of the values to change in the JSON object at `row`."""
-    values = {key: (start, end) for key, start, end in locate_values(text, row)}
+    values = {key: (start, end) for key, start, end in _locate_values(text, row)}
     column = next((name for name in tag_columns if name in values), None)
 
     def dump(value: str | list[str]) -> str:
@@ -302,6 +302,26 @@ def _change_record(text: str, row: int, tags: list[str], tag_columns: Sequence[s
     elif text.startswith("null", values[column][0]):
         yield *values[column], dump(tags)
     else:
-        for tag, (_, start, end) in zip(tags, locate_values(text, values[column][0]), strict=True):
+        for tag, (_, start, end) in zip(tags, _locate_values(text, values[column][0]), strict=True):
             if json.loads(text[start:end]) != tag:
                 yield start, end, dump(tag)
+
+
+def _locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
+    """Yields key, start and end of each value of the JSON object or list at `start`. The key is None in a list."""
+    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
+
+    def skip_space(position: int) -> int:
+        return space.match(text, position).end()  # type: ignore[union-attr]
+
+    is_object = text[start] == "{"
+    key, position = None, skip_space(start + 1)
+    while text[position] not in "]}":
+        if is_object:
+            key, position = decoder.raw_decode(text, position)
+            position = skip_space(text.index(":", position) + 1)
+        _, end = decoder.raw_decode(text, position)
+        yield key, position, end
+        position = skip_space(end)
+        if text[position] == ",":
+            position = skip_space(position + 1)

@@ -27,7 +27,7 @@ from snugbert.evaluation.held_out_text import score_text
 from snugbert.evaluation.masked_models import load_masked_model
 from snugbert.evaluation.minimal_pairs import MinimalPair, read_pairs, score_pairs
 from snugbert.evaluation.pseudo_likelihood import VARIANTS
-from snugbert.files import write_atomically, writing
+from snugbert.files import explaining_failed_writes, write_atomically
 from snugbert.progress import format_duration
 from snugbert.reports.cards import eval_result, package_versions, table
 from snugbert.reports.pretrained_card import format_comparison, format_results, metric_eval_results
@@ -84,7 +84,7 @@ def evaluate_model(
             **{name: section.results for name, section in sections.items()},
             "versions": package_versions(),
         }
-        with writing(output_dir, "run the same command again"):
+        with explaining_failed_writes(output_dir, "run the same command again"):
             markdown = "\n\n".join(section.markdown for section in sections.values())
             write_atomically(output_dir / "results.md", f"{markdown}\n")
             metadata = {"model-index": eval_results_to_model_index(results["model"], eval_results)}
@@ -93,7 +93,7 @@ def evaluate_model(
             write_atomically(output_dir / RESULTS_NAME, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(f"Written to {output_dir}: results.json, results.md, card_metadata.yaml")
     if card is not None:
-        with writing(card, "run the same command again"):
+        with explaining_failed_writes(card, "run the same command again"):
             _update_card(card, eval_results)
         print(f"Updated {card}")
 

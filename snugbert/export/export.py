@@ -36,7 +36,7 @@ from snugbert.families.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.families.stock_models import choose_family, keep_encoder
-from snugbert.files import check_unicode, read_json, write_json, writing
+from snugbert.files import check_unicode, explaining_failed_writes, read_json, write_json
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.evaluation_set import make_evaluation_set
@@ -139,7 +139,7 @@ def export_model(
         raise InputError(f"--validation_file: {checkpoint.head} cannot be scored. Remove the flag.")
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
-    with writing(output_dir, "run the same command again"), temporary:
+    with explaining_failed_writes(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name) / "export"
         model, done = _write_export(source, checkpoint, written, engine, to, dtype, files, labeled, data)
         put_in_place(written, output_dir)

@@ -42,7 +42,7 @@ from snugbert.families.sentence_transformers_files import (
 )
 from snugbert.families.stock_models import express, extend_positions, keep_encoder
 from snugbert.families_snugbert import ROBERTA_TYPES
-from snugbert.files import read_json, writing
+from snugbert.files import explaining_failed_writes, read_json
 from snugbert.tokenization_snugbert import SnugBertTokenizer
 
 TOKENIZER_FILES = (
@@ -200,7 +200,7 @@ def convert_model(
         )
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(prefix=f".{output_dir.name}.", dir=output_dir.parent)
-    with writing(output_dir, "run the same command again"), temporary:
+    with explaining_failed_writes(output_dir, "run the same command again"), temporary:
         written = Path(temporary.name)
         model = build_model(model_class, config, weights, dtype, options)
         model.save_pretrained(written, max_shard_size=max_shard_size)

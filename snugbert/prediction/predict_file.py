@@ -21,7 +21,7 @@ from snugbert.continuation import check_continuation, make_record
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, format_count
 from snugbert.families.reading import fetch_checkpoint
-from snugbert.files import LockTaken, lock_file, read_json, write_atomically, writing
+from snugbert.files import LockTaken, explaining_failed_writes, lock_file, read_json, write_atomically
 from snugbert.prediction.formats import Format, make_format
 from snugbert.prediction.make_predictor import find_reader
 from snugbert.prediction.prediction_arguments import PredictionArguments
@@ -146,7 +146,7 @@ def _partial(output: Path, suffix: str = "") -> Path:
 def _open_partial(output: Path) -> Iterator[IO[bytes]]:
     """Opens the partial output, and keeps other processes from writing it."""
     with ExitStack() as stack:
-        with writing(output, "run the same command again"):
+        with explaining_failed_writes(output, "run the same command again"):
             try:
                 stack.enter_context(lock_file(_partial(output, ".lock"), seconds=0))
             except LockTaken as holder:
@@ -206,7 +206,7 @@ def _predict(
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
             # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
             encoded = "".join([head, *map(data.write, results)]).encode("utf-8", "backslashreplace")
-            with writing(output, "run the same command again"):
+            with explaining_failed_writes(output, "run the same command again"):
                 stream.write(encoded)
                 stream.flush()
                 os.fsync(stream.fileno())

@@ -46,8 +46,8 @@ def stage(url: str, flag: str) -> list[Path]:
     """
     if files := find_entries(url):
         return [_copy(each, {"": entry}) for each, entry in files.items()]
-    if names := list_files(url):
-        return [_copy(url, {name: entry for name, entry in names.items() if not serves_only_its_run(name)})]
+    if names := {name: entry for name, entry in list_files(url).items() if not serves_only_its_run(name)}:
+        return [_copy(url, names)]
     if find_entry(f"{url}.index") is not None:
         folder, _, name = url.rpartition("/")
         return [stage(folder, flag)[0] / name]
@@ -87,7 +87,12 @@ def check_names(names: Iterable[str], url: str) -> None:
 
 def serves_only_its_run(name: str) -> bool:
     """Whether a file only serves to resume a run, or is unfinished. Loading a model does not need it."""
-    return split_checkpoint(name)[0] != "" or any(part.startswith("_") for part in name.split("/"))
+    return split_checkpoint(name)[0] != "" or is_unfinished(name)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file, or a folder that contains it, is unfinished."""
+    return any(part.startswith("_") for part in name.split("/"))
 
 
 def is_staged(path: Path) -> bool:

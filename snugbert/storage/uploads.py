@@ -1,13 +1,11 @@
-"""Outputs that URLs name: written on this machine first, then uploaded file by file.
+"""Outputs that URLs name: written on this machine first, then uploaded.
 
 ~/.cache/huggingface/snugbert/outputs/0123456789abcdef0123456789abcdef/name
 
-Files that mark a folder as complete are uploaded last. If these files are replaced, the old files are removed first.
-After a failed upload, the local files stay, and the same command uploads them. After an upload, the local files are
-removed.
+Files that mark a folder as complete are uploaded last, and so is the manifest of a checkpoint. If these files are
+replaced, the old files are removed first. After a failed upload, the local files stay.
 
-Files and folders whose names begin with "_" are not uploaded. Checkpoints of runs have their own rules, see
-`trainers/run/checkpoint_copies.py`.
+Files and folders whose names begin with "_" are not uploaded.
 """
 
 import json
@@ -16,10 +14,13 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from glob import iglob
 from pathlib import Path
+from typing import Any
 
 from snugbert.errors import InputError, format_count
 from snugbert.files import (
@@ -32,8 +33,7 @@ from snugbert.files import (
     split_checkpoint,
     write_atomically,
 )
-from snugbert.progress import format_bytes
-from snugbert.storage.inputs import announce_copy, check_names, serves_only_its_run, work_folder
+from snugbert.storage.inputs import announce_copy, check_names, is_unfinished, serves_only_its_run, work_folder
 from snugbert.storage.urls import (
     download,
     find_entry,
@@ -53,11 +53,9 @@ logger = logging.getLogger(__name__)
 OUTPUTS = "outputs"
 # Uploaded last, in this order.
 MARKS = ("tokenizer_config.json", "tokenizer.json", "config.json", "results.json")
-MOST_BYTES, MOST_FILES = 50e9, 10_000  # of an output folder: more is something else, such as a corpus
 OWNER = "_owner"  # on this machine: a random name of the local folder
 WRITER = "_writer"  # in the store: the owner of the local folder that a run wrote from last
 STORED = "_stored"  # on this machine: the versions of the files that are in the store
-PENDING = "_pending"  # the command whose output is complete, but not uploaded
 
 _outputs: dict[Path, "RemoteOutput"] = {}
 
@@ -67,6 +65,7 @@ class RemoteOutput:
 
     def __init__(self, folder: Path, url: str):
         self.folder, self.url = folder, url
+        self.keeps_checkpoints = threading.Lock()  # while checkpoints are uploaded, a run may not remove any
 
     def __str__(self) -> str:
         return hide_credentials(self.url)
@@ -74,6 +73,8 @@ class RemoteOutput:
     def url_of(self, path: Path) -> str:
         """Returns the URL of a path in the folder."""
         return join(self.url, *path.relative_to(self.folder).parts)
+
+    # --- one writer ---------------------------------------------------------------------------------------------
 
     @property
     def owner(self) -> str:
@@ -108,92 +109,144 @@ class RemoteOutput:
             except InputError as error:  # it must not hide the error that ended the run
                 logger.warning("%s stays locked for other machines. %s", self, error)
 
-    def was_last_writer(self) -> bool:
-        """Whether the last run that wrote to the store used this local folder. The folder may then be newer."""
-        try:
-            return read_bytes(join(self.url, WRITER)).decode() == self.owner
-        except FileNotFoundError:
-            return False
-
     def claim(self) -> None:
-        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed."""
+        """Stores the local folder as the last writer. A run calls this when all checks of its start have passed.
+
+        From then on, the local folder may be newer than the store.
+        """
         write_bytes(join(self.url, WRITER), self.owner.encode())
 
-    def download(self) -> None:
-        """Makes the local folder like the folder in the store.
+    # --- copies -------------------------------------------------------------------------------------------------
 
-        Only the manifest of a checkpoint is downloaded. Checkpoints whose upload is incomplete are left out.
+    def download(self) -> bool:
+        """Makes the local folder like the folder in the store, unless it may be newer. Returns whether it did.
+
+        Only the manifest of a checkpoint is downloaded.
         """
-        stored = list_files(self.url)
-        check_names(stored, self.url)
-        files = {name: entry for name, entry in stored.items() if not _is_skipped(name)}
-        size = sum(entry.size for entry in files.values())
-        if len(files) > MOST_FILES or size > MOST_BYTES:
-            raise InputError(
-                f"--output_dir: {self} contains {format_count(len(files), 'other file')} ({format_bytes(size)}). "
-                "Choose another folder for the output."
-            )
-        manifests = [name for name in stored if split_checkpoint(name)[1] == MANIFEST_NAME]
-        announce_copy(self.url, files)
-        self._remove_files()
+        with suppress(FileNotFoundError):
+            if read_bytes(join(self.url, WRITER)).decode() == self.owner:
+                return False
+        entries = list_files(self.url)
+        check_names(entries, self.url)
+        manifests = [name for name in entries if split_checkpoint(name)[1] == MANIFEST_NAME]
         # In the order of the steps, because old checkpoints are removed by age.
-        for name in [*files, *sorted(manifests, key=lambda name: int(name.split("-")[-1].split("/")[0]))]:
-            download(join(self.url, name), self.folder / name)
-        self._store(self._list_versions())
+        manifests.sort(key=lambda name: _read_step(split_checkpoint(name)[0]))
+        names = [*filter(_is_uploaded, entries), *manifests]
+        announce_copy(self.url, {name: entries[name] for name in names})
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in (LOCK_NAME, OWNER):
+                path.unlink()
+        for name in names:
+            download(join(self.url, name), self.folder / name, entries[name])
+        self._write_stored(self._list_files())
+        return True
+
+    def upload_run(self) -> None:
+        """Uploads everything that a run wrote."""
+        self.claim()
+        self.upload_checkpoints()
+        self.upload()
+
+    def upload_checkpoints(self) -> None:
+        """Makes the checkpoints in the store like the local checkpoints. Uploads the newest first.
+
+        Old checkpoints are removed last, so that the store always has a complete checkpoint.
+        """
+        with self.keeps_checkpoints:
+            # Unlike `rglob`, ignores folders that are removed meanwhile.
+            manifests = iglob(f"**/checkpoint-*/{MANIFEST_NAME}", root_dir=self.folder, recursive=True)
+            local = {split_checkpoint(name)[0] for name in manifests if not is_unfinished(name)}
+            for name in sorted(local, key=_read_step, reverse=True):
+                self._upload_checkpoint(self.folder / name)
+            stored = [name for name in list_files(self.url) if split_checkpoint(name)[0]]
+            gone = [name for name in stored if not (self.folder / split_checkpoint(name)[0]).is_dir()]
+            for name in sorted(gone, key=lambda name: not name.endswith(f"/{MANIFEST_NAME}")):
+                remove(join(self.url, name))
+
+    def _upload_checkpoint(self, checkpoint: Path) -> None:
+        """Uploads a checkpoint, unless the store has it. The manifest is uploaded last, and removed first."""
+        manifest = checkpoint / MANIFEST_NAME
+        with suppress(FileNotFoundError):
+            if read_bytes(self.url_of(manifest)) == manifest.read_bytes():
+                return
+        remove(self.url_of(manifest))
+        files = [path for path in checkpoint.rglob("*") if path.is_file() and path != manifest]
+        for file in (*files, manifest):
+            upload(file, self.url_of(file))
 
     def upload(self) -> None:
-        """Uploads new and changed files, and removes files that were deleted locally. Skips checkpoints and unfinished
-        files. After an error, the next call uploads the rest.
+        """Uploads new and changed files, and removes what was deleted or changed first. Skips checkpoints.
+
+        After an error, the next call uploads the rest.
         """
-        before, now = self._read_stored(), self._list_versions()
-        changed = sorted((name for name in now if now[name] != before.get(name)), key=_rank)
-        for name in [*(before.keys() - now.keys()), *(name for name in changed if _rank(name)[0] >= 0)]:
-            remove(join(self.url, name))
-            before.pop(name, None)
-            self._store(before)
-        for name in changed:
+        stored, now = self._read_stored(), self._list_files()
+        for name in sorted(stored, key=_rank, reverse=True):
+            if stored[name] != now.get(name):
+                remove(join(self.url, name))
+                del stored[name]
+                self._write_stored(stored)
+        new = sorted(now.keys() - stored.keys(), key=_rank)
+        for name in new:
             upload(self.folder / name, join(self.url, name))
-            before[name] = now[name]
-            self._store(before)
-        if changed:
-            print(f"uploaded {format_count(len(changed), 'file')} to {self}", file=sys.stderr)
+            stored[name] = now[name]
+            self._write_stored(stored)
+        if new:
+            print(f"uploaded {format_count(len(new), 'file')} to {self}", file=sys.stderr)
 
-    def _read_stored(self) -> dict[str, tuple[int, int]]:
-        file = self.folder / STORED
-        return {name: tuple(version) for name, version in read_json(file).items()} if file.exists() else {}
+    def _list_files(self) -> dict[str, list[int]]:
+        """Returns size and time of each file that is uploaded, except for checkpoints."""
+        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
+        stats = {name: file.stat() for name, file in files.items() if _is_uploaded(name)}
+        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
-    def _store(self, versions: dict[str, tuple[int, int]]) -> None:
+    def _read_stored(self) -> dict[str, Any]:
+        return read_json(self.folder / STORED) if (self.folder / STORED).exists() else {}
+
+    def _write_stored(self, versions: dict[str, Any]) -> None:
         write_atomically(self.folder / STORED, json.dumps(versions))
 
     def clear(self) -> None:
-        """Removes the local files. First removes the file that marks the folder as newer than the store."""
+        """Removes the local folder. First removes the file that marks the folder as newer than the store."""
         (self.folder / OWNER).unlink(missing_ok=True)
-        self._remove_files()
-
-    def _remove_files(self) -> None:
-        (self.folder / PENDING).unlink(missing_ok=True)  # first: it marks the other files as complete
-        for path in self.folder.glob("*"):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name not in (LOCK_NAME, OWNER):
-                path.unlink(missing_ok=True)
-
-    def _list_versions(self) -> dict[str, tuple[int, int]]:
-        """Returns size and time of each file that is uploaded."""
-        files = {path.relative_to(self.folder).as_posix(): path for path in self.folder.rglob("*") if path.is_file()}
-        stats = {name: file.stat() for name, file in files.items() if not _is_skipped(name)}
-        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _is_skipped(name: str) -> bool:
-    """Whether [`RemoteOutput.upload`] skips a file, such as a table in `epochs`, which a run can rebuild."""
-    return serves_only_its_run(name) or "epochs" in name.split("/")[:-1]
+def _is_uploaded(name: str) -> bool:
+    """Whether a file belongs to an output. Tables in `epochs` do not, because a run can rebuild them."""
+    return not serves_only_its_run(name) and "epochs" not in name.split("/")[:-1]
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """Returns the place of a file in the order of uploads. It begins with -1 if the file is not in `MARKS`."""
+    """Returns the place of a file in the order of uploads."""
     last = name.rpartition("/")[2]
     return (MARKS.index(last) if last in MARKS else -1, name)
+
+
+def _read_step(checkpoint: str) -> int:
+    return int(checkpoint.rpartition("-")[2])
+
+
+def download_checkpoint(checkpoint: Path) -> None:
+    """Downloads the files of a checkpoint that are missing on this machine. Without a store, changes nothing.
+
+    The content is not checked, see [`check_checkpoint`].
+    """
+    output, manifest = find_output(checkpoint), checkpoint / MANIFEST_NAME
+    if output is None:
+        return
+    entries = list_files(output.url_of(checkpoint))
+    check_names(entries, str(output))
+    if MANIFEST_NAME not in entries:
+        return
+    if manifest.exists() and manifest.read_bytes() != read_bytes(
+        output.url_of(manifest)
+    ):  # the local copy may be newer
+        return
+    for name, entry in entries.items():
+        if not (checkpoint / name).exists():
+            download(output.url_of(checkpoint / name), checkpoint / name, entry)
 
 
 def choose_output(url: str) -> Path:
@@ -210,28 +263,21 @@ def find_output(path: str | Path | None) -> RemoteOutput | None:
     return next((_outputs[each] for each in (path, *path.parents) if each in _outputs), None)
 
 
-def write_output(output: RemoteOutput, command: object, run: Callable[[], object]) -> None:
-    """Runs a command that writes a local folder, and uploads the folder.
-
-    `command` holds the arguments and the versions of the inputs. If their output is complete and was not uploaded, the
-    command does not run again.
-    """
-    pending, key = output.folder / PENDING, hash_json(repr(command))
+def write_output(output: RemoteOutput, run: Callable[[], object]) -> None:
+    """Runs a command that writes a local folder, and uploads the folder."""
     try:
         with lock_file(output.folder / LOCK_NAME, seconds=0):
             with output.lock():
-                if pending.exists() and pending.read_text() == key:
-                    logger.warning("%s: uploading the output of the earlier run.", output)
-                elif output.was_last_writer():
+                if not output.download():
                     raise InputError(
                         f"{output}: a run on this machine is not uploaded yet. Resume the run first, or choose "
                         "another folder."
                     )
-                else:
-                    output.download()
-                    run()
-                    write_atomically(pending, key)
-                output.upload()
+                run()
+                try:
+                    output.upload()
+                except InputError as error:
+                    raise InputError(f"{error} The whole output is in {output.folder}.") from error
             output.clear()
         shutil.rmtree(output.folder.parent, ignore_errors=True)
     except LockTaken as holder:

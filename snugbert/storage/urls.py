@@ -10,15 +10,16 @@ Forked processes, such as data workers, should not call these functions, because
 connections.
 """
 
-import base64
 import hashlib
 import io
 import logging
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,7 +43,6 @@ USER = re.compile(r"(?<=://)(?![^/@:]*:\d{2,5}/)(.*:.*@|[^/]*@)", re.DOTALL)
 # "?" and "#" can be part of a name in a bucket, and "?" a pattern. But "?name=" starts a query string, and "&name=" is
 # the rest of one that had an "@".
 QUERY, WEB_QUERY = re.compile(r"[?&][\w.-]+=.*", re.DOTALL), re.compile(r"([?#]|&[\w.-]+=).*", re.DOTALL)
-LIBRARIES = ("aiohttp", "botocore", "gcsfs", "google", "httpx")  # an error of these is an error of the store
 S3_RETRIES = {"mode": "adaptive", "total_max_attempts": 8}  # of botocore. s3fs repeats them five times
 CONNECTIONS = 8  # at a time. One connection to S3 carries 90 MB/s
 CHUNK_BYTES = 2**23  # of a file that is read in pieces
@@ -114,15 +114,13 @@ def ask(url: str, do: Callable[[Any, str], T]) -> T:
     cause = error if shown == url else None  # a traceback shows the whole URL
     if isinstance(error, FileNotFoundError):
         raise FileNotFoundError(f"{shown}: no such file.") from cause
-    if isinstance(error, ImportError):
-        extras = "For s3:// and gs://, run: pip install 'snugbert[s3,gcs]'."
-        raise InputError(f"{shown}: a package is missing. {_describe(error)}. {extras}") from cause
-    if not (isinstance(error, OSError | ValueError) or type(error).__module__.split(".")[0] in LIBRARIES):
-        raise error  # a bug
-    _forget_connections(url)
+    for protocol in PROTOCOL.findall(url):  # the next request reads credentials again: they may have been renewed
+        if protocol in fsspec.registry:
+            fsspec.registry[protocol].clear_instance_cache()
     raise InputError(
-        f"{shown}: the store does not answer or refuses access ({_describe(error)}). Check the URL, the credentials "
-        "in the environment and the network. Then run the same command again."
+        f"{shown}: the store does not answer or refuses access ({_describe(error)}). Check the URL, the installed "
+        "extras (snugbert[s3,gcs]), the credentials in the environment and the network. Then run the same command "
+        "again."
     ) from cause
 
 
@@ -151,13 +149,6 @@ def _read_options(protocol: str) -> dict[str, Any]:
     return {}
 
 
-def _forget_connections(url: str) -> None:
-    """Makes the next request read the credentials of the environment again, because they may have been renewed."""
-    for protocol in PROTOCOL.findall(url):
-        if protocol in fsspec.registry:
-            fsspec.registry[protocol].clear_instance_cache()
-
-
 def _find_cause(error: Exception) -> Exception:
     """Returns the real error of a web server. fsspec turns every error into FileNotFoundError."""
     cause = error.__cause__
@@ -180,8 +171,13 @@ def find_entries(pattern: str) -> dict[str, Entry]:
         return {pattern: entry}
     if not re.search(r"[*\[]" if pattern.startswith("http") else r"[*?\[]", pattern):
         return {}
-    entries = ask(pattern, lambda store, path: _read_entries(store, store.glob(path, detail=True)))
-    return {_complete(pattern, path): entries[path] for path in sorted(entries)}
+
+    def find(store: Any, path: str) -> dict[str, Entry]:
+        entries = _read_entries(store, store.glob(path, detail=True))
+        chain = pattern.split("::")[1:]
+        return {"::".join([store.unstrip_protocol(path), *chain]): entries[path] for path in sorted(entries)}
+
+    return ask(pattern, find)
 
 
 def list_files(folder: str) -> dict[str, Entry]:
@@ -206,17 +202,6 @@ def find_entry(url: str) -> Entry | None:
         return None
 
 
-def _require_entry(url: str) -> Entry:
-    if (entry := find_entry(url)) is None:
-        raise FileNotFoundError(f"{hide_credentials(url)}: no such file.")
-    return entry
-
-
-def _check_unchanged(url: str, entry: Entry) -> None:
-    if find_entry(url) != entry:
-        raise InputError(f"{hide_credentials(url)} changed while it was read. Run the same command again.")
-
-
 def _read_entries(store: Any, facts: Mapping[str, Any]) -> dict[str, Entry]:
     return {path: _read_entry(store, path, each) for path, each in facts.items() if each["type"] == "file"}
 
@@ -230,15 +215,6 @@ def _read_entry(store: Any, path: str, facts: Mapping[str, Any]) -> Entry:
     return Entry(int(facts["size"]), str(version).strip('"'))
 
 
-def _complete(url: str, path: str) -> str:
-    """Returns the URL of a path that fsspec has listed, with the protocol and the rest of the chain of `url`."""
-    first, *chain = url.split("::")
-    protocol = first.split("://")[0]
-    if protocol.lower() not in ("http", "https"):  # fsspec's paths keep these two protocols
-        path = f"{protocol}://{path if protocol == 'file' else path.lstrip('/')}"
-    return "::".join([path, *chain])
-
-
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
@@ -246,10 +222,8 @@ def read_bytes(url: str, start: int = 0, end: int | None = None) -> bytes:
     """Reads a file, or the bytes from `start` to before `end`. Large pieces are read over several connections."""
     if end is not None:
         return _read_range(url, start, end)
-    entry = _require_entry(url)
-    data = _read_range(url, start, entry.size)
-    _check_unchanged(url, entry)  # another process may have replaced it with a longer file
-    return data
+    with RemoteFile(url) as stream:
+        return stream.read()
 
 
 def _read_range(url: str, start: int, end: int) -> bytes:
@@ -263,38 +237,37 @@ def _read_range(url: str, start: int, end: int) -> bytes:
     data = ask(url, read) if starts else b""
     if len(data) != max(0, end - start):
         raise InputError(
-            f"{hide_credentials(url)}: {len(data):,} bytes instead of {end - start:,}. The file was cut off or "
-            "changed, or the server does not support range requests. Run the same command again, or download the file."
+            f"{hide_credentials(url)}: {len(data):,} bytes instead of {end - start:,}. The file changed, or the "
+            "server does not support range requests. Run the same command again, or download the file."
         )
     return data
 
 
-def download(url: str, file: Path, entry: Entry | None = None) -> None:
-    """Copies a file from a store. The whole file appears under its name, or nothing.
-
-    `entry` is the version to copy, by default the current version. Another version is an [`InputError`].
-    """
-    entry = entry or _require_entry(url)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as unfinished:
-        with unfinished.open("wb") as stream:
-            step = CONNECTIONS * CHUNK_BYTES
-            for start in range(0, entry.size, step):
-                stream.write(_read_range(url, start, min(start + step, entry.size)))
-        _check_unchanged(url, entry)
-
-
 class RemoteFile(AbstractBufferedFile):
-    """A file in a store as a binary stream. It can seek. If the file is replaced, reading raises an error."""
+    """A file in a store as a binary stream. It can seek. If the file is not the version `entry`, reading is an error.
 
-    def __init__(self, url: str):
-        self.url, self._entry = url, _require_entry(url)
+    By default, `entry` is the current version.
+    """
+
+    def __init__(self, url: str, entry: Entry | None = None):
+        self.url, self._entry = url, entry or find_entry(url)
+        if self._entry is None:
+            raise FileNotFoundError(f"{hide_credentials(url)}: no such file.")
         super().__init__(None, url, size=self._entry.size, cache_type="none")
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         data = _read_range(self.url, start, min(end, self.size))
-        _check_unchanged(self.url, self._entry)
+        if find_entry(self.url) != self._entry:
+            raise InputError(f"{hide_credentials(self.url)} changed while it was read. Run the same command again.")
         return data
+
+
+def download(url: str, file: Path, entry: Entry | None = None) -> None:
+    """Copies a file from a store, see [`RemoteFile`]. The whole file appears under its name, or nothing."""
+    with RemoteFile(url, entry) as source:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as unfinished, unfinished.open("wb") as copy:
+            shutil.copyfileobj(source, copy, CONNECTIONS * CHUNK_BYTES)
 
 
 def open_file(name: str | Path) -> Any:
@@ -314,19 +287,18 @@ def upload(file: Path, url: str) -> None:
 
 
 def _is_copy(file: Path, url: str) -> bool:
-    """Compares a file with its copy in a store, by the checksum of the store if there is one."""
-    entry = find_entry(url)
+    """Compares a file with its copy in a store: the size, and the MD5 if the store reports one."""
+    entry, digest = find_entry(url), _read_digest(file)
     if entry is None or entry.size != file.stat().st_size:
         return False
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).digest()
-    if entry.version in (digest.hex(), base64.b64encode(digest).decode()):
-        return True
-    if not re.fullmatch("[0-9a-f]{32}", entry.version):  # no MD5, as for a file of several parts
-        return True
-    # The ETag of an encrypted file looks like an MD5, but is not the file's MD5. So the bytes are compared.
-    with file.open("rb") as stream, RemoteFile(url) as copy:
-        return all(copy.read(len(part)) == part for part in iter(lambda: stream.read(CHUNK_BYTES), b""))
+    has_digest = re.fullmatch("[0-9a-f]{32}", entry.version)  # files that were uploaded in several parts have none
+    # The ETag of an encrypted file looks like an MD5, but is not the file's MD5. So the copy is read.
+    return not has_digest or entry.version == digest or _read_digest(url) == digest
+
+
+def _read_digest(name: str | Path) -> str:
+    with open_file(name) as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def write_bytes(url: str, data: bytes) -> None:
@@ -340,16 +312,12 @@ def write_new(url: str, data: bytes) -> bool:
     In a store without conditional writes, two writers that start at the same moment replace each other's file, and the
     first writer may not notice.
     """
-
-    def write(store: Any, path: str) -> None:
-        try:
-            store.pipe_file(path, data, mode="create")
-        except OSError as error:
-            if not isinstance(error, FileExistsError) and "PreconditionFailed" not in str(error):
-                raise
-
     if find_entry(url) is None:
-        _write(url, write)
+        try:
+            _write(url, lambda store, path: store.pipe_file(path, data, mode="create"))
+        except InputError:
+            if find_entry(url) is None:
+                raise
     return read_bytes(url) == data
 
 
@@ -367,7 +335,5 @@ def _write(url: str, do: Callable[[Any, str], None]) -> None:
 
 def remove(url: str) -> None:
     """Removes a file. It may be missing."""
-    try:
+    with suppress(FileNotFoundError):
         ask(url, lambda store, path: store.rm_file(path))
-    except FileNotFoundError:
-        pass

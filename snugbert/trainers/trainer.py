@@ -28,7 +28,7 @@ from snugbert.cli.device_arguments import apply_tf32
 from snugbert.configuration_snugbert import SnugBertConfig
 from snugbert.data.packed_batches import IgnorePadding, TokenBudgetDataset
 from snugbert.errors import InputError
-from snugbert.files import read_json, write_atomically, writing
+from snugbert.files import explaining_failed_writes, read_json, write_atomically
 from snugbert.gpu.compilation import (
     COMPILE_PASSES,
     Compilation,
@@ -38,7 +38,6 @@ from snugbert.gpu.compilation import (
 )
 from snugbert.gpu.row_sizes import OWN_MODELS, FillRows, pads_in_attention
 from snugbert.storage.urls import hide_credentials, is_url
-from snugbert.trainers.run.checkpoint_copies import CheckpointUploads
 from snugbert.trainers.run.checkpoints import (
     RESUME,
     RunCheckpoints,
@@ -49,7 +48,6 @@ from snugbert.trainers.run.checkpoints import (
     step_of,
 )
 from snugbert.trainers.run.folder import find_checkpoint, lock_output_dir
-from snugbert.trainers.run.hub_uploads import HubUploads
 from snugbert.trainers.run.log import LogLines, ProgressBar, Reports
 from snugbert.trainers.run.processes import move_hub_token, wait_for_all
 from snugbert.trainers.run.run_settings import (
@@ -59,6 +57,7 @@ from snugbert.trainers.run.run_settings import (
     collect_training_settings,
     read_state,
 )
+from snugbert.trainers.run.run_uploads import CheckpointUploads, HubUploads
 from snugbert.trainers.run.stopping import StopSignal, start_worker
 
 logger = logging.getLogger(__name__)
@@ -334,7 +333,7 @@ class RunTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Saves the model without `training_args.bin`. Files follow the umask. A full disk raises [`InputError`]."""
         folder = Path(output_dir or self.args.output_dir or "")
-        with nullcontext() if self.checkpoints.is_writing else writing(folder, RESUME):
+        with nullcontext() if self.checkpoints.is_writing else explaining_failed_writes(folder, RESUME):
             super().save_model(output_dir, _internal_call)
         if self.args.should_save:
             # This file is a pickle of all arguments, which contain local paths.

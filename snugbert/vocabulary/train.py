@@ -24,7 +24,7 @@ from snugbert.data.languages import choose_language, read_language, store_langua
 from snugbert.data.text_lines import ReadingLog
 from snugbert.errors import InputError, name_arguments
 from snugbert.families.loading import GENERATOR_FOLDER, check_ids, load_tokenizer, write_vocab_txt
-from snugbert.files import writing
+from snugbert.files import explaining_failed_writes
 from snugbert.modeling_snugbert import SnugBertForReplacedTokenDetection
 from snugbert.trainers.pretraining.electra import find_generator
 from snugbert.trainers.pretraining.pretraining_guidance import recipe_flags
@@ -87,7 +87,7 @@ def train_vocabulary(args: VocabularyArguments) -> TokenizersBackend:
 
     learn = _learn if args.init is None else _extend
     tokenizer, model_flags = learn(args, output_dir, sample)
-    with writing(output_dir, "run the same command again"):
+    with explaining_failed_writes(output_dir, "run the same command again"):
         _save(tokenizer, output_dir)
 
     if len(tokenizer) < args.vocab_size:
@@ -188,7 +188,7 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
     print(f"The {type(model).__name__} was extended, too. New embeddings are means of old embeddings.")
     if generator is not None:
         _extend_and_save(generator, extension, output_dir / GENERATOR_FOLDER)
-        with writing(output_dir, "run the same command again"):
+        with explaining_failed_writes(output_dir, "run the same command again"):
             _save(tokenizer, output_dir / GENERATOR_FOLDER)
         print("The generator was extended, too.")
     flags: Flags = {"model_name_or_path": output_dir}
@@ -201,7 +201,7 @@ def _extend(args: VocabularyArguments, output_dir: Path, sample: TextSample) -> 
 
 def _extend_and_save(model: PreTrainedModel, extension: Extension, folder: Path) -> None:
     extend_model(model, extension)
-    with writing(folder, "run the same command again"):
+    with explaining_failed_writes(folder, "run the same command again"):
         model.save_pretrained(folder)
 
 

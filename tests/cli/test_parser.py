@@ -5,11 +5,10 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from snugbert.cli.model_arguments import ConversionArguments, TokenizerArguments
-from snugbert.cli.parser import changed_flags, format_command, list_inputs, parse_arguments
+from snugbert.cli.parser import changed_flags, format_command, parse_arguments
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.errors import InputError
 
@@ -94,24 +93,6 @@ def test_changed_flags_become_a_command_line():
         "--language de"
     )
     assert shlex.split(line)[5] == "my text/*.txt"
-
-
-def test_changed_inputs_are_noticed(tmp_path):
-    (tmp_path / "model").mkdir()
-    for name in ("model/config.json", "a.txt", "b.txt", "out.txt"):
-        (tmp_path / name).write_text("text")
-    args = PreparationArguments(train_file=[f"{tmp_path}/[ab].txt", "memory://inputs/c*"], language="de")
-    more = ConversionArguments(input=str(tmp_path / "model"), output=str(tmp_path), to="bert")
-    store = fsspec.filesystem("memory")
-    store.pipe_file("/inputs/c.txt", b"text")
-    before = list_inputs([args, more])
-    assert {Path(name).name for name in before} == {"a.txt", "b.txt", "c.txt", "config.json"}
-    (tmp_path / "model/config.json").write_text("other")
-    changed = list_inputs([args, more])
-    assert changed != before
-    store.pipe_file("/inputs/c.txt", b"other")
-    assert list_inputs([args, more]) != changed
-    store.store.clear()
 
 
 def test_positional_arguments_switches_and_a_config_file(tmp_path):

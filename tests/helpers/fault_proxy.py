@@ -15,65 +15,36 @@ STEP = 0.02  # seconds between two parts of a slow answer
 
 @dataclass
 class Fault:
-    """What happens to some requests.
+    """What happens to some requests."""
 
-    Attributes:
-        kind: a method of `_Handler` without `fault_`.
-        value: its argument.
-        times: for so many requests.
-        method: only for these, such as "GET|HEAD".
-        path: only for paths with a match of this pattern.
-        deadline: until this time.
-        hits: how many requests it had.
-    """
-
-    kind: str
-    value: Any
-    times: float
-    method: str
-    path: str
-    deadline: float
-    hits: int = 0
+    kind: str  # a method of `_Handler` without `fault_`
+    value: Any  # its argument
+    times: float = float("inf")  # for so many requests
+    method: str = ".*"  # only for these, such as "GET|HEAD"
+    path: str = ""  # only for paths with a match of this pattern
+    hits: int = 0  # how many requests it had
 
     def matches(self, method: str, path: str) -> bool:
-        return (
-            self.hits < self.times
-            and time.monotonic() < self.deadline
-            and re.fullmatch(self.method, method) is not None
-            and re.search(self.path, path) is not None
-        )
+        is_meant = re.fullmatch(self.method, method) and re.search(self.path, path)
+        return self.hits < self.times and is_meant is not None
 
 
 class FaultProxy:
-    """A running proxy.
-
-    Attributes:
-        address: for AWS_ENDPOINT_URL_S3.
-        requests: method, path and range of each request.
-    """
+    """A running proxy."""
 
     def __init__(self, upstream: str):
         self.upstream = upstream.removeprefix("http://")
-        self.requests: list[tuple[str, str, str]] = []
+        self.requests: list[tuple[str, str, str]] = []  # method, path and range of each request
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self.healed = threading.Event()
         self._port = 0
         self._listen()
-        self.address = f"http://127.0.0.1:{self._port}"
+        self.address = f"http://127.0.0.1:{self._port}"  # for AWS_ENDPOINT_URL_S3
 
-    def fail(
-        self,
-        kind: str,
-        value: Any = None,
-        *,
-        times: float = float("inf"),
-        method: str = ".*",
-        path: str = "",
-        seconds: float = float("inf"),
-    ) -> Fault:
+    def fail(self, kind: str, value: Any = None, **which: Any) -> Fault:
         """Injects a fault from now on, see [`Fault`]."""
-        fault = Fault(kind, value, times, method, path, time.monotonic() + seconds)
+        fault = Fault(kind, value, **which)
         self._faults.append(fault)
         return fault
 
@@ -180,13 +151,6 @@ class _Handler(BaseHTTPRequestHandler):
         text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>"
         data = b"" if self.command == "HEAD" else text.encode()
         self.answer(status, {"Content-Type": "application/xml"}, data)
-
-    def fault_expired(self, body: bytes, value: str) -> None:
-        """The credentials have expired, except those with this session token."""
-        if self.headers.get("X-Amz-Security-Token") == value:
-            self.answer(*self.forward(body))
-        else:
-            self.fault_status(body, (400 if self.command == "HEAD" else 403, "ExpiredToken"))  # as AWS does
 
     def fault_hang(self, body: bytes, value: None) -> None:
         """Never answers."""

@@ -1,7 +1,4 @@
-"""A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run.
-
-`python tests/helpers/torture.py --seed 2` kills at other random moments.
-"""
+"""A run that is killed again and again, and whose checkpoints are damaged, ends like an unkilled run."""
 
 import signal
 
@@ -45,5 +42,5 @@ def test_a_run_that_is_killed_at_every_stage_ends_like_an_unkilled_run(tmp_path)
 @pytest.mark.slow
 @pytest.mark.long
 def test_fifty_kills(tmp_path):
-    """At random moments of every phase, with damage of every kind in between. Prints a line per kill."""
+    """At random moments, with damage in between. Prints a line per kill."""
     torture(tmp_path, number=50, seed=1)

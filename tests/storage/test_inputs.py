@@ -14,18 +14,9 @@ from snugbert.storage.inputs import stage
 
 
 @pytest.fixture(autouse=True)
-def downloads(tmp_path, monkeypatch) -> list[str]:
-    """The URLs that were downloaded. The copies are in a new folder."""
-    urls = []
-
-    def download(url, *args):
-        urls.append(url)
-        real(url, *args)
-
-    real = staging.download
-    monkeypatch.setattr(staging, "download", download)
+def home(tmp_path, monkeypatch):
+    """A new folder for the copies."""
     monkeypatch.setattr(staging, "HF_HOME", str(tmp_path / "home"))
-    return urls
 
 
 def write(folder, **texts: str) -> None:
@@ -36,14 +27,15 @@ def write(folder, **texts: str) -> None:
     time.sleep(0.02)  # rclone remembers sizes and times for a millisecond
 
 
-def test_a_file_is_copied_once_and_again_when_it_changes(bucket, downloads):
+def test_a_file_is_copied_once_and_again_when_it_changes(bucket, monkeypatch, capsys):
+    monkeypatch.setattr(staging, "LARGE", 0)
     write(bucket.folder, data__sst2__train="one")
     url = f"{bucket.url}/data/sst2/train"
     with ThreadPoolExecutor(4) as pool:  # as the processes of a machine
         copies = set(pool.map(lambda _: stage(url, "--train_file")[0], range(4)))
     (copy,) = copies
     assert copy.read_text() == "one" and copy.parts[-2:] == ("sst2", "train")
-    assert downloads == [url]
+    assert capsys.readouterr().err == f"copying {url} (3B)\n"
     write(bucket.folder, data__sst2__train="two")
     (changed,) = stage(url, "--train_file")
     assert changed.read_text() == "two" and copy.read_text() == "one"
@@ -63,6 +55,10 @@ def test_a_folder_is_copied_without_checkpoints_and_again_when_it_changes(bucket
     # A checkpoint to resume from keeps its optimizer.
     (checkpoint,) = stage(f"{bucket.url}/run/checkpoint-5", "--resume_from_checkpoint")
     assert (checkpoint / "optimizer").exists()
+    # A folder of a run that wrote no model.
+    write(bucket.folder, **{"killed__checkpoint-5__optimizer": "large"})
+    with pytest.raises(InputError, match=r"--model_name_or_path: s3://.*/killed does not exist"):
+        stage(f"{bucket.url}/killed", "--model_name_or_path")
 
 
 def test_a_folder_that_changes_while_it_is_copied_is_refused(bucket, monkeypatch):

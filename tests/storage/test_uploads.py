@@ -1,5 +1,7 @@
 """Output folders in a store."""
 
+from functools import partial
+
 import pytest
 
 from snugbert.errors import InputError
@@ -20,59 +22,55 @@ def list_folder(folder) -> dict[str, str]:
 
 def test_a_command_sees_the_folder_and_what_it_changes_is_uploaded(bucket, output, monkeypatch, capsys):
     order = []
+
+    def record(name, real, *arguments):
+        order.append(f"{name} {arguments[-1].rpartition('/')[2]}")
+        real(*arguments)
+
     for name in ("upload", "remove"):
-        real = getattr(remote_outputs, name)
-        monkeypatch.setattr(
-            remote_outputs, name, lambda *args, real=real, name=name: (order.append((name, args[-1])), real(*args))[1]
-        )
+        monkeypatch.setattr(remote_outputs, name, partial(record, name, getattr(remote_outputs, name)))
     stored = bucket.folder / "model"
     (stored / "checkpoint-5").mkdir(parents=True)
     for name in ("config.json", "old.bin", "notes.txt", "checkpoint-5/optimizer.pt"):
         (stored / name).write_text("before")
 
     def command():
-        assert set(list_folder(output.folder)) - {"_owner", "_lock", "_stored"} == {
-            "config.json",
-            "old.bin",
-            "notes.txt",
-        }
+        found = {name for name in list_folder(output.folder) if not name.startswith("_")}
+        assert found == {"config.json", "old.bin", "notes.txt"}
         (output.folder / "old.bin").unlink()
         for name in ("config.json", "weights.bin", "_unfinished", "results.json"):
             (output.folder / name).write_text("after")
 
-    write_output(output, "command", command)
+    write_output(output, command)
     assert list_folder(stored) == {
         **dict.fromkeys(("notes.txt", "checkpoint-5/optimizer.pt"), "before"),
         **dict.fromkeys(("config.json", "weights.bin", "results.json"), "after"),
     }
     # The old folder is marked as incomplete first, and the new one as complete last.
-    shown = [f"{name} {url.rpartition('/')[2]}" for name, url in order]
-    assert set(shown[:3]) == {"remove old.bin", "remove config.json", "remove results.json"}
-    assert shown[3:] == ["upload weights.bin", "upload config.json", "upload results.json", "remove _lock"]
+    assert order[:2] == ["remove config.json", "remove old.bin"]
+    assert order[2:] == ["upload weights.bin", "upload config.json", "upload results.json", "remove _lock"]
     assert not output.folder.exists()
     assert capsys.readouterr().err == f"uploaded 3 files to {bucket.url}/model\n"
 
 
-def test_after_a_failed_upload_the_same_command_uploads_the_rest(output, bucket, monkeypatch):
+def test_after_a_failed_upload_the_message_names_the_local_folder(output, bucket, monkeypatch):
     def command():
-        runs.append(1)
         for name in ("a", "b", "config.json"):
             (output.folder / name).write_text("text")
 
     def fail(file, url):
         if url.endswith("/b"):
-            raise InputError("no answer")
+            raise InputError("no answer.")
         real(file, url)
 
-    runs, real = [], remote_outputs.upload
-    with monkeypatch.context() as patch, pytest.raises(InputError, match="no answer"):
+    real, stored = remote_outputs.upload, bucket.folder / "model"
+    with monkeypatch.context() as patch:
         patch.setattr(remote_outputs, "upload", fail)
-        write_output(output, "command", command)
-    assert list_folder(bucket.folder / "model") == {"a": "text"} and len(runs) == 1
-    write_output(output, "command", command)
-    assert list_folder(bucket.folder / "model").keys() == {"a", "b", "config.json"} and len(runs) == 1
-    write_output(output, "another command", command)
-    assert len(runs) == 2
+        with pytest.raises(InputError, match=f"no answer. The whole output is in {output.folder}"):
+            write_output(output, command)
+    assert list_folder(stored) == {"a": "text"} and (output.folder / "config.json").exists()
+    write_output(output, command)
+    assert list_folder(stored).keys() == {"a", "b", "config.json"}
 
 
 def test_a_second_process_is_refused_until_the_first_ends(bucket, tmp_path):
@@ -111,11 +109,11 @@ def test_a_lost_store_does_not_hide_the_error_that_ended_the_run(bucket, tmp_pat
 def test_a_command_and_a_run_do_not_write_one_folder(output, bucket, tmp_path):
     with RemoteOutput(tmp_path / "elsewhere/model", output.url).lock():
         with pytest.raises(InputError, match=r"is running in s3://.*/model\. Wait until that process ends"):
-            write_output(output, "command", lambda: None)
+            write_output(output, lambda: None)
     output.claim()
     optimizer = output.folder / "checkpoint-5/optimizer.pt"
     optimizer.parent.mkdir()
     optimizer.write_text("of a run whose upload failed")
     with pytest.raises(InputError, match=r"/model: a run on this machine is not uploaded yet"):
-        write_output(output, "command", lambda: None)
+        write_output(output, lambda: None)
     assert optimizer.exists()

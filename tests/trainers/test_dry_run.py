@@ -1,6 +1,5 @@
 """`--dry_run`: what it prints, that it changes nothing, and how it computes the time."""
 
-import json
 import shutil
 import signal
 import tempfile
@@ -47,14 +46,6 @@ def test_a_dry_run_of_pretraining_changes_nothing(small_run, tmp_path, capsys, m
     assert run(small_run, output_dir=folder) == 0
     weights, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("with", "without"))
     assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
-    history, expected_history = (
-        [
-            line.get("mlm_loss")
-            for line in json.loads((tmp_path / name / "trainer_state.json").read_text())["log_history"]
-        ]
-        for name in ("with", "without")
-    )
-    assert history == expected_history
 
     shutil.rmtree(folder / "checkpoint-8")
     before = list_files(folder)

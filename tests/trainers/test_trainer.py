@@ -6,7 +6,6 @@ import os
 import re
 import stat
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -85,18 +84,6 @@ def test_batches_without_token_labels_stay_as_they_are():
     mask = torch.ones(1, 2)
     for batch in ([torch.ones(2)], {"labels": [[1, 2]], "attention_mask": mask}, {"labels": torch.ones(1, 2).long()}):
         assert IgnorePadding(lambda rows: rows)(batch) is batch
-
-
-def test_only_the_first_data_worker_warns_of_labels_at_padding(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    for worker, warnings in ((1, 0), (0, 1)):
-        monkeypatch.setattr("snugbert.packing_snugbert._warned", set())
-        monkeypatch.setattr(
-            "snugbert.packing_snugbert.get_worker_info", lambda number=worker: SimpleNamespace(id=number)
-        )
-        batch = {"labels": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 0]])}
-        assert IgnorePadding(lambda rows: rows)(batch)["labels"].tolist() == [[1, -100]]
-        assert caplog.text.count("1 value of `labels` belongs to padding") == warnings
 
 
 def test_few_private_methods_of_trainer_are_overridden():

@@ -37,7 +37,6 @@ from snugbert.trainers.finetuning.finetuning_arguments import (
 )
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.sweep_results import list_run_folders
-from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.folder import list_run_files, remove_run
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import BEST_MODEL_SETTINGS, TRAINING_SETTINGS
@@ -223,7 +222,7 @@ def prepare_folders(kind: str, plan: dict[str, Any], folders: list[Path], contin
         output_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(output_dir / PLAN, json.dumps(make_record(kind, plan), indent=1))
         if (output := find_output(output_dir)) is not None:
-            upload_run(output)  # another machine continues with this plan
+            output.upload_run()  # another machine continues with this plan
     wait_for_all()
 
 

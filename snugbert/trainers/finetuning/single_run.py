@@ -41,7 +41,6 @@ from snugbert.trainers.finetuning.finetuning_trainer import FineTuningTrainer
 from snugbert.trainers.finetuning.prepare_task import PreparedTask
 from snugbert.trainers.finetuning.run_records import compared_settings
 from snugbert.trainers.finetuning.settled_arguments import LOWER_IS_BETTER
-from snugbert.trainers.run.checkpoint_copies import upload_run
 from snugbert.trainers.run.checkpoints import list_checkpoints, remove_checkpoints, step_of
 from snugbert.trainers.run.folder import check_disk_space, check_output_dir
 from snugbert.trainers.run.processes import raise_together
@@ -138,7 +137,7 @@ def fine_tune(
         remove_checkpoints([folder for folder in reached if folder.resolve() != named])
     output = find_output(output_dir)
     if output is not None and args.should_save and output.folder != output_dir:  # one of several runs
-        upload_run(output)
+        output.upload_run()
     return results
 
 

@@ -51,8 +51,8 @@ from snugbert.trainers.finetuning.sweep_results import (
     read_runs,
     summarize_sweep,
 )
-from snugbert.trainers.run.hub_uploads import NOT_UPLOADED
 from snugbert.trainers.run.processes import wait_for_all
+from snugbert.trainers.run.run_uploads import NOT_UPLOADED
 from snugbert.trainers.run.stopping import DivergedError
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 
-from snugbert.files import writing
+from snugbert.files import explaining_failed_writes
 from snugbert.modeling_snugbert import IGNORE_INDEX
 from snugbert.trainers.pretraining.pretraining_arguments import (
     COSINE_WEIGHT,
@@ -264,7 +264,7 @@ class MetricsFile:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Writes a line."""
-        with writing(self._file, RESUME):
+        with explaining_failed_writes(self._file, RESUME):
             if self._lines_before is not None:
                 self._file.write_text(self._lines_before)
                 self._lines_before = None

@@ -6,7 +6,6 @@ is complete unless it is damaged later. The manifest is verified on resume.
 """
 
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -14,7 +13,7 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from snugbert.errors import InputError
 from snugbert.families.weight_files import read_torch_file, read_weights
-from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, read_json, writing
+from snugbert.files import CHECKPOINT_NAME, MANIFEST_NAME, explaining_failed_writes, read_json
 from snugbert.storage.inputs import check_names
-from snugbert.trainers.run.checkpoint_copies import download_checkpoint
+from snugbert.storage.uploads import download_checkpoint, find_output
 from snugbert.trainers.run.processes import wait_for_all
 from snugbert.trainers.run.run_settings import read_state
 
 # A checkpoint stays here until all its files are on the disk. Uploads skip names that begin with "_".
-UNFINISHED = "_unfinished_checkpoint"
+UNFINISHED_CHECKPOINT = "_unfinished_checkpoint"
 RESUME = "resume with --resume_from_checkpoint true"
 
 logger = logging.getLogger(__name__)
@@ -62,9 +61,10 @@ def step_of(checkpoint: Path) -> int:
 def remove_checkpoints(checkpoints: list[Path]) -> None:
     """Removes checkpoints in this order. Each is moved away first, so a killed run leaves no incomplete checkpoint."""
     for checkpoint in checkpoints:
-        unfinished = checkpoint.parent / UNFINISHED
+        unfinished, output = checkpoint.parent / UNFINISHED_CHECKPOINT, find_output(checkpoint)
         unfinished.mkdir(exist_ok=True)
-        checkpoint.rename(unfinished / checkpoint.name)
+        with nullcontext() if output is None else output.keeps_checkpoints:  # waits for an upload
+            checkpoint.rename(unfinished / checkpoint.name)
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
@@ -75,7 +75,7 @@ def find_newest_checkpoint(output_dir: Path) -> Path | None:
     every complete checkpoint contains only weights, raises an error, because the run would start again.
     """
     only_weights: InputError | None = None
-    restore_replaced(output_dir / UNFINISHED)
+    restore_replaced(output_dir / UNFINISHED_CHECKPOINT)
     for folder in reversed(list_checkpoints(output_dir)):
         download_checkpoint(folder)
         try:
@@ -126,13 +126,6 @@ def _compare(file: Path, entry: Any) -> None:
 
 
 def _digest(file: Path) -> str:
-    """Returns the checksum. Reads an unchanged file once, although both the command and the trainer check it."""
-    stat = file.stat()
-    return _read_digest(file, (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
-
-
-@functools.lru_cache(maxsize=1000)
-def _read_digest(file: Path, version: tuple[int, ...]) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -158,13 +151,13 @@ class RunCheckpoints(TrainerCallback):
         nothing. Every process must call this. A full disk raises an [`InputError`]. If `whole`, the checkpoint
         contains the optimizer even with `save_only_model`.
         """
-        output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED
+        output_dir, folder = checkpoint.parent, checkpoint.parent / UNFINISHED_CHECKPOINT
         before = {name: getattr(args, name) for name in ("output_dir", "push_to_hub", "save_only_model")}
         self._clear(args, folder)
         wait_for_all()
         self.is_writing = True
         try:
-            with writing(checkpoint, RESUME):
+            with explaining_failed_writes(checkpoint, RESUME):
                 args.output_dir, args.push_to_hub = str(folder), False
                 args.save_only_model = args.save_only_model and not whole
                 yield

@@ -11,7 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ from snugbert.errors import InputError
 from snugbert.families.loading import GENERATOR_FOLDER
 from snugbert.files import LOCK_NAME, MANIFEST_NAME, LockTaken, holds_lock, lock_file
 from snugbert.progress import format_bytes
-from snugbert.storage.uploads import RemoteOutput, find_output
-from snugbert.trainers.run.checkpoint_copies import download_checkpoint, upload_checkpoints, upload_run
+from snugbert.storage.uploads import RemoteOutput, download_checkpoint, find_output
 from snugbert.trainers.run.checkpoints import (
-    UNFINISHED,
+    UNFINISHED_CHECKPOINT,
     OnlyWeightsError,
     check_checkpoint,
     find_newest_checkpoint,
@@ -56,28 +55,24 @@ def lock_output_dir(training_args: TrainingArguments) -> Iterator[None]:
 
     With `dry_run`, only checks that the folder can be written. A dry run in a store uploads nothing, and removes what
     it downloaded. Only processes that write take the lock, see [`lock_file`]. A process can take the lock again inside
-    the block. A new folder that stays empty is removed.
+    the block.
     """
     output_dir = Path(training_args.output_dir or "")
     is_dry_run = getattr(training_args, "dry_run", False)
     output = find_output(output_dir)
-    is_local = output is None or output.folder != output_dir
-    takes_lock = training_args.should_save and not (is_dry_run and is_local) and not holds_lock(output_dir / LOCK_NAME)
+    if output is not None and output.folder != output_dir:  # one of several runs, whose command has locked the store
+        output = None
     with ExitStack() as stack:
-        if takes_lock and not output_dir.exists():
-            stack.callback(_remove_if_empty, output_dir.resolve())
 
         def begin() -> None:
-            if takes_lock:
-                _lock(output_dir, stack)
-                if output is None or is_local:
-                    return
-                if not is_dry_run:
-                    stack.enter_context(run_in_store(output))
-                elif _fetch(output):
-                    stack.callback(output.clear)
-            elif training_args.should_save and is_dry_run:
+            if not training_args.should_save:
+                return
+            if is_dry_run and output is None:
                 _check_folder(output_dir)
+            elif not holds_lock(output_dir / LOCK_NAME):
+                _lock(output_dir, stack)
+                if output is not None:
+                    stack.enter_context(_look_into_store(output) if is_dry_run else run_in_store(output))
 
         raise_together(begin)
         yield
@@ -103,11 +98,6 @@ def _check_folder(output_dir: Path) -> None:
         raise InputError(f"--output_dir: cannot write to {output_dir}. Choose another folder.")
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
-
-
 @contextmanager
 def run_in_store(output: RemoteOutput) -> Iterator[None]:
     """Locks the folder in the store, downloads its files, and uploads everything after the block.
@@ -116,18 +106,20 @@ def run_in_store(output: RemoteOutput) -> Iterator[None]:
     the next start.
     """
     with output.lock():
-        _fetch(output)
+        output.download()
         yield
-        upload_run(output)
+        output.upload_run()
     output.clear()
 
 
-def _fetch(output: RemoteOutput) -> bool:
-    """Replaces the local folder by the folder in the store, unless it may be newer. Returns whether it did."""
-    if output.was_last_writer():
-        return False
-    output.download()
-    return True
+@contextmanager
+def _look_into_store(output: RemoteOutput) -> Iterator[None]:
+    is_new = output.download()
+    try:
+        yield
+    finally:
+        if is_new:
+            output.clear()
 
 
 # --- the files -----------------------------------------------------------------------------------------------------
@@ -180,7 +172,7 @@ def _find_for_all(args: TrainingArguments, resume: str) -> Path | None:
             return None
         output = find_output(checkpoint)
         if output is not None and has_other_machines:  # its upload may have failed before
-            upload_checkpoints(checkpoint.parent, output)
+            output.upload_checkpoints()
         return checkpoint.name, (checkpoint / MANIFEST_NAME).read_bytes()
 
     (found,) = broadcast_object_list([raise_together(find)])
@@ -241,7 +233,7 @@ def _check_run_files(args: TrainingArguments, resume: str, checkpoint: Path | No
                 f"--resume_from_checkpoint true: {output_dir} contains a model or results, but no complete "
                 "checkpoint. Choose another folder, or replace these files (--overwrite_output_dir)."
             )
-        if run_files or (output_dir / UNFINISHED).exists():
+        if run_files or (output_dir / UNFINISHED_CHECKPOINT).exists():
             logger.warning("%s contains no complete checkpoint. Training starts at step 0.", output_dir)
 
 
@@ -272,7 +264,7 @@ def remove_run(output_dir: Path) -> None:
 
     ELECTRA's generator is removed, too, because a model of another kind would not replace it.
     """
-    shutil.rmtree(output_dir / UNFINISHED, ignore_errors=True)
+    shutil.rmtree(output_dir / UNFINISHED_CHECKPOINT, ignore_errors=True)
     remove_generator(output_dir)
     for path in list_run_files(output_dir):
         if path.is_dir() and not path.is_symlink():

@@ -6,7 +6,7 @@ import pytest
 from synthetic import make_trainer
 
 from snugbert.errors import InputError
-from snugbert.trainers.run.checkpoints import UNFINISHED, find_newest_checkpoint
+from snugbert.trainers.run.checkpoints import UNFINISHED_CHECKPOINT, find_newest_checkpoint
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
@@ -26,4 +26,4 @@ def test_a_full_disk_is_a_short_error(tmp_path, file):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "\n" not in str(error.value)
     assert find_newest_checkpoint(tmp_path) == tmp_path / "checkpoint-1"
-    assert not (tmp_path / "checkpoint-2").exists() and not (tmp_path / UNFINISHED).exists()
+    assert not (tmp_path / "checkpoint-2").exists() and not (tmp_path / UNFINISHED_CHECKPOINT).exists()

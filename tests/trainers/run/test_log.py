@@ -103,7 +103,7 @@ def test_other_processes_print_nothing(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_bar_survives_lines_and_counts_only_new_steps(clock, capsys, monkeypatch):
+def test_the_bar_counts_only_new_steps_and_is_drawn_again_after_a_line(clock, capsys, monkeypatch):
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # no thread
     state = TrainerState(global_step=500, max_steps=1000)
     args, control = SimpleNamespace(disable_tqdm=False, device=torch.device("cpu")), TrainerControl()
@@ -112,14 +112,11 @@ def test_the_bar_survives_lines_and_counts_only_new_steps(clock, capsys, monkeyp
     assert bar.training_bar.format_dict["initial"] == 500
     take_steps(LogLines(lambda: 6.5), clock, 500, 502, bar=True)
     LogHandler().handle(logging.makeLogRecord({"msg": "a warning"}))
-    state.global_step = 501
-    bar.on_step_end(args, state, control)
-    assert bar.training_bar.n == 501 and "remaining" not in bar.training_bar.bar_format
-    state.global_step = 512
-    bar.on_step_end(args, state, control)
-    assert bar.training_bar.n == 512 and bar.training_bar.bar_format is None  # tqdm's own, with the remaining time
+    for state.global_step, shows_remaining_time in ((501, False), (512, True)):
+        bar.on_step_end(args, state, control)
+        assert bar.training_bar.n == state.global_step
+        assert (bar.training_bar.bar_format is None) == shows_remaining_time
     bar.on_train_end(args, state, control)
-    # A line first clears the bar. Afterwards the bar is drawn again.
     screen = [part for part in re.split(r"[\r\n]+", capsys.readouterr().err) if part.strip()]
     kinds = ["bar" if part.startswith("training:") and "|" in part else part for part in screen]
     assert kinds == ["bar", "step  501/1000  loss 6.5000", "bar", "a warning", "bar", "bar"]

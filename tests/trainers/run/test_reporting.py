@@ -2,13 +2,14 @@
 
 import json
 import shutil
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 from glue_examples import LARGER, VOCABULARY, arguments, sentences
 from PIL import Image
 from pretraining_command import run
-from reporters import read_tensorboard, read_trackio, read_wandb
 from safetensors.torch import load_file
 from tables import write_csv
 
@@ -16,13 +17,40 @@ from snugbert import SnugBertTokenizer
 from snugbert_cli import main as snugbert_command
 
 wandb = pytest.importorskip("wandb")  # `make test` installs the reporters, but not `make test-lowest`
+trackio = pytest.importorskip("trackio")
+sys.modules.setdefault("tensorboard.compat.notf", ModuleType("notf"))  # do not import TensorFlow, which takes seconds
 
 REPORTERS = ("tensorboard", "wandb", "trackio")
 
 
+def read_tensorboard(folder) -> tuple[dict, dict]:
+    """Returns the steps and values of each metric, and step, width and height of each image."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    metrics = {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    images = {name: events.Images(name)[-1] for name in events.Tags()["images"]}
+    return metrics, {name: (image.step, image.width, image.height) for name, image in images.items()}
+
+
 @pytest.fixture
-def wandb_dir(tmp_path, monkeypatch):
-    """The folder of offline runs. Plots are small images whose width is the length of their name."""
+def received(tmp_path, monkeypatch):
+    """What W&B and Trackio receive: for each library and run, the steps and values of each metric, and the images.
+
+    Plots are small images whose width is the length of their name.
+    """
+    runs = {}
+
+    def record(library, real, key):
+        def log(self, *values, **options):
+            metrics, images = runs.setdefault((library, getattr(self, key), self.name), ({}, {}))
+            logged = values[0] if values else options["metrics"]
+            for name, value in logged.items():
+                kind = images if type(value).__name__.endswith("Image") else metrics
+                kind.setdefault(name, []).append((logged.get("train/global_step", 0), value))
+            real(self, *values, **options)
+
+        return log
 
     def save(figure, file, **options) -> None:
         Image.new("RGB", (len(file.name), 9)).save(file)
@@ -31,7 +59,9 @@ def wandb_dir(tmp_path, monkeypatch):
     settings = {"WANDB_DIR": str(tmp_path), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    yield tmp_path / "wandb"
+    monkeypatch.setattr(wandb.Run, "log", record("wandb", wandb.Run.log, "id"))
+    monkeypatch.setattr(trackio.Run, "log", record("trackio", trackio.Run.log, "name"))
+    yield runs
     wandb.teardown()  # W&B reads the settings once
 
 
@@ -40,7 +70,7 @@ def read_log(folder) -> list[dict]:
     return [{name: value for name, value in line.items() if "per_second" not in name} for line in lines]
 
 
-def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, wandb_dir, monkeypatch, capsys):
+def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, received):
     """Losses, accuracies, gain, speed and plots arrive, in one run, and reporting does not change the run."""
     small_run = small_run | {"save_steps": 4, "eval_strategy": "steps", "eval_steps": 4, "logging_first_step": "true"}
     assert run(small_run, output_dir=tmp_path / "silent") == 0
@@ -62,15 +92,7 @@ def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, wandb_dir, 
     (events,) = (folder / "runs").iterdir()
     name = events.name
     assert name.startswith("lr=1e-3, reported?-")
-    received = {"tensorboard": [read_tensorboard(events)]}
-    received["wandb"] = []
-    for run_folder in wandb_dir.glob("offline-run-*"):
-        run_id, displayed, *content = read_wandb(run_folder)
-        assert displayed == name and run_id == name.replace(",", "-").replace("?", "-")
-        received["wandb"].append(content)
-    (trackio_run,) = read_trackio("resumed").items()
-    assert trackio_run[0] == name
-    received["trackio"] = [trackio_run[1]]
+    assert received.keys() == {("wandb", name.replace(",", "-").replace("?", "-"), name), ("trackio", name, name)}
     log = read_log(folder)
     metrics = ["mlm_loss", "mlm_accuracy", "mlm_gain", "nsp_loss", "nsp_accuracy"]
     training = {f"train/{metric}": {x["step"]: x[metric] for x in log if metric in x} for metric in metrics}
@@ -78,16 +100,17 @@ def test_reports_of_a_resumed_run_equal_its_log(small_run, tmp_path, wandb_dir, 
         f"eval/{metric}": {x["step"]: x[f"eval_{metric}"] for x in log if f"eval_{metric}" in x} for metric in metrics
     }
     assert all(list(curve) == [1, 2, 4, 6, 8] for curve in training.values())
-    size = Image.open(folder / "training.png").size
-    for reporter, runs in received.items():
+    tensorboard, plots = read_tensorboard(events)
+    assert plots == {"plots/training": (8, *Image.open(folder / "training.png").size)}
+    for metrics in (tensorboard, *(metrics for metrics, _ in received.values())):
         for metric, curve in (training | evaluation).items():
-            points = {step: value for content, _ in runs for step, value in content[metric]}
-            assert points == pytest.approx(curve, rel=1e-6), (reporter, metric)
-        assert all(value > 0 for content, _ in runs for _, value in content["train/tokens_per_second"])
-        assert [images for _, images in runs] == [{"plots/training": (8, *size)}] * len(runs), reporter
+            assert dict(metrics[metric]) == pytest.approx(curve, rel=1e-6), metric
+        assert all(value > 0 for _, value in metrics["train/tokens_per_second"])
+    for _, images in received.values():
+        assert images.keys() == {"plots/training"} and {step for step, _ in images["plots/training"]} == {8}
 
 
-def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, wandb_dir):
+def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, received):
     SnugBertTokenizer(vocab={word: i for i, word in enumerate(VOCABULARY)}).save_pretrained(tmp_path / "tokenizer")
     for seed, name in enumerate(("train", "dev", "test")):
         write_csv(tmp_path / f"{name}.csv", sentences(48, seed))
@@ -95,9 +118,7 @@ def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, wandb_dir):
     command = arguments(tmp_path, tmp_path / "seeds", **more)
     assert snugbert_command(["glue", *command, "--report_to", *REPORTERS]) == 0
     wandb.finish()
-    trackio = read_trackio("sweep")
-    assert len(trackio) == 2
-    offline = {run_id: content for run_id, _, *content in map(read_wandb, wandb_dir.glob("offline-run-*"))}
+    runs = {(library, key): content for (library, key, _), content in received.items()}
     folders = sorted((tmp_path / "seeds" / "runs").iterdir())
     assert [folder.name.rpartition("_")[2] for folder in folders] == ["seed-42", "seed-43"]
     for folder in folders:
@@ -106,9 +127,12 @@ def test_each_run_of_a_sweep_reports_its_scores_and_plots(tmp_path, wandb_dir):
         assert events.name.startswith(f"seeds-{folder.name}-")
         plots = {f"plots/{file.stem}": Image.open(file).size for file in folder.glob("*.png")}
         assert plots.keys() >= {"plots/learning_curve", "plots/confusion_matrix"}
-        for metrics, images in (read_tensorboard(events), offline[events.name], trackio[events.name]):
+        tensorboard, images = read_tensorboard(events)
+        assert images == {name: (3, *size) for name, size in plots.items()}
+        others = [runs[library, events.name] for library in ("wandb", "trackio")]
+        assert all(images.keys() == plots.keys() for _, images in others)
+        for metrics in (tensorboard, *(metrics for metrics, _ in others)):
             for name, set_name in (("eval", "eval"), ("test", "predict")):
                 step, score = metrics[f"{name}/accuracy"][-1]
                 assert step == 3 and score == pytest.approx(results["metrics"][set_name]["accuracy"], rel=1e-6)
-            assert images == {name: (3, *size) for name, size in plots.items()}
             assert len(metrics["train/loss"]) == 3

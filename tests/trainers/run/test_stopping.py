@@ -61,17 +61,23 @@ def log_of(folder: Path) -> list[tuple]:
     return [(line["step"], line.get("loss"), line.get("eval_accuracy")) for line in history]
 
 
+def assert_same_weights(folder: Path, expected: Path) -> None:
+    weights, expected_weights = (load_file(each / "model.safetensors") for each in (folder, expected))
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in expected_weights.items())
+
+
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The weights and the log of an uninterrupted run."""
+def straight(tmp_path_factory) -> Path:
+    """The folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("straight")
     train(folder, save_strategy="no")
-    return load_file(folder / "model.safetensors"), log_of(folder)
+    return folder
 
 
 # Within an epoch, at its end, and at the end of the run.
 @pytest.mark.parametrize(("step", "strategy"), [(2, "no"), (3, "best"), (3, "epoch"), (5, "epoch"), (STEPS, "no")])
 def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path, monkeypatch, caplog):
+    """Also in another folder. The evaluation changes the random state, which dropout after it uses."""
     # A checkpoint with only the model could not be resumed.
     settings = {"save_strategy": strategy, "metric_for_best_model": "accuracy", "save_only_model": step == 3}
     number = signal.SIGTERM if step % 2 else signal.SIGINT
@@ -84,11 +90,10 @@ def test_a_stopped_run_continues_bit_for_bit(step, strategy, straight, tmp_path,
         "To continue, run the same command again with --resume_from_checkpoint true.",
     ]
     assert not {"model.safetensors", "results.json", "README.md"} & {file.name for file in tmp_path.iterdir()}
-    weights, log = straight
-    train(tmp_path, **settings, resume_from_checkpoint="true")
-    resumed = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
-    assert log_of(tmp_path) == log
+    folder, resume = (tmp_path, "true") if step != 2 else (tmp_path / "moved", str(tmp_path / f"checkpoint-{step}"))
+    train(folder, **settings, resume_from_checkpoint=resume)
+    assert_same_weights(folder, straight)
+    assert log_of(folder) == log_of(straight)
 
 
 # In the first step, which is read at once for its log line; before the end of an epoch, at its end, and at the end of
@@ -104,22 +109,9 @@ def test_on_a_gpu_a_run_stops_one_step_later(received, step, straight, tmp_path,
     assert max(int(folder.name[11:]) for folder in tmp_path.glob("checkpoint-*")) == step
     assert caplog.messages.count("SIGTERM: stopping after this step.") == 1
     train(tmp_path, **settings, resume_from_checkpoint="true", dataloader_num_workers=step % 2)
-    weights, log = straight
-    resumed = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
-    assert [line for line in log_of(tmp_path) if line[2] is not None] == [line for line in log if line[2] is not None]
-
-
-def test_a_stopped_run_may_continue_in_another_folder(straight, tmp_path, monkeypatch):
-    """The evaluation changes the random state, so dropout after it shows whether the run continues from there."""
-    raise_in_step(monkeypatch, 3, signal.SIGTERM)
-    with pytest.raises(RunStopped):
-        train(tmp_path / "stopped", save_strategy="no")
-    train(tmp_path / "moved", save_strategy="no", resume_from_checkpoint=str(tmp_path / "stopped/checkpoint-3"))
-    weights, log = straight
-    resumed = load_file(tmp_path / "moved/model.safetensors")
-    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
-    assert log_of(tmp_path / "moved") == log
+    assert_same_weights(tmp_path, straight)
+    scores, expected = ([line for line in log_of(each) if line[2] is not None] for each in (tmp_path, straight))
+    assert scores == expected
 
 
 def test_early_stopping_keeps_its_count(tmp_path, monkeypatch):
@@ -157,14 +149,6 @@ def test_the_best_model_may_be_found_in_the_stop(step, settings, tmp_path, monke
     assert (straight / "model.safetensors").read_bytes() == (stopped / "model.safetensors").read_bytes()
 
 
-def test_settings_are_restored(tmp_path, monkeypatch):
-    """The checkpoint of a stop contains the optimizer even with `save_only_model`."""
-    trainer = new_trainer(HEADS[0], make_tokenizer(), tmp_path, max_steps=3, save_only_model=True)
-    raise_in_step(monkeypatch, 1, signal.SIGTERM)
-    trainer.train()
-    assert (tmp_path / "checkpoint-1/optimizer.pt").exists() and trainer.args.save_only_model
-
-
 def stop_in_the_second_process(folder: Path, received: int, late: bool) -> None:
     """A straight run, and one that stops at an evaluation and continues."""
     settings = {"per_device_train_batch_size": 2, "save_strategy": "no", "logging_steps": 3}
@@ -199,7 +183,7 @@ def test_a_stopped_sweep_continues_within_a_run(straight, tmp_path, monkeypatch,
     (folder,) = (tmp_path / "runs").iterdir()
     assert [file.name for file in folder.iterdir() if file.is_dir()] == ["checkpoint-4"]
     train(tmp_path, seeds=2)
-    assert log_of(folder) == straight[1]
+    assert log_of(folder) == log_of(straight)
     assert not list(tmp_path.rglob("checkpoint-*"))
 
 

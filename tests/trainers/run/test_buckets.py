@@ -4,8 +4,8 @@ import os
 import re
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import forked
 import fsspec
@@ -17,8 +17,7 @@ from snugbert.errors import InputError
 from snugbert.storage import inputs as staging
 from snugbert.storage import uploads as remote_outputs
 from snugbert.storage.uploads import RemoteOutput, choose_output, find_output
-from snugbert.trainers.run import checkpoint_copies
-from snugbert.trainers.run.checkpoints import find_newest_checkpoint, write_manifest
+from snugbert.trainers.run.checkpoints import find_newest_checkpoint, remove_checkpoints, write_manifest
 from snugbert.trainers.run.folder import run_in_store
 from snugbert_cli import main as snugbert_command
 
@@ -60,7 +59,7 @@ def weights(folder: Path) -> bytes:
 def pretrain_until_killed(arguments: dict, home: Path) -> None:
     """Runs on a machine with this home until the second manifest is about to be uploaded."""
     move_to(home)
-    upload, manifests = checkpoint_copies.upload, []
+    upload, manifests = remote_outputs.upload, []
 
     def upload_or_die(file, url):
         manifests.extend([url] if url.endswith("manifest.json") else [])
@@ -68,7 +67,7 @@ def pretrain_until_killed(arguments: dict, home: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         upload(file, url)
 
-    checkpoint_copies.upload = upload_or_die
+    remote_outputs.upload = upload_or_die
     run(arguments)
 
 
@@ -144,23 +143,6 @@ def write_checkpoint(folder: Path, text: str = "weights") -> Path:
     return folder
 
 
-def test_a_damaged_local_checkpoint_blocks_nothing(bucket, tmp_path, caplog):
-    folder = choose_output(f"{bucket.url}/run")
-    args = SimpleNamespace(output_dir=str(folder), should_save=True)
-    with run_in_store(find_output(folder)):
-        for step in (4, 8, 12):
-            write_checkpoint(folder / f"checkpoint-{step}")
-        (folder / "checkpoint-8/model.safetensors").unlink()  # resuming has skipped it
-        shutil.copytree(folder / "checkpoint-8", folder / "_uploading/checkpoint-8")
-        (folder / "config.json").write_text("{}")
-        uploads = checkpoint_copies.CheckpointUploads()
-        with uploads.watch(args):
-            uploads.on_train_begin(args, None, None)
-    assert f"{folder}/checkpoint-8 is damaged, and is not uploaded." in caplog.text
-    stored = {name for name in list_files(bucket.folder / "run") if not name.endswith(".safetensors")}
-    assert stored == {"checkpoint-4/manifest.json", "checkpoint-12/manifest.json", "config.json"}
-
-
 def test_a_refused_run_elsewhere_does_not_replace_newer_local_checkpoints(bucket, tmp_path):
     here, elsewhere = (RemoteOutput(tmp_path / name / "run", f"{bucket.url}/run") for name in ("here", "elsewhere"))
 
@@ -178,20 +160,22 @@ def test_a_refused_run_elsewhere_does_not_replace_newer_local_checkpoints(bucket
     assert begin(elsewhere, 8) == begin(here) == set()
 
 
-def test_a_checkpoint_that_the_run_removes_is_uploaded_completely(bucket, tmp_path, monkeypatch):
-    output, stored = RemoteOutput(tmp_path / "run", f"{bucket.url}/run"), bucket.folder / "run"
-    checkpoint = write_checkpoint(output.folder / "checkpoint-4")
-    real, found = checkpoint_copies.upload, []
+def test_a_checkpoint_is_not_removed_while_it_is_uploaded(bucket, monkeypatch):
+    folder, stored = choose_output(f"{bucket.url}/run"), bucket.folder / "run"
+    checkpoint, output = write_checkpoint(folder / "checkpoint-4"), find_output(folder)
+    real, removals = remote_outputs.upload, []
+    with ThreadPoolExecutor() as pool:
 
-    def remove_and_upload(file, url):
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        real(file, url)
-        found.append(url.removeprefix(f"{bucket.url}/run/"))
+        def upload_while_the_run_removes(file, url):
+            removals.append(pool.submit(remove_checkpoints, [checkpoint] if not removals else []))
+            real(file, url)
 
-    monkeypatch.setattr(checkpoint_copies, "upload", remove_and_upload)
-    checkpoint_copies.upload_checkpoints(output.folder, output)
-    assert found == ["checkpoint-4/model.safetensors", "checkpoint-4/manifest.json"]
-    assert list_files(stored) == set()  # as in the local folder
+        monkeypatch.setattr(remote_outputs, "upload", upload_while_the_run_removes)
+        output.upload_checkpoints()
+    assert [removal.result() for removal in removals] == [None, None]
+    assert list_files(stored) == {"checkpoint-4/model.safetensors", "checkpoint-4/manifest.json"}
+    output.upload_checkpoints()
+    assert list_files(stored) == list_files(folder) == set()
 
 
 def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, monkeypatch):
@@ -200,7 +184,7 @@ def test_training_goes_on_without_the_bucket(in_bucket, bucket, capsys, caplog, 
 
     stored = bucket.folder / "runs/run"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_copies, "upload", fail)
+        patch.setattr(remote_outputs, "upload", fail)
         assert run(in_bucket) == 2
     assert "no answer. The upload will be retried at the next checkpoint." in caplog.text
     assert not list(stored.glob("checkpoint-*/*")) and not (stored / "config.json").exists()

@@ -14,7 +14,7 @@ from snugbert.data.squad import Question
 from snugbert.tasks.question_answering import QuestionSplit
 from snugbert.tasks.spans import Answer
 from snugbert.trainers.pretraining.pretraining_trainer import PretrainingTrainer
-from snugbert.trainers.run.hub_uploads import NOT_UPLOADED
+from snugbert.trainers.run.run_uploads import NOT_UPLOADED
 
 
 def start_push(self, token=None, private=None) -> None:

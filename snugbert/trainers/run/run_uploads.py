@@ -1,6 +1,10 @@
-"""Uploads a run to the Hub, during training and at its end."""
+"""Uploads a run during training: to the Hub, and its checkpoints to a bucket."""
 
+import logging
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveS
 from transformers.utils import PushInProgress
 
 from snugbert.files import MANIFEST_NAME
+from snugbert.storage.uploads import RemoteOutput, find_output
+
+logger = logging.getLogger(__name__)
 
 # The files of a model: weights, configuration, tokenizer and code.
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".py")
@@ -100,3 +107,40 @@ class HubUploads(TrainerCallback):
             ignore_patterns=NOT_UPLOADED,
             **options,
         )
+
+
+class CheckpointUploads(TrainerCallback):
+    """Uploads each checkpoint of a run to the store that the output folder belongs to, if any, in a thread.
+
+    A failed upload is only a warning. It is retried at the next checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._output: RemoteOutput | None = None
+        self._next: Future[None] = Future()
+
+    @contextmanager
+    def watch(self, args: TrainingArguments) -> Iterator[None]:
+        """Uploads during the block, and waits for the last upload. The run must hold the lock of the output folder."""
+        self._output = find_output(args.output_dir) if args.should_save else None
+        with ThreadPoolExecutor(1) as self._pool:  # waits at the end
+            yield
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer before the first step. Uploads what an earlier process of this run could not upload."""
+        if self._output is not None:
+            self._output.claim()
+        self.on_save(args, state, control)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Called by Trainer after a checkpoint."""
+        if self._output is not None:
+            self._next.cancel()  # has no effect after its begin. Before, the new upload includes its checkpoint
+            self._next = self._pool.submit(_try_to_upload, self._output)
+
+
+def _try_to_upload(output: RemoteOutput) -> None:
+    try:
+        output.upload_checkpoints()
+    except Exception as error:  # training goes on
+        logger.warning("%s The upload will be retried at the next checkpoint.", error)
