@@ -16,7 +16,7 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
-from snugbert.files import check_unicode, locate_values
+from snugbert.files import locate_values
 
 logger = logging.getLogger(__name__)
 
@@ -173,8 +173,6 @@ def read_records(
         label = _choose_column("label_column_name", tag_columns, values, where, required=labeled)
         tags = None if label is None else _read_tags(values[label], len(words), data, label, where, labeled)
         document = _choose_column("document_column_name", document_columns, values, where, required=in_documents)
-        for column, texts in ((text, words), (label, tags or ())):
-            check_unicode("".join(texts), f"{where}: column {column!r}")
         yield Sentence(words, tags, row, None if document is None else values[document])
 
 

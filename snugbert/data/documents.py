@@ -189,8 +189,6 @@ def _split_rows(
             problem = f"expected text in column {text_column!r}, found {found}."
             log.leave_out(source, f"row {number}", problem)
             continue
-        # JSON can hold half of a surrogate pair, which is not a character.
-        text = text.encode("utf-8", "ignore").decode("utf-8")
         document = [stripped for line in text.splitlines() if (stripped := line.strip())]
         if document:
             yield document

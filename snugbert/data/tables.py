@@ -22,7 +22,7 @@ from snugbert.data.text_lines import (
     read_numbered_lines,
 )
 from snugbert.errors import InputError, format_count, list_columns
-from snugbert.files import check_unicode, parse_json
+from snugbert.files import parse_json
 
 # Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
@@ -86,7 +86,7 @@ def read_text(values: Mapping[str, Any], column: str) -> str:
     value = values[column]
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise InputError(f"no text in column {column!r}. Fix or remove the row.")
-    return check_unicode(str(value), f"column {column!r}")
+    return str(value)
 
 
 def read_texts(values: Mapping[str, Any], column: str) -> list[str]:

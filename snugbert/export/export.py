@@ -36,7 +36,7 @@ from snugbert.families.sentence_transformers_files import (
     read_modules,
 )
 from snugbert.families.stock_models import choose_family, keep_encoder
-from snugbert.files import check_unicode, read_json, write_json, writing
+from snugbert.files import read_json, write_json, writing
 from snugbert.reports.exported_card import Export, Wrapper, write_card
 from snugbert.tasks import find_task, list_tasks
 from snugbert.tasks.evaluation_set import make_evaluation_set
@@ -378,9 +378,7 @@ def _make_similarity_score(labeled: Path | Dataset, embed: Embed) -> Score:
                 raise InputError(
                     f"{file}, row {row}: no value in column {name!r}. Expected sentence1, sentence2 and score."
                 )
-            column.append(
-                values[name] if name == "score" else check_unicode(str(values[name]), f"{file}, row {row}: {name}")
-            )
+            column.append(values[name] if name == "score" else str(values[name]))
     try:
         scores = [float(score) for score in columns["score"]]
     except (ValueError, TypeError) as error:

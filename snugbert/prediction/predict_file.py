@@ -204,8 +204,7 @@ def _predict(
             results = [values | prediction for (values, _), prediction in zip(window, predictions, strict=True)]
             # Only the first shard has a header, so that the shards can be joined.
             head = data.write_head(results[0]) if first + record["rows"] == 0 else ""
-            # JSON can contain half of a surrogate pair ("\ud83d"). UTF-8 cannot.
-            encoded = "".join([head, *map(data.write, results)]).encode("utf-8", "backslashreplace")
+            encoded = "".join([head, *map(data.write, results)]).encode()
             with writing(output, "run the same command again"):
                 stream.write(encoded)
                 stream.flush()
