@@ -60,26 +60,6 @@ def dump_json(value: Any) -> str:
         return json.dumps(parsed, ensure_ascii=False)
 
 
-def locate_values(text: str, start: int) -> Iterator[tuple[str | None, int, int]]:
-    """Yields key, start and end of each value of the JSON object or list at `start`. The key is None in a list."""
-    decoder, space = json.JSONDecoder(), re.compile(r"[ \t\r\n]*")
-
-    def skip_space(position: int) -> int:
-        return space.match(text, position).end()  # type: ignore[union-attr]
-
-    is_object = text[start] == "{"
-    key, position = None, skip_space(start + 1)
-    while text[position] not in "]}":
-        if is_object:
-            key, position = decoder.raw_decode(text, position)
-            position = skip_space(text.index(":", position) + 1)
-        _, end = decoder.raw_decode(text, position)
-        yield key, position, end
-        position = skip_space(end)
-        if text[position] == ",":
-            position = skip_space(position + 1)
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """Reads a JSON file that contains an object. Any other content is an [`InputError`]."""
     try:

@@ -1,14 +1,14 @@
 """Sentences with a tag for each word, in CoNLL columns or JSON lines: reads them, and writes them with other tags.
 
-A written file has the format of its source. A CoNLL file keeps its separators, line ends, other columns, comments and
--DOCSTART- lines. A JSON file keeps its other values as they were written. If no tag changes, nothing changes.
+A written CoNLL file keeps its separators, line ends, other columns, comments and -DOCSTART- lines: if no tag changes,
+nothing changes. Rows of JSON become JSON lines with their other values.
 """
 
 import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
-from snugbert.files import locate_values
 
 logger = logging.getLogger(__name__)
 
@@ -267,39 +266,13 @@ def _tag_line(line: str, tag: str, tag_column: int | None) -> str:
 def tag_records(
     lines: Sequence[str], sentences: Sequence[Sentence], tags: Tags, tag_columns: Sequence[str], limited: bool = False
 ) -> str:
-    """Returns the text of a JSON file with other tags. A source without tags gets a last key in each object."""
+    """Returns JSON lines with other tags, from JSON lines or a list. A row without tags gets a last key."""
     text = "".join(lines)
-    if text.lstrip().startswith("["):
-        rows = [(start, end) for _, start, end in locate_values(text, text.index("["))]
-    else:
-        ends = [*accumulate(map(len, lines))]
-        rows = [*zip([0, *ends], ends, strict=False)]
-    parts, end = [], 0
+    is_list = text.lstrip().startswith("[")
+    rows = json.loads(text) if is_list else [json.loads(line) if line.strip() else None for line in lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
-        row = text.index("{", rows[sentence.row - 1][0])
-        for start, stop, new in _change_record(text, row, sentence_tags, tag_columns):
-            parts += [text[end:start], new]
-            end = stop
+        row = rows[sentence.row - 1]
+        row[next((name for name in tag_columns if name in row), tag_columns[0])] = sentence_tags
     if limited:
-        parts.append(text[end : rows[sentences[-1].row - 1][1]])
-        end = rows[-1][1]
-    return "".join((*parts, text[end:]))
-
-
-def _change_record(text: str, row: int, tags: list[str], tag_columns: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Yields start, end and new text of the values to change in the JSON object at `row`."""
-    values = {key: (start, end) for key, start, end in locate_values(text, row)}
-    column = next((name for name in tag_columns if name in values), None)
-
-    def dump(value: str | list[str]) -> str:
-        return json.dumps(value, ensure_ascii=text.isascii())
-
-    if column is None:
-        last = max(end for _, end in values.values())
-        yield last, last, f", {dump(tag_columns[0])}: {dump(tags)}"
-    elif text.startswith("null", values[column][0]):
-        yield *values[column], dump(tags)
-    else:
-        for tag, (_, start, end) in zip(tags, locate_values(text, values[column][0]), strict=True):
-            if json.loads(text[start:end]) != tag:
-                yield start, end, dump(tag)
+        del rows[sentences[-1].row :]
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows if row is not None)

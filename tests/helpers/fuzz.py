@@ -32,7 +32,7 @@ from fuzz_formats import FORMATS, make_small
 from mutations import mutate
 from safetensors import SafetensorError
 
-from snugbert.errors import InputError
+from snugbert.errors import COMMAND, InputError
 
 SECONDS, PATIENCE = 10, 60  # of computing and of waiting, for a file
 MEGABYTES = 300  # that a file of a few kilobytes may take
@@ -49,6 +49,8 @@ def find_defects(name: str, numbers: Iterable[int], seed: int = 1) -> int:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # Trainer requests garbage collection
+    os.environ[COMMAND] = "fuzz"  # messages name flags
+    sys.stdout.reconfigure(errors="backslashreplace")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
