@@ -227,13 +227,10 @@ def _run_and_flush(argv: list[str]) -> int:
         finally:
             if sys.stdout is not None:  # None if it was closed before the process started
                 sys.stdout.flush()
-    except OSError as error:
+    except BrokenPipeError:
         # Python flushes again on exit and would print another error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return 141
-        print(f"snugbert: error: cannot write the output: {error.strerror}.", file=sys.stderr)
-        return 2
+        return 141
 
 
 def _run(arguments: list[str]) -> int:

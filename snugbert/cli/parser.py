@@ -42,20 +42,6 @@ LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """As in `yaml.SafeLoader`."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(None, None, "aliases are not supported. Write the value again", mark)
-        try:
-            return super().compose_node(parent, index)
-        except RecursionError:
-            raise yaml.YAMLError("nested too deeply") from None
-
-
 class ArgumentParser(HfArgumentParser):
     """`HfArgumentParser` with a short `--help`. Errors are an [`InputError`] instead of a hundred lines of usage.
 
@@ -305,13 +291,23 @@ def _without_config(argv: list[str], parser: ArgumentParser) -> tuple[list[str],
     return rest, files
 
 
+def compose_yaml(text: str) -> yaml.Node | None:
+    """Reads YAML without aliases. With aliases, a few lines can expand to billions of values."""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("aliases are not supported. Write the value again")
+        return yaml.compose(text, yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(join_lines(error)) from error
+
+
 def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     if not file.is_file():
         raise InputError(f"--config: the file {file} does not exist.")
     try:
-        root = yaml.compose(file.read_text(encoding="utf-8"), PlainLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--config: {file} is not a YAML file: {join_lines(error)}") from error
+        root = compose_yaml(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"--config: {file} is not a YAML file: {error}") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode) or not all(
@@ -321,15 +317,7 @@ def _read_yaml_arguments(file: Path, parser: ArgumentParser) -> list[str]:
     arguments = []
     for key, node in root.value:
         name, value = key.value, _read_yaml_value(node, file)
-        if name == "config":
-            raise InputError(
-                f"--config: {file} contains `config`, but config files cannot be nested. Copy the arguments into this "
-                "file."
-            )
-        opposite = _replace_opposites([f"--{name}"], parser)
-        if len(opposite) == 2 and str(value).lower() in TRUE:  # `no_do_lower_case: true`
-            name, value = opposite[0].removeprefix("--"), opposite[1]
-        if _renamed(f"--{name}") not in parser.flags:
+        if name == "config" or _renamed(f"--{name}") not in parser.flags:
             hint = did_you_mean(name.replace("-", "_"), (flag.removeprefix("--") for flag in parser.flags))
             raise InputError(f"--config: {file}, line {key.start_mark.line + 1}: unknown argument {name}.{hint}")
         if value in ("", "~", "null"):

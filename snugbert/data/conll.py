@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
 ONLY_IDS = "%s: the first column has only numbers, and is read as words. If the words are in column 2, set %s 2."
-NO_SPANS = "Character spans are not read yet. Write a list of words and a list with one tag per word."
+FORM = "A row has a list of words and a list with one tag per word. Character spans are not read."
 WORD_ID = re.compile(r"[0-9]+([-.][0-9]+)?")  # of CoNLL-U: a number, a range or a decimal
 
 Tags = list[list[str]]  # the tags of each sentence
@@ -168,7 +168,7 @@ def read_records(
         text = _choose_column("text_column_name", [text_column or "tokens"], values, where)
         words = values[str(text)]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {NO_SPANS}")
+            raise InputError(f"{where}: expected a list of words in column {text!r}, found {words!r:.60}. {FORM}")
         label = _choose_column("label_column_name", tag_columns, values, where, required=labeled)
         tags = None if label is None else _read_tags(values[label], len(words), data, label, where, labeled)
         document = _choose_column("document_column_name", document_columns, values, where, required=in_documents)
@@ -182,11 +182,7 @@ def _choose_column(
     column = next((name for name in names if name in values), None)
     if column is None and required:
         expected = " or ".join(map(repr, names))
-        lists = [value for value in values.values() if isinstance(value, list) and value]
-        plain = [value for value in lists if not isinstance(value[0], dict | list)]
-        needed = {"text_column_name": 1, "label_column_name": 2}.get(flag, 0)  # lists of words and of tags
-        advice = f"Set --{flag}." if len(plain) >= needed else NO_SPANS
-        raise InputError(f"{where}: no column {expected}. {list_columns(values)} {advice}")
+        raise InputError(f"{where}: no column {expected}. {list_columns(values)} Set --{flag}. {FORM}")
     return column
 
 
@@ -198,8 +194,6 @@ def _read_tags(
         if labeled:
             raise InputError(f"{where}: no tags in column {column!r}. Add tags, or remove the row.")
         return None
-    if isinstance(tags, list) and tags and isinstance(tags[0], dict | list):
-        raise InputError(f"{where}: expected tags in column {column!r}, found {tags[0]!r:.60}. {NO_SPANS}")
     if not isinstance(tags, list) or len(tags) != num_words:
         found = len(tags) if isinstance(tags, list) else f"{tags!r:.60}"
         raise InputError(f"{where}: expected {num_words} tags, one per word, in column {column!r}, found {found}.")
@@ -207,9 +201,7 @@ def _read_tags(
         return tags
     feature = data.features[column] if isinstance(data, Dataset) else None
     if not (isinstance(feature, List) and isinstance(feature.feature, ClassLabel)):
-        raise InputError(
-            f"{where}: the tags in column {column!r} are neither text nor class labels. Write tags as text."
-        )
+        raise InputError(f"{where}: the tags in column {column!r} are neither text nor class labels. {FORM}")
     names = feature.feature.names
     if all(isinstance(tag, int) and 0 <= tag < len(names) for tag in tags):
         return [names[tag] for tag in tags]

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from snugbert.cli.model_arguments import HubArguments, get_hub_arguments
+from snugbert.cli.model_arguments import HubArguments
 from snugbert.data.packed_batches import NUM_WINDOWS
 from snugbert.data.tables import load_rows, read_rows
 from snugbert.errors import InputError, explain_choice
@@ -55,7 +55,7 @@ def run_export(args: ExportArguments, hub_args: HubArguments) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     settings = dict(vars(args))
-    done = export_model(settings.pop("input"), settings.pop("output"), **settings, **get_hub_arguments(hub_args))
+    done = export_model(settings.pop("input"), settings.pop("output"), **settings, **hub_args.hub)
     print(f"Exported {args.input} to {args.output} for {done.engine}")
     print(f"Weights: {done.dtype}, {done.size / 1e6:,.1f} MB")
     for note in done.notes:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, get_type_hints
 import numpy as np
 import yaml
 
-from snugbert.cli.parser import PlainLoader, parse_arguments
+from snugbert.cli.parser import compose_yaml, parse_arguments
 from snugbert.errors import InputError, did_you_mean, explain_choice, join_lines, suggest_path
 
 PRESETS = ("paper", "fixed", "stable")
@@ -133,12 +133,13 @@ def read_sweep_file(name: str, args_class: type) -> SweepFile:
         raise InputError(f"{explain_choice('--sweep', name, PRESETS)[:-1]}, or pass a YAML file.")
     try:
         text = file.read_text(encoding="utf-8")
-        content = yaml.load(text, PlainLoader)  # a subclass of the safe loader
+        root = compose_yaml(text)
+        content = yaml.safe_load(text)
         json.dumps(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise InputError(f"--sweep: {name} cannot be read: {join_lines(error)}") from error
     try:
-        _refuse_repeated_keys(yaml.compose(text, PlainLoader))
+        _refuse_repeated_keys(root)
         return _check(content, name, args_class)
     except InputError as error:
         raise InputError(f"--sweep: {name}: {error}") from error
