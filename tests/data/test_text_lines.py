@@ -6,41 +6,9 @@ import resource
 import forked
 import pyarrow as pa
 import pytest
-import xxhash
 
-from snugbert.data.tables import read_json_rows
 from snugbert.data.text_lines import LONGEST_LINE, ReadingLog, read_numbered_lines, read_text_lines
 from snugbert.errors import InputError
-
-
-def compress_zstd(text: bytes) -> bytes:
-    """A Zstandard frame with a checksum, which pyarrow does not write. The text is stored as it is."""
-    assert len(text) < 256
-    frame = b"\x28\xb5\x2f\xfd\x24" + bytes([len(text)]) + (len(text) << 3 | 1).to_bytes(3, "little") + text
-    return frame + (xxhash.xxh64(text).intdigest() & 0xFFFFFFFF).to_bytes(4, "little")
-
-
-@pytest.mark.parametrize("on_bad_text", ["skip", "replace"])
-@pytest.mark.parametrize(("bit", "bad_text"), [(0x80, "not UTF-8"), (0x08, "not JSON")])
-@pytest.mark.parametrize(("suffix", "kind"), [(".gz", "gzip"), (".zst", "Zstandard")])
-def test_bad_text_in_a_damaged_file_does_not_hide_the_damage(tmp_path, suffix, kind, bit, bad_text, on_bad_text):
-    """A flipped bit makes the text look wrong. The checksum, at the end of the file, shows that the text was right."""
-    text = b'{"text": "fine"}\n' * 3
-    content = bytearray(gzip.compress(text, compresslevel=0, mtime=0) if suffix == ".gz" else compress_zstd(text))
-    file = tmp_path / f"text.jsonl{suffix}"
-    file.write_bytes(content)
-    assert len(list(read_json_rows(file))) == 3
-    place = content.index(b"fine") + len("fine")  # a quote
-    content[place] ^= bit
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{suffix}.*: damaged or incomplete {kind} file \("):
-        list(read_json_rows(file, ReadingLog(on_bad_text)))
-    # The same text in an undamaged file is bad text.
-    start = content.index(b'{"text"')
-    wrong = bytes(content[start : start + len(text)])
-    file.write_bytes(gzip.compress(wrong) if suffix == ".gz" else compress_zstd(wrong))
-    with pytest.raises(InputError, match=f"row 1: {bad_text}|line 1: {bad_text}"):
-        list(read_json_rows(file))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
