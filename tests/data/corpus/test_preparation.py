@@ -19,7 +19,7 @@ import snugbert
 from snugbert.data import tokenizing as document_tokenizer
 from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
-from snugbert.data.corpus.preparation import plan_parts, prepare_in_cache, prepare_parts
+from snugbert.data.corpus.preparation import prepare_in_cache
 from snugbert.data.data_arguments import TextArguments
 from snugbert.data.documents import read_dataset_documents
 from snugbert.data.text_lines import ReadingLog
@@ -144,14 +144,6 @@ def test_rows_of_a_dataset_are_documents_and_a_change_is_noticed(tmp_path, token
     assert [tokenizer.decode(document[0]) for document in content(corpus)] == [
         f"row {number}." for number in range(10)
     ]
-    for part in plan_parts(text, num_shards=3):
-        prepare_parts(tmp_path / "shards", [part], tokenizer, show_progress=False)
-    shards = content(open_corpus(tmp_path / "shards", tokenizer))
-    assert sorted(shards) == sorted(content(corpus))
-    assert open_corpus(tmp_path / "shards", tokenizer).num_documents == 10
-    title = TextArguments(dataset_name=str(data), text_column_name="title")
-    with pytest.raises(InputError, match="has other settings"):
-        prepare_parts(tmp_path / "shards", plan_parts(title, num_shards=3), tokenizer, show_progress=False)
     datasets.Dataset.from_dict({"body": rows[:5]}).to_parquet(data / "train.parquet")
     os.utime(data / "train.parquet", (1, 1))
     _, changed = prepare_in_cache(text, tokenizer, "en", str(tmp_path / "cache"))
