@@ -26,7 +26,7 @@ from snugbert.files import parse_json
 
 # Separators of CSV files, by priority.
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab"}
-NO_SEPARATOR = "\0"  # lines with this character are refused
+NO_SEPARATOR = "\0"  # text has no such character
 JSON_FORM = (
     'Write one row per line, such as {"text": "...", "label": "..."}, or a single list of rows. In pandas: '
     'to_json(file, orient="records", lines=True).'

@@ -112,17 +112,15 @@ def test_copies_are_left_out_across_files_and_machines(documents, tmp_path, toke
     assert len(printed) == 4 and len(set(printed)) == 1 and printed[0].endswith(". Copies of lines are left out")
 
 
-def test_a_finished_part_is_counted_again(documents, tmp_path, tokenizer):
-    """After an interruption between two parts. Machines report the text that they read."""
-    files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate((documents[:9], documents[9:]))]
+def test_only_a_call_that_reads_everything_writes_a_report(documents, tmp_path, tokenizer):
+    halves = documents[:9], documents[9:]
+    files = [write(tmp_path / f"{number}.txt", half) for number, half in enumerate(halves)]
     parts = plan_parts(text_arguments(*files), num_shards=2)
-    first = prepare_parts(tmp_path / "resumed", parts[:1], tokenizer, show_progress=False)
-    assert first.lines == sum(map(len, documents[:9])) and read_report(tmp_path / "resumed") is None
-    for _ in range(2):
-        report = prepare_parts(tmp_path / "resumed", parts, tokenizer, show_progress=False)
-        assert report == prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
-        assert report == read_report(tmp_path / "resumed")
-    assert report.lines == sum(map(len, documents))
+    for prepared, half in zip((parts[:1], parts), halves, strict=True):
+        report = prepare_parts(tmp_path / "resumed", prepared, tokenizer, show_progress=False)
+        assert report.lines == sum(map(len, half)) and read_report(tmp_path / "resumed") is None
+    prepare_parts(tmp_path / "straight", parts, tokenizer, show_progress=False)
+    assert read_report(tmp_path / "straight").lines == sum(map(len, documents))
 
 
 def test_lines_with_html_are_counted():

@@ -47,16 +47,6 @@ def test_lines_that_are_not_utf_8(tmp_path):
     assert ReadingLog("skip").summarize() == ""
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_every_line_of_utf_16_is_bad_text(tmp_path, encoding):
-    file = tmp_path / "text.txt"
-    file.write_bytes("A text.\n\nZürich, 東京.\n".encode(encoding))
-    with pytest.raises(InputError, match=r"text.txt, line 1: not UTF-8 \(NUL bytes\)"):
-        list(read_numbered_lines(file))
-    log = ReadingLog("skip")
-    assert not list(read_numbered_lines(file, log=log)) and log.left_out > 2
-
-
 def read_and_print_peak(files):
     """Prints the error of each file, then the growth of the peak memory in megabytes."""
 
