@@ -123,15 +123,6 @@ def test_only_a_call_that_reads_everything_writes_a_report(documents, tmp_path, 
     assert read_report(tmp_path / "straight").lines == sum(map(len, documents))
 
 
-def test_lines_with_html_are_counted():
-    html = ["a <b>bold</b> word", "Tom &amp; Jerry &#8217;", "a<br/>b", "&#x27;", '<a href="x">', "<!-- no -->"]
-    text = ["a < b > c", "AT&T; R & D;", "<3", "x &lt", "5 <= 6 and 7 >= 3"]
-    counter = RepeatCounter()
-    list(counter.follow(enumerate([[*text, *html], text])))
-    report = counter.report
-    assert report.html_lines == 6 and str(report).endswith(". 6 lines with HTML tags or entities ('<b>')")
-
-
 def test_the_report_has_a_limit_and_leaving_out_has_none(documents, monkeypatch):
     monkeypatch.setattr(repeated_text, "MOST_COUNTED", 50)
     for what in (None, "lines"):
