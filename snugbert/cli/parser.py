@@ -32,12 +32,10 @@ RENAMED_FLAGS = {
 }
 HELP_FLAGS = {"-h", "--help", "--help-all"}
 MODEL_FLAGS = ("model", "model_name_or_path", "tokenizer_name", "teacher_name_or_path", "init")
-# TrainingArguments converts these to dataclasses. An unknown key raises a TypeError.
-JSON_ARGUMENTS = ("accelerator_config",)
 # Arguments whose values are files or folders. An argument whose name ends in `_file` is an input, too.
 INPUTS = (*MODEL_FLAGS, "config_name", "dataset_name", "data_dir", "sweep", "input", "resume_from_checkpoint")
 OUTPUTS = ("output_dir", "output_file", "output")
-LOCAL = ("deepspeed", *JSON_ARGUMENTS)  # files of settings that other libraries open
+LOCAL = ("deepspeed", "accelerator_config")  # files of settings that other libraries open
 # The words that HfArgumentParser accepts.
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
@@ -160,11 +158,6 @@ def parse_arguments(
         raise
     except ValueError as error:  # a dataclass rejected a value, usually TrainingArguments
         raise InputError(str(error)) from error
-    except TypeError as error:  # a JSON argument has an unknown key
-        names = [f"--{name}" for name in JSON_ARGUMENTS if name in given]
-        if not names:
-            raise
-        raise InputError(f"{' or '.join(names)}: {error}") from error
 
 
 def _check_path(name: str, value: Any) -> None:
