@@ -1,8 +1,5 @@
 """Packed batches have the losses of padded batches. Token budgets, and error messages for bad features."""
 
-import csv
-import gzip
-import json
 from itertools import islice
 
 import numpy as np
@@ -18,34 +15,26 @@ from transformers import (
 )
 
 import snugbert
+from snugbert.data.tables import read_rows
 from snugbert.gpu.row_sizes import pad_row
 
 pack = snugbert.SnugBertDataCollatorWithPacking()
 
 
-@pytest.fixture(scope="module")
-def tokenizer(data_dir):
-    return snugbert.SnugBertTokenizer(vocab=str(data_dir / "vocab/bert-base-uncased-vocab.txt"))
-
-
-def read_rows(file, number):
-    opener = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", encoding="utf-8") as lines:
-        if ".tsv" in file.name:
-            return list(islice(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE), number))
-        return [json.loads(line) for line in islice(lines, number)]
+def first_rows(file, number):
+    return [values for _, values in islice(read_rows(file), number)]
 
 
 def sentences(data_dir, tokenizer):
     """SST-2: one label per sentence."""
-    rows = read_rows(data_dir / "glue/SST-2/train.tsv.gz", 24)
+    rows = first_rows(data_dir / "glue/SST-2/train.tsv.gz", 24)
     features = [dict(tokenizer(row["sentence"])) | {"label": int(row["label"])} for row in rows]
     return "SequenceClassification", features, DataCollatorWithPadding(tokenizer)
 
 
 def pair_scores(data_dir, tokenizer):
     """MRPC with float labels: regression on sentence pairs."""
-    rows = read_rows(data_dir / "glue/MRPC/dev.tsv", 16)
+    rows = first_rows(data_dir / "glue/MRPC/dev.tsv", 16)
     features = [dict(tokenizer(row["#1 String"], row["#2 String"])) | {"label": float(row["Quality"])} for row in rows]
     return "SequenceClassification", features, DataCollatorWithPadding(tokenizer)
 
@@ -61,7 +50,7 @@ def several_labels(data_dir, tokenizer):
 def tags(data_dir, tokenizer):
     """CoNLL-2003: one label per word, on its first token."""
     features = []
-    for row in read_rows(data_dir / "conll2003/valid.jsonl.gz", 12):
+    for row in first_rows(data_dir / "conll2003/valid.jsonl.gz", 12):
         encoding = tokenizer(row["tokens"], is_split_into_words=True)
         words = encoding.word_ids()
         first = [word is not None and word != before for word, before in zip(words, [None, *words], strict=False)]
@@ -73,7 +62,7 @@ def tags(data_dir, tokenizer):
 def answers(data_dir, tokenizer):
     """SQuAD: first and last token of the answer. One question has no answer."""
     features = []
-    for number, row in enumerate(read_rows(data_dir / "squad/dev-v1.1.jsonl.gz", 8)):
+    for number, row in enumerate(first_rows(data_dir / "squad/dev-v1.1.jsonl.gz", 8)):
         encoding = tokenizer(row["question"], row["context"], truncation="only_second", max_length=300)
         begin, text = row["answers"]["answer_start"][0], row["answers"]["text"][0]
         ends = (encoding.char_to_token(at, sequence_index=1) for at in (begin, begin + len(text) - 1))
@@ -84,7 +73,7 @@ def answers(data_dir, tokenizer):
 
 def choices(data_dir, tokenizer):
     """MRPC: which of three sentences matches the first."""
-    rows = read_rows(data_dir / "glue/MRPC/dev.tsv", 12)
+    rows = first_rows(data_dir / "glue/MRPC/dev.tsv", 12)
     features = []
     for number, row in enumerate(rows[:-2]):
         seconds = [other["#2 String"] for other in rows[number : number + 3]]
@@ -232,7 +221,7 @@ def test_bad_features_are_named(features, message):
 
 @pytest.fixture(scope="module")
 def sst2(data_dir, tokenizer):
-    rows = read_rows(data_dir / "glue/SST-2/train.tsv.gz", 600)
+    rows = first_rows(data_dir / "glue/SST-2/train.tsv.gz", 600)
     return Dataset.from_list([dict(tokenizer(row["sentence"])) | {"label": int(row["label"])} for row in rows])
 
 

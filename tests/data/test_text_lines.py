@@ -47,35 +47,25 @@ def test_lines_that_are_not_utf_8(tmp_path):
     assert ReadingLog("skip").summarize() == ""
 
 
-def read_and_print_peak(files):
-    """Prints the error of each file, then the growth of the peak memory in megabytes."""
-
-    def peak() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-
-    before = peak()
-    for file in files:
-        try:
-            list(read_text_lines(file))
-        except ValueError as error:
-            print(error)
-    print(peak() - before)
+def read_and_print_peak(file):
+    """Prints the error of a file, then the growth of the peak memory in megabytes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        list(read_text_lines(file))
+    except InputError as error:
+        print(error)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 def test_a_huge_line_in_a_small_file_takes_no_gigabytes(tmp_path):
     """200 MB of text in 200 KB of gzip are refused in 100 MB of memory."""
-    files = [tmp_path / name for name in ("line.txt.gz", "line.jsonl.gz", "line.csv.gz")]
-    content = gzip.compress(b"a" * 10**6)  # members of a gzip file follow each other
-    for file in files:
-        file.write_bytes(gzip.compress(b"fine\n") + content * 200)
-    assert files[0].stat().st_size < 300_000
-    process = forked.run(read_and_print_peak, files)
+    file = tmp_path / "line.txt.gz"
+    file.write_bytes(gzip.compress(b"fine\n") + gzip.compress(b"a" * 10**6) * 200)  # members follow each other
+    assert file.stat().st_size < 300_000
+    process = forked.run(read_and_print_peak, file)
     assert process.returncode == 0, process.stderr
-    *messages, megabytes = process.stdout.splitlines()
-    assert messages == [
-        f"{file}, line 2: longer than 16 MiB. Split this line. In JSON, write one object per line." for file in files
-    ]
-    assert int(megabytes) < 100
+    message, megabytes = process.stdout.splitlines()
+    assert message.startswith(f"{file}, line 2: longer than 16 MiB. Split this line.") and int(megabytes) < 100
 
 
 def test_a_line_may_be_as_long_as_the_limit(tmp_path):

@@ -214,28 +214,25 @@ def test_killed_shards_give_the_corpus_of_one_process(data_dir, tmp_path, tokeni
     assert content(whole) == content(open_corpus(tmp_path / "straight", tokenizer))
 
 
-def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer):
+def test_each_shard_of_a_dataset_reads_its_own_files(tmp_path, tokenizer, monkeypatch):
     """Three files, two shards. With more shards than files, or to find copies, each shard reads everything."""
-    data = tmp_path / "data"
-    data.mkdir()
+    (tmp_path / "data").mkdir()
     for file in range(3):
         rows = [json.dumps({"text": f"Row {row} of file {file}."}) + "\n" for row in range(4 + file)]
-        (data / f"train-{file}.jsonl").write_text("".join(rows))
-    text = TextArguments(dataset_name=str(data))
-    whole = prepare_dataset(tmp_path / "whole", text, tokenizer, 1)
-    corpora = {n: prepare_dataset(tmp_path / f"{n}", text, tokenizer, n) for n in (2, 4)}
-    assert [sum(rows) for rows in (whole[1], corpora[2][1])] == [15, 15] and min(corpora[2][1]) > 0
-    assert content(corpora[2][0]) == content(whole[0])  # consecutive files, so also in the order of the dataset
-    assert corpora[4][1] == [15] * 4
-    assert sorted(content(corpora[4][0])) == sorted(content(whole[0]))
-    assert prepare_dataset(tmp_path / "unique", text, tokenizer, 2, deduplicate="lines")[1] == [15] * 2
-
-
-def prepare_dataset(folder, text, tokenizer, num_shards, **options):
-    """Returns the corpus, and the number of rows that each shard read."""
+        (tmp_path / f"data/train-{file}.jsonl").write_text("".join(rows))
     logs = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "ReadingLog", lambda *arguments: logs.append(ReadingLog(*arguments)) or logs[-1])
-        for part in plan_parts(text, num_shards, **options):
-            write_parts(folder, [part], tokenizer)
-    return open_corpus(folder, tokenizer), [log.position for log in logs if log.position]
+    monkeypatch.setattr(preparation, "ReadingLog", lambda *choice: logs.append(ReadingLog(*choice)) or logs[-1])
+
+    def prepare_shards(folder, num_shards, **options):
+        """Returns the documents, and the number of rows that each shard read."""
+        logs.clear()
+        for part in plan_parts(TextArguments(dataset_name=str(tmp_path / "data")), num_shards, **options):
+            write_parts(tmp_path / folder, [part], tokenizer)
+        return content(open_corpus(tmp_path / folder, tokenizer)), [log.position for log in logs]
+
+    whole, rows = prepare_shards("1", 1)
+    halves, rows_of_halves = prepare_shards("2", 2)
+    assert whole == halves and rows == [15] == [sum(rows_of_halves)] and min(rows_of_halves) > 0
+    quarters, rows = prepare_shards("4", 4)
+    assert sorted(whole) == sorted(quarters) and rows == [15] * 4
+    assert prepare_shards("unique", 2, deduplicate="lines")[1] == [15] * 2
