@@ -196,8 +196,8 @@ def _replace_urls(given: dict[str, Any], opens: Sequence[str]) -> dict[str, Any]
             if name == "resume_from_checkpoint" and output is not None and folder == output.url:
                 local[name] = str(output.folder / checkpoint)
             elif isinstance(value, list):
-                staged = ([str(path) for path in _stage(name, each)] if is_url(each) else [each] for each in value)
-                local[name] = [path for paths in staged for path in paths]
+                staged = (stage(each, f"--{name}") if is_url(each) else [each] for each in value)
+                local[name] = [str(path) for paths in staged for path in paths]
             else:
                 local[name] = _stage_one(name, value)
     return local
@@ -215,12 +215,8 @@ def _find_output_path(name: str, url: str) -> str:
     return str(choose_output(folder) / file)
 
 
-def _stage(name: str, url: str) -> list[Path]:
-    return stage(url, _flag(name))
-
-
 def _stage_one(name: str, url: str) -> str:
-    paths = _stage(name, url)
+    paths = stage(url, _flag(name))
     if len(paths) > 1:
         raise InputError(f"{_flag(name)}: {hide_credentials(url)} matches {len(paths)} files. Name one file.")
     return str(paths[0])

@@ -5,7 +5,6 @@ nothing changes. Rows of JSON become JSON lines with their other values.
 """
 
 import json
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -16,8 +15,6 @@ from datasets import ClassLabel, Dataset, List
 
 from snugbert.data.tables import read_rows
 from snugbert.errors import InputError, format_count, list_columns
-
-logger = logging.getLogger(__name__)
 
 DOCUMENT_START = "-DOCSTART-"  # Tjong Kim Sang and De Meulder (2003)
 COMMENT = "# "  # as in CoNLL-U
@@ -59,7 +56,6 @@ def read_conll(
     word_column: int | None = None,
     tag_column: int | None = None,
     labeled: bool = False,
-    reports: bool = True,
 ) -> Iterator[Sentence]:
     """Streams sentences in CoNLL's format: one word per line, with columns separated by tabs or spaces.
 
@@ -71,7 +67,6 @@ def read_conll(
         word_column: number of the word column, counted from 1. None: the first column.
         tag_column: number of the tag column, counted from 1. None: the last column.
         labeled: whether every sentence must have tags.
-        reports: whether to log the number of comments.
     """
     word_column = word_column or 1
     # Other white space, such as a no-break space, can be part of a word.
@@ -92,7 +87,6 @@ def read_conll(
     tag_index = find_tag_cell(columns, tag_column)
     words: list[str] = []
     tags: list[str] = []
-    comments: list[int] = []
     document: int | None = None
     for number, line in enumerate(chain(head, stripped, [""]), start=1):  # the end of the file also ends a sentence
         starts_document = line.startswith(DOCUMENT_START)
@@ -106,7 +100,6 @@ def read_conll(
         cells = split_cells(line)[::2]
         other_form = len(cells) != columns or (tabs and "\t" not in line)
         if other_form and line.startswith(COMMENT) and not words:
-            comments.append(number)
             continue
         if len(cells) != columns:
             raise InputError(
@@ -116,9 +109,6 @@ def read_conll(
         words.append(cells[word_column - 1])
         if tag_index is not None:
             tags.append(cells[tag_index])
-    if comments and reports:
-        found = format_count(len(comments), "comment line")
-        logger.info("%s: skipped %s, the first is line %d.", source, found, comments[0])
 
 
 def has_only_ids(sentences: Iterable[Sentence]) -> bool:

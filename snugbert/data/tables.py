@@ -190,17 +190,8 @@ def read_json_rows(file: TextFile, log: ReadingLog | None = None) -> Iterator[tu
     for row, value in _read_json_values(file, log):
         if not isinstance(value, dict):
             log.leave_out(file, f"row {row}", f"expected a JSON object, found a {type(value).__name__}. {JSON_FORM}")
-        elif _contains_rows(value):
-            log.leave_out(file, f"row {row}", f"the object contains a whole table. {JSON_FORM}")
         else:
             yield row, value
-
-
-def _contains_rows(value: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is a table: pandas' columns or rows by index, or a list of rows in "data"."""
-    data = value.get("data")
-    by_name = bool(value) and all(isinstance(cell, dict) for cell in value.values())
-    return by_name or (isinstance(data, list) and all(isinstance(row, dict | list) for row in data))
 
 
 def _read_json_values(file: TextFile, log: ReadingLog) -> Iterator[tuple[int, Any]]:

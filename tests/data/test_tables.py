@@ -78,16 +78,11 @@ def test_two_columns_of_one_name(tmp_path, name, header, message):
         list(read_rows(tmp_path / name))
 
 
-def test_other_forms_of_json_are_named(tmp_path):
+def test_json_of_pandas_is_read_or_refused(tmp_path):
     frame = pandas.DataFrame(ROWS)
-    texts = [frame.to_json(orient=orient) for orient in ("columns", "index", "split", "table", "values")]
-    texts += [frame.to_json(indent=1), json.dumps({"data": ROWS}), json.dumps({"version": "1", "data": ROWS})]
-    for text in texts:
-        (tmp_path / "a.json").write_text(text)
-        with pytest.raises(
-            InputError, match=r"a\.json, row 1: .* In pandas: to_json\(file, orient=.records., lines=T"
-        ):
-            list(read_rows(tmp_path / "a.json"))
+    frame.to_json(tmp_path / "a.json", orient="values")
+    with pytest.raises(InputError, match=r"a\.json, row 1: .* In pandas: to_json\(file, orient=.records., lines=T"):
+        list(read_rows(tmp_path / "a.json"))
     for arguments in ({"orient": "records"}, {"orient": "records", "lines": True}):
         frame.to_json(tmp_path / "a.json", **arguments)
         assert [values for _, values in read_rows(tmp_path / "a.json")] == ROWS

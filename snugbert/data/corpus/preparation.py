@@ -42,7 +42,6 @@ from snugbert.data.corpus.part_files import (
 )
 from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
-from snugbert.data.documents import locate_file
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
@@ -53,7 +52,7 @@ from snugbert.data.tokenizing import (
     map_in_order,
     needs_words,
 )
-from snugbert.errors import InputError, format_count
+from snugbert.errors import InputError, shorten
 from snugbert.files import hash_json, lock_file
 from snugbert.progress import Progress
 from snugbert.storage.inputs import work_folder
@@ -328,9 +327,7 @@ def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
         return
     for name in sizes:
         output.remove_part(name)
-    files = parts[0].files
-    more = f" and {format_count(len(files) - 1, 'more file')}" if len(files) > 1 else ""
-    raise InputError(f"{locate_file(files[0]) if files else parts[0].names[0]}{more}: no documents.")
+    raise InputError(f"{shorten([*map(str, parts[0].files)] or [*parts[0].names])}: no documents.")
 
 
 def _write_part(
