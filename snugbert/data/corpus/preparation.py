@@ -42,6 +42,7 @@ from snugbert.data.corpus.part_files import (
 )
 from snugbert.data.corpus.text_parts import Part, keep_all, plan_parts
 from snugbert.data.data_arguments import Deduplication, OnBadText, TextArguments
+from snugbert.data.documents import locate_file
 from snugbert.data.languages import DEFAULT, check_language, choose_language, stored_in_tokenizer
 from snugbert.data.repeated_text import REPORT_NAME, RepeatCounter, RepeatedText, read_report, write_report
 from snugbert.data.text_lines import ReadingLog
@@ -327,7 +328,7 @@ def _check_not_empty(output: CorpusFolder, parts: Sequence[Part]) -> None:
         return
     for name in sizes:
         output.remove_part(name)
-    raise InputError(f"{shorten([*map(str, parts[0].files)] or [*parts[0].names])}: no documents.")
+    raise InputError(f"{shorten([*map(locate_file, parts[0].files)] or [*parts[0].names])}: no documents.")
 
 
 def _write_part(
