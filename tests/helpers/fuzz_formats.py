@@ -23,7 +23,6 @@ from snugbert.data.corpus import preparation
 from snugbert.data.corpus.corpus import open_corpus
 from snugbert.data.data_arguments import PreparationArguments
 from snugbert.data.documents import read_documents
-from snugbert.data.squad import check_answers, read_questions
 from snugbert.families.loading import load_tokenizer
 from snugbert.families.reading import read_checkpoint as read_checkpoint_to_convert
 from snugbert.families.sentence_transformers_files import copy_files
@@ -35,8 +34,6 @@ from snugbert.tasks.classification import TextClassification
 from snugbert.tasks.labels import choose_labels, encode_labels
 from snugbert.tasks.tagging import Tagging
 from snugbert.tasks.task_arguments import GlueDataArguments
-from snugbert.trainers.finetuning.finetuning_arguments import FineTuningArguments
-from snugbert.trainers.finetuning.sweep_file import read_sweep_file
 from snugbert.trainers.run.checkpoints import write_manifest
 
 WORDS = [f"w{number}" for number in range(90)]
@@ -172,49 +169,19 @@ def read_embedder(folder: Path, mutated: Path) -> None:
     copy_files(folder, folder / "copy")
 
 
-def write_questions(folder: Path) -> None:
-    paragraphs = []
-    for text in make_texts(6):
-        answers = [{"text": text.split()[0], "answer_start": 0}]
-        paragraphs.append({"context": text, "qas": [{"id": text, "question": "w1 ?", "answers": answers}]})
-    (folder / "squad.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}))
-
-
-def read_answers(folder: Path, mutated: Path) -> None:
-    for question in check_answers(read_questions(mutated, "squad.json"), "squad.json", True, True, True):
-        for text, start in zip(question.answers, question.answer_starts, strict=True):
-            assert question.context.startswith(text, start), "an answer is not at its position"
-
-
 # --- YAML -------------------------------------------------------------------------------------------------------
-
-FLAGS = """\
-tokenizer_name: {folder}
-train_file: [{folder}/a.txt, {folder}/b.txt]
-language: en
-preprocessing_num_workers: 3
-"""
-SWEEP = """\
-method: random
-runs: 20
-hours: 2.5
-settings:
-  learning_rate: {low: 1e-5, high: 1e-4, log: true}
-  warmup_steps: [16]
-"""
 
 
 def write_yaml(folder: Path) -> None:
-    (folder / "flags.yaml").write_text(FLAGS.format(folder=folder))
-    for name in ("a.txt", "b.txt"):
-        (folder / name).touch()
-    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "flags.yaml").write_text(
+        f"tokenizer_name: {folder}\n"
+        f"train_file: [{folder}/flags.yaml, {folder}/*.yaml]\n"
+        "language: en\n"
+        "preprocessing_num_workers: 3\n"
+    )
 
 
 def read_yaml(folder: Path, mutated: Path) -> None:
-    if mutated.name == "sweep.yaml":
-        read_sweep_file(str(mutated), FineTuningArguments)
-        return
     types = [TokenizerArguments, PreparationArguments]
     tokenizer, text = parse_arguments(types, ["--config", str(mutated)], "snugbert prepare", "")
     assert isinstance(tokenizer.trust_remote_code, bool) and isinstance(text.train_file, list | None)
@@ -270,8 +237,7 @@ FORMATS = {
     "checkpoint": Format(write_checkpoint, ("checkpoint-2/*", "metrics.jsonl"), read_checkpoint),
     "table": Format(write_tables, ("table.*", "tagged.*"), read_table),
     "embedder": Format(write_embedder, ("*.json", "*/*.json"), read_embedder),
-    "squad": Format(write_questions, ("squad.json",), read_answers),
-    "yaml": Format(write_yaml, ("flags.yaml", "sweep.yaml"), read_yaml),
+    "yaml": Format(write_yaml, ("flags.yaml",), read_yaml),
     "tokenizer": Format(write_tokenizers, ("json/*.json", "txt/vocab.txt"), read_tokenizer),
     "model": Format(write_model, ("config.json", "*.safetensors", "shards/model*"), read_model),
 }
