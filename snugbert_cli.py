@@ -44,13 +44,9 @@ class Command(NamedTuple):
 
 
 def fine_tuning(head: str, what: str, example: str, arguments: str = "data.sources.ExampleArguments") -> Command:
-    """Makes the command of a task.
+    """Makes the command of the task that the head of the models determines, see `tasks/`.
 
-    Args:
-        head: the head of the models, such as "ForTokenClassification". It determines the task, see `tasks/`.
-        what: what the model is fine-tuned for.
-        example: see [`Command`].
-        arguments: the dataclass that selects and reads the data.
+    `what`: what the model is fine-tuned for. `arguments`: the dataclass that selects and reads the data.
     """
     module = "trainers.finetuning.finetuning_arguments"
     return Command(
