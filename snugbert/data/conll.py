@@ -251,7 +251,7 @@ def tag_records(
     """Returns JSON lines with other tags, from JSON lines or a list. A row without tags gets a last key."""
     text = "".join(lines)
     is_list = text.lstrip().startswith("[")
-    rows = json.loads(text) if is_list else [json.loads(line) if line.strip() else None for line in lines]
+    rows: list[Any] = json.loads(text) if is_list else [json.loads(line) if line.strip() else None for line in lines]
     for sentence, sentence_tags in zip(sentences, tags, strict=True):
         row = rows[sentence.row - 1]
         row[next((name for name in tag_columns if name in row), tag_columns[0])] = sentence_tags

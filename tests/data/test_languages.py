@@ -40,14 +40,12 @@ def test_a_region_has_the_rules_of_its_language(code, number):
 @pytest.mark.parametrize(
     ("given", "stored", "chosen"),
     [
-        (None, [], None),
         ("de", [None], "de"),
         (None, [None, "de"], "de"),
         ("pt-br", ["pt"], "pt-br"),  # a region contradicts nothing
         (None, ["zh-hans", "zh"], "zh-hans"),
         ("de", ["mul"], "de"),  # neither do several languages
         (None, ["mul", "de"], "de"),
-        (None, ["mul"], "mul"),
         ("de", [None, "en"], "--language de: the language of the file 1 is en. Remove the flag, or change 1."),
         ("mul", ["de"], "--language mul: the language of the file 0 is de. Remove the flag, or change 0."),
         ("de", ["de", "fr"], "--language de: the language of the file 1 is fr. Remove the flag, or change 1."),

@@ -91,10 +91,8 @@ def test_find_answer_ignores_white_space():
     context = "In  1066\n William came "
     assert find_answer(context, "1066", 4) == (4, 8)
     assert find_answer(context, " 1066 ", 3) == (4, 8)  # the position includes the spaces
-    assert find_answer(context, "1066", 3) == (4, 8)
     assert find_answer(context, " 1066", 4) == (4, 8)  # or only some of them
     assert find_answer(context, "1066 William", 4) == (4, 17)  # the answer has a space for the line break
-    assert find_answer(context, "106", 4) == (4, 7)
     assert find_answer(context, "1067", 4) is None
     assert find_answer(context, "1066", 5) is None
     assert find_answer(context, "In", -1) is None
